@@ -1,0 +1,28 @@
+"""Serving instances as decisions see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNASSIGNED = "unassigned"
+"""The virtual queue of groups that no instance can serve now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFacts:
+    """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones."""
+
+    name: str
+    incarnation: str
+    gpu: str
+    n_gpu: int
+    engine: str
+    models: tuple[str, ...]
+    address: str = ""
+    time_scale: float = 1.0
+    draining: bool = False
+
+
+def instance_of(incarnation: str) -> str:
+    """The instance of an incarnation "<instance>/<fence>"."""
+    return incarnation.rpartition("/")[0]
