@@ -23,7 +23,8 @@ waiting request leaves it, and its record lives as long as it has requests that 
 A terminal step (whoever takes it) stores the `Result` for `result_ttl_s`, sends the last frame (with the Result, without its output) to the
 request's gateway, deletes everything else of the request, and, if an agent owned it and did not take the step itself, sends that agent
 "cancel". A group's record goes with its last live request. The caller gives a serialized Result that lacks what the queue adds: tenant,
-request_id, model where it is empty, queue_id, attempts, incarnation, state, timing.accepted_s, timing.finished_s, and the progress as output.
+request_id, model where it is empty, queue_id, attempts, incarnation, state, timing.accepted_s, timing.finished_s, and the progress as
+output.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacement:
-    """A group that `place` may have to open. `meta` is kept as it is for a rebuild (see `GroupRecord`); `before`: the group id in front of
-    which it is opened, "" for the end, also used where that group is not on the queue."""
+    """A group that `place` may have to open. `meta` is kept as it is for a rebuild (see `GroupRecord`), and its "model" is what `pull`
+    compares; `before`: the group id in front of which it is opened, "" for the end, also used where that group is not on the queue."""
 
     group_id: str
     instance: str
@@ -170,7 +171,9 @@ class RequestPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A group as read back. `instance`: its virtual queue, "" while it is not open (then `last_instance` says where it was)."""
+    """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
+    `first_deadline_s`: set when `place` opens the group, lowered by `place` while it is open. `version` grows by one when the group is
+    opened, closed or moved to another queue."""
 
     group_id: str
     instance: str
@@ -204,8 +207,9 @@ class PlanChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChunk:
-    """`applied`: False where a version or the plan version did not match, or a named group is on a queue that `versions` does not name;
-    then nothing was changed. `versions`: those of the named queues now. `moved`: groups now on another queue than before."""
+    """`applied`: False where a version did not match, the plan version is older than the last one applied, a segment's instance is not
+    registered or not in `versions`, or a named open group is on a queue that `versions` does not name; then nothing was changed.
+    `versions`: those of the named queues now. `moved`: groups now on another queue than before."""
 
     applied: bool
     versions: Mapping[str, int]
@@ -251,8 +255,8 @@ class PullResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """New output of one request. `offset`: bytes of progress before it; `progress`: its bytes, token ids as little-endian uint32 or text as
-    serialized `Result.output_pieces` fields; `frame`: the serialized `Frame`, "" to store progress without showing it."""
+    """New output of one request. `offset`: bytes of progress before it; `progress`: its bytes, token ids as little-endian uint32 or, where
+    `text`, serialized `Result.output_pieces` fields; `frame`: the serialized `Frame`, b"" to store progress without showing it."""
 
     queue_id: str
     key: RequestKey
@@ -260,17 +264,17 @@ class Emission:
     offset: int
     progress: bytes
     frame: bytes
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The end of a request by its owner: COMPLETED or FAILED, with its last output in `last` (both parts may be empty; `last.frame` is the
-    serialized Frame of that output without a result, made if it is empty). `text`: progress holds pieces, not token ids. `result`: see "A
-    terminal step" above. `event`: serialized fields 10 up of RequestEvent."""
+    """The end of a request by its owner: COMPLETED or FAILED, with its last output in `last` (both parts may be empty; `last.frame` is
+    the serialized Frame of that output without a result, made if it is empty). `result`: see "A terminal step" above. `event`:
+    serialized fields 10 up of RequestEvent."""
 
     last: Emission
     state: RequestState
-    text: bool
     result: bytes
     event: bytes
 
@@ -335,7 +339,8 @@ class InstanceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualQueueRecord:
-    """`group_ids`: first is served first. `running`: requests that the registered incarnation owns."""
+    """`group_ids`: first is served first. `running`: requests that the registered incarnation owns. `version` grows by one with each group
+    that is opened on the queue and with each chunk of a plan that changes it, not when a group drains."""
 
     instance: str
     version: int
@@ -408,7 +413,8 @@ class Queue(Protocol):
     # Gateway ----------------------------------------------------------------------------------------------------------
 
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
-        """Makes a request durable. Raises QueueFull (details bound, limit) or RequestIdConflict, and then changes nothing."""
+        """Makes a request durable. Raises QueueFull (details bound: queue, tenant or class; limit) or RequestIdConflict, and then
+        changes nothing."""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
@@ -426,7 +432,8 @@ class Queue(Protocol):
     # Planner ----------------------------------------------------------------------------------------------------------
 
     async def read_arrivals(self, block_s: float, count: int) -> Sequence[LiveRequest]:
-        """Requests of the global queue that no planner has read yet (consumer group `planner`); they stay pending until placed."""
+        """Requests of the global queue that no planner has read yet (consumer group `planner`); they stay pending until placed.
+        One that ended or was placed meanwhile is not given."""
 
     async def read_unplaced(self, after: str, count: int) -> Sequence[LiveRequest]:
         """Accepted requests that are not placed, in queue id order, after a queue id ("" from the start), read by a planner or not."""
@@ -434,16 +441,18 @@ class Queue(Protocol):
     async def place(
         self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]
     ) -> Sequence[StepStatus]:
-        """Puts ACCEPTED requests into groups: DONE (also if it is in that group already), or STALE. A group that is open stays where it
+        """Puts ACCEPTED requests into groups: DONE (also if it waits in that group already), or STALE. A group that is open stays where it
         is; else it is opened on its instance's queue ("unassigned" if that instance is not registered). A group none of whose requests
-        could be placed is not opened."""
+        could be placed is not opened. A group is opened, with this `meta`, when its first request is placed. A request
+        of a group that is not in `groups` raises ValueError."""
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment). Sends "head" to instances whose first group changed."""
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing
-        and is forgotten). An incarnation whose lease is alive keeps all: returns 0. `failure` as in `requeue`."""
+        and is forgotten). Latest accepted first, so that the earliest group opened again is the head. An incarnation whose lease is alive
+        keeps all: returns 0. `failure` as in `requeue`."""
 
     # Agent ------------------------------------------------------------------------------------------------------------
 
@@ -458,8 +467,8 @@ class Queue(Protocol):
         """Gives back what was pulled but not started: PLACED again at its place. The attempt stays counted."""
 
     async def emit(self, incarnation: str, emissions: Sequence[Emission]) -> Sequence[StepStatus]:
-        """Appends output and sends frames, one entry a gateway. Output that is stored already (a repeat) is DONE and not sent again;
-        a part of it raises no error: only what is new is stored, and the frame is sent."""
+        """Appends output and sends frames, one entry a gateway. Where nothing of it is new (a repeat, or no bytes) it is DONE and
+        nothing is sent; where a part is new, that part is stored and the frame is sent."""
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         """Ends requests. DONE for a repeat by the same attempt; STALE for an older one or a request that ended otherwise."""

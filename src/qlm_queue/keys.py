@@ -1,0 +1,77 @@
+"""Every key of a queue, built and documented in one place.
+
+All keys of a queue share the hash tag `{<queue>}`, so that a queue lives on one Redis Cluster slot. The scripts build the same names
+from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missing here.
+
+    :queue                          stream: the global queue, one entry per live request: `r` = the Request, `k` = the key of its hash;
+                                    the entry id is the queue id
+    :req:<tenant>:<request_id>      hash, a live request: i queue id, d digest, s state, n acceptance number, t acceptance (ms), w gateway,
+                                    l prompt tokens, c SLO class, x expiry (ms), g group, o owner incarnation, a attempts,
+                                    f failed attempts, y 1 if the output is text
+    :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <incarnation>\\n" + Result
+    :progress:<queue id>            string: output so far
+    :group:<gid>                    sorted set: waiting queue ids by acceptance number
+    :group_meta:<gid>               hash: vq, last_vq, live, prompt_tokens (waiting), first_deadline, version, and the planner's own fields
+    :groups                         set: ids of all groups with live requests
+    :vq:<instance>                  list: group ids, first served first; `unassigned` holds groups that no instance can serve now
+    :vq_version                     hash: instance -> version of its virtual queue
+    :running:<incarnation>          set: queue ids that an agent incarnation owns
+    :lease:<role or incarnation>    string, PX: "<fence>:<nonce>"
+    :fence:<role or instance>       counter: the last fence given
+    :address                        hash: role -> "host:port" of the last leader
+    :instances                      hash: instance -> serialized Instance
+    :registered                     hash: instance -> its newest incarnation
+    :incarnations                   set: incarnations that may own requests
+    :frames:<gateway>               stream, trimmed, TTL: `f` = FrameBatch
+    :ctl:<instance>                 stream, trimmed: `k` kind, `i` queue id, `a` attempt
+    :events                         stream, trimmed: `e` = RequestEvents
+    :acceptance                     counter: the last acceptance number
+    :expiry                         sorted set: queue ids by expiry (ms)
+    :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests
+    :plan_version                   string: version of the last plan applied
+    :profiles                       hash: version, body: the profile snapshot
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlm_core.request import RequestKey
+
+_ESCAPES = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D"})
+
+
+def escape(name: str) -> str:
+    """A tenant, request id or queue name as part of a key: `%`, `:`, `{` and `}` percent-encoded."""
+    return name.translate(_ESCAPES)
+
+
+def unescape(name: str) -> str:
+    """The inverse of `escape`."""
+    return name.replace("%7D", "}").replace("%7B", "{").replace("%3A", ":").replace("%25", "%")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one queue."""
+
+    queue_name: str
+
+    @property
+    def prefix(self) -> str:
+        return "{" + escape(self.queue_name) + "}"
+
+    def __call__(self, *parts: str) -> str:
+        """A key of the table above: `keys("vq", "a100-0")`."""
+        return ":".join((self.prefix, *parts))
+
+    def request(self, key: RequestKey) -> str:
+        return self("req", escape(key.tenant), escape(key.request_id))
+
+    def result(self, key: RequestKey) -> str:
+        return self("result", escape(key.tenant), escape(key.request_id))
+
+    def request_key(self, hash_key: str) -> RequestKey:
+        """The RequestKey of the key of a request's hash."""
+        tenant, request_id = hash_key[len(self.prefix) + len(":req:") :].split(":")
+        return RequestKey(unescape(tenant), unescape(request_id))

@@ -1,0 +1,133 @@
+-- accept, attach, cancel, expire, find: what gateways call.
+
+-- args: hash key, body, digest, gateway, slo class, prompt tokens, expire after (ms or ''), queue_max, tenant_max, class_max
+-- answer: queue id, acceptance number, accepted ms, state, duplicate
+local function accept(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  local hash_key, body, digest, gateway, class, prompt_tokens, expire_after_ms = unpack(args, at, at + 6)
+  local live = read_request(hash_key)
+  if live then
+    if live.d ~= digest then return { err = 'QLMCONFLICT the request id stands for another body' } end
+    return { live.i, integer(live.n), integer(live.t), live.s, '1' }
+  end
+  local ended = read_terminal(prefix, hash_key)
+  if ended then
+    if ended.digest ~= digest then return { err = 'QLMCONFLICT the request id stands for another body' } end
+    return { ended.id, '0', '0', ended.state, '1' }
+  end
+  local limits = { args[at + 7], args[at + 8], args[at + 9] }
+  local tenant = escaped_tenant(prefix, hash_key)
+  local counts = redis.call('HMGET', prefix .. ':counts', 'live', 't:' .. tenant, 'c:' .. class)
+  for index, bound in ipairs({ 'queue', 'tenant', 'class' }) do
+    if (tonumber(counts[index]) or 0) >= tonumber(limits[index]) then
+      return { err = 'QLMFULL ' .. bound .. ' ' .. limits[index] }
+    end
+  end
+  local number = redis.call('INCR', prefix .. ':acceptance')
+  local accepted_ms = now_ms()
+  local id = redis.call('XADD', prefix .. ':queue', '*', 'r', body, 'k', hash_key)
+  local record = { k = hash_key, i = id, n = number, t = accepted_ms, l = prompt_tokens, c = class, g = '', o = '', a = 0 }
+  redis.call('HSET', hash_key, 'i', id, 'd', digest, 's', 'A', 'n', integer(number), 't', integer(accepted_ms),
+    'w', gateway, 'l', prompt_tokens, 'c', class)
+  if expire_after_ms ~= '' then
+    local expiry_ms = integer(accepted_ms + tonumber(expire_after_ms))
+    redis.call('HSET', hash_key, 'x', expiry_ms)
+    redis.call('ZADD', prefix .. ':expiry', expiry_ms, id)
+  end
+  count_request(prefix, record, 1)
+  count(prefix, 'unplaced', 1)
+  local batch = open_batch(prefix, bounds)
+  add_event(batch, 'accepted', record)
+  send_batch(batch)
+  return { id, integer(number), integer(accepted_ms), 'A', '0' }
+end
+
+-- args: hash key, gateway ('' to read only), offset in bytes
+-- answer: 'live' or 'ended', the record, progress from the offset, bytes produced
+local function attach(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  local hash_key, gateway, offset = args[at], args[at + 1], tonumber(args[at + 2])
+  local record = read_request(hash_key)
+  if not record then
+    local ended = read_terminal(prefix, hash_key)
+    if not ended then return NOT_FOUND end
+    if offset > ended.produced then return { err = 'QLMOFFSET ' .. ended.produced } end
+    local progress = offset < ended.produced and string.sub(ended.result, offset - ended.produced) or ''
+    return { 'ended', terminal_answer(ended), progress, integer(ended.produced) }
+  end
+  local progress_key = prefix .. ':progress:' .. record.i
+  local produced = redis.call('STRLEN', progress_key)
+  if offset > produced then return { err = 'QLMOFFSET ' .. produced } end
+  if gateway ~= '' and gateway ~= record.w then
+    redis.call('HSET', hash_key, 'w', gateway)
+    record.w = gateway
+    if record.s == 'R' then
+      send_control(open_batch(prefix, bounds), instance_of(record.o), 'rebound', record)
+    end
+  end
+  local body = read_entry(prefix, record.i)
+  return { 'live', live_answer(record, body), redis.call('GETRANGE', progress_key, offset, -1), integer(produced) }
+end
+
+-- args: hash key, Result; answer: the terminal state
+local function cancel(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  local record = read_request(args[at])
+  if not record then
+    local ended = read_terminal(prefix, args[at])
+    if not ended then return NOT_FOUND end
+    return ended.state
+  end
+  local batch = open_batch(prefix, bounds)
+  finish(batch, record, 'X', args[at + 1], nil, '', '', false)
+  send_batch(batch)
+  return 'X'
+end
+
+-- args: Result; answer: how many ended
+local function expire(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  local batch = open_batch(prefix, bounds)
+  local ids = redis.call('ZRANGEBYSCORE', prefix .. ':expiry', '-inf', integer(now_ms()), 'LIMIT', 0, BATCH_MAX)
+  for _, id in ipairs(ids) do
+    local record, body = read_by_id(prefix, id)
+    finish(batch, record, 'E', args[at], body, '', '', false)
+  end
+  send_batch(batch)
+  return #ids
+end
+
+-- args: hash key; answer: 'live' or 'ended', the record
+local function find(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  local record = read_request(args[at])
+  if record then return { 'live', live_answer(record, read_entry(prefix, record.i)) } end
+  local ended = read_terminal(prefix, args[at])
+  if not ended then return NOT_FOUND end
+  return { 'ended', terminal_answer(ended) }
+end
+
+-- args: hash key; answer: waiting requests that its virtual queue serves before it
+local function requests_ahead(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  local record = read_request(args[at])
+  if not record then
+    if read_terminal(prefix, args[at]) then return 0 end
+    return NOT_FOUND
+  end
+  if record.s ~= 'P' then return 0 end
+  local members, meta = group_keys(prefix, record.g)
+  local ahead = redis.call('ZRANK', members, record.i)
+  local instance = redis.call('HGET', meta, 'vq')
+  for _, gid in ipairs(redis.call('LRANGE', prefix .. ':vq:' .. instance, 0, BATCH_MAX - 1)) do
+    if gid == record.g then break end
+    ahead = ahead + redis.call('ZCARD', prefix .. ':group:' .. gid)
+  end
+  return ahead
+end

@@ -1,0 +1,329 @@
+-- unplaced, place, apply_plan, reclaim, forget_instance, waiting, overview: what planners call.
+
+-- args: after ('' from the start), count; answer: live records
+local function unplaced(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  local after, wanted = args[at], tonumber(args[at + 1])
+  local stream = prefix .. ':queue'
+  local found = {}
+  local start = after == '' and '-' or '(' .. after
+  for _, pending in ipairs(redis.call('XPENDING', stream, CONSUMER_GROUP, start, '+', wanted)) do
+    local record, body = read_by_id(prefix, pending[1])
+    if record then found[#found + 1] = live_answer(record, body) end
+  end
+  if #found < wanted then
+    local delivered = '0-0'
+    for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+      local info = {}
+      for index = 1, #group, 2 do info[group[index]] = group[index + 1] end
+      if info['name'] == CONSUMER_GROUP then delivered = info['last-delivered-id'] end
+    end
+    -- Ids behind the last delivered one were never read; the caller may be further than that already.
+    local undelivered = redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', wanted)
+    if after ~= '' and #undelivered > 0 then
+      local beyond = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)
+      if #beyond == 0 then return found end
+      local after_ms, after_seq = string.match(after, '^(%d+)-(%d+)$')
+      local delivered_ms, delivered_seq = string.match(delivered, '^(%d+)-(%d+)$')
+      after_ms, after_seq = tonumber(after_ms), tonumber(after_seq)
+      delivered_ms, delivered_seq = tonumber(delivered_ms), tonumber(delivered_seq)
+      if after_ms > delivered_ms or (after_ms == delivered_ms and after_seq > delivered_seq) then
+        undelivered = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', wanted)
+      end
+    end
+    for _, entry in ipairs(undelivered) do
+      if #found >= wanted then break end
+      local record, body = read_by_id(prefix, entry[1])
+      found[#found + 1] = live_answer(record, body)
+    end
+  end
+  return found
+end
+
+-- args: ids; answer: live records of those that are live
+local function details(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  local found = {}
+  for index = at, #args do
+    local record, body = read_by_id(prefix, args[index])
+    if record then found[#found + 1] = live_answer(record, body) end
+  end
+  return found
+end
+
+-- args: lease token, number of groups, groups (gid, instance, before, first deadline, number of meta strings, meta field and value…)…,
+--       requests (queue id, hash key, index of its group)…; answer: a status a request
+local function place(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  local batch = open_batch(prefix, bounds)
+  local groups = {}
+  local group_count = tonumber(args[at + 1])
+  at = at + 2
+  for index = 1, group_count do
+    local strings = tonumber(args[at + 4])
+    groups[index] = { gid = args[at], instance = args[at + 1], before = args[at + 2], deadline = args[at + 3], first = at + 5, strings = strings }
+    at = at + 5 + strings
+  end
+  local statuses = {}
+  while at <= #args do
+    local id, hash_key, group = args[at], args[at + 1], groups[tonumber(args[at + 2])]
+    at = at + 3
+    local record = read_request(hash_key)
+    if not record or record.i ~= id or (record.s ~= 'A' and not (record.s == 'P' and record.g == group.gid)) then
+      statuses[#statuses + 1] = 'stale'
+    else
+      statuses[#statuses + 1] = 'done'
+      if record.s == 'A' then
+        local members, meta = group_keys(prefix, group.gid)
+        local queue = redis.call('HGET', meta, 'vq')
+        redis.call('ZADD', members, integer(record.n), id)
+        redis.call('HINCRBY', meta, 'live', 1)
+        redis.call('HINCRBY', meta, 'prompt_tokens', record.l)
+        if not queue then redis.call('SADD', prefix .. ':groups', group.gid) end
+        if not queue or queue == '' then
+          redis.call('HSET', meta, 'first_deadline', group.deadline)
+          if group.strings > 0 then redis.call('HSET', meta, unpack(args, group.first, group.first + group.strings - 1)) end
+          local instance = serves(prefix, group.instance) and group.instance or UNASSIGNED
+          open_group(batch, group.gid, instance, group.before == '' and 'end' or group.before)
+        elseif tonumber(group.deadline) < tonumber(redis.call('HGET', meta, 'first_deadline')) then
+          redis.call('HSET', meta, 'first_deadline', group.deadline)
+        end
+        redis.call('HSET', hash_key, 's', 'P', 'g', group.gid)
+        redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, id)
+        count(prefix, 'unplaced', -1)
+        record.g = group.gid
+        add_event(batch, 'placed', record)
+      end
+    end
+  end
+  send_batch(batch)
+  return statuses
+end
+
+local function versions_answer(prefix, names, applied, moved)
+  local answer = { applied, moved }
+  for _, name in ipairs(names) do
+    answer[#answer + 1] = name
+    answer[#answer + 1] = redis.call('HGET', prefix .. ':vq_version', name) or '0'
+  end
+  return answer
+end
+
+local function write_list(key, gids)
+  redis.call('DEL', key)
+  for first = 1, #gids, 1000 do
+    redis.call('RPUSH', key, unpack(gids, first, math.min(first + 999, #gids)))
+  end
+end
+
+-- args: lease token, plan version, number of queues, (instance, version)…, number of segments, (instance, start, size, gid…)…
+-- answer: applied, groups moved, (instance, version)…
+local function apply_plan(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  local plan_version, queue_count = tonumber(args[at + 1]), tonumber(args[at + 2])
+  at = at + 3
+  local names, lists, heads, applies = {}, {}, {}, true
+  for _ = 1, queue_count do
+    local name = args[at]
+    names[#names + 1] = name
+    if tonumber(redis.call('HGET', prefix .. ':vq_version', name) or '0') ~= tonumber(args[at + 1]) then applies = false end
+    lists[name] = redis.call('LRANGE', prefix .. ':vq:' .. name, 0, -1)
+    heads[name] = lists[name][1]
+    at = at + 2
+  end
+  if plan_version < tonumber(redis.call('GET', prefix .. ':plan_version') or '0') then applies = false end
+
+  local segments, where = {}, {}
+  local segment_count = tonumber(args[at])
+  at = at + 1
+  for _ = 1, segment_count do
+    local name, start, size = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
+    local open = {}
+    if not lists[name] or not serves(prefix, name) then applies = false end
+    for index = at + 3, at + 2 + size do
+      local gid = args[index]
+      local queue = where[gid] or redis.call('HGET', prefix .. ':group_meta:' .. gid, 'vq')
+      if queue and queue ~= '' then
+        if not lists[queue] then applies = false end
+        where[gid] = queue
+        open[#open + 1] = gid
+      end
+    end
+    segments[#segments + 1] = { name = name, start = start, gids = open }
+    at = at + 3 + size
+  end
+  if not applies then return versions_answer(prefix, names, '0', '0') end
+
+  local origin, moved_gids = {}, {}
+  for _, segment in ipairs(segments) do
+    local taken, from = {}, {}
+    for _, gid in ipairs(segment.gids) do
+      taken[gid] = true
+      from[where[gid]] = true
+      if not origin[gid] then
+        origin[gid] = where[gid]
+        moved_gids[#moved_gids + 1] = gid
+      end
+      where[gid] = segment.name
+    end
+    from[segment.name] = true
+    for name in pairs(from) do
+      local kept = {}
+      for _, gid in ipairs(lists[name]) do
+        if not taken[gid] then kept[#kept + 1] = gid end
+      end
+      lists[name] = kept
+    end
+    local kept, joined, seen = lists[segment.name], {}, {}
+    local start = math.min(segment.start, #kept)
+    for index = 1, start do joined[#joined + 1] = kept[index] end
+    for _, gid in ipairs(segment.gids) do
+      if not seen[gid] then joined[#joined + 1] = gid end
+      seen[gid] = true
+    end
+    for index = start + 1, #kept do joined[#joined + 1] = kept[index] end
+    lists[segment.name] = joined
+  end
+
+  local moved = 0
+  for _, gid in ipairs(moved_gids) do
+    if origin[gid] ~= where[gid] then
+      local meta = prefix .. ':group_meta:' .. gid
+      redis.call('HSET', meta, 'vq', where[gid], 'last_vq', where[gid])
+      redis.call('HINCRBY', meta, 'version', 1)
+      moved = moved + 1
+    end
+  end
+  local batch = open_batch(prefix, bounds)
+  for _, name in ipairs(names) do
+    local key = prefix .. ':vq:' .. name
+    local before = redis.call('LRANGE', key, 0, -1)
+    local changed = #before ~= #lists[name]
+    for index, gid in ipairs(before) do
+      if gid ~= lists[name][index] then changed = true break end
+    end
+    if changed then
+      write_list(key, lists[name])
+      redis.call('HINCRBY', prefix .. ':vq_version', name, 1)
+      if lists[name][1] ~= heads[name] and name ~= UNASSIGNED then send_control(batch, name, 'head') end
+    end
+  end
+  redis.call('SET', prefix .. ':plan_version', integer(plan_version))
+  return versions_answer(prefix, names, '1', integer(moved))
+end
+
+-- args: lease token, incarnation, failure; answer: requests taken
+local function reclaim(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  local incarnation, failure = args[at + 1], args[at + 2]
+  if redis.call('EXISTS', prefix .. ':lease:' .. incarnation) == 1 then return 0 end
+  local ids = redis.call('SMEMBERS', prefix .. ':running:' .. incarnation)
+  if #ids == 0 then
+    redis.call('SREM', prefix .. ':incarnations', incarnation)
+    return 0
+  end
+  local order = {}
+  for _, id in ipairs(ids) do
+    local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+    order[id] = { tonumber(ms), tonumber(seq) }
+  end
+  table.sort(ids, function(left, right)
+    local l, r = order[left], order[right]
+    if l[1] ~= r[1] then return l[1] > r[1] end
+    return l[2] > r[2]
+  end)
+  local batch = open_batch(prefix, bounds)
+  local taken = math.min(#ids, BATCH_MAX)
+  for index = 1, taken do
+    local record, body = read_by_id(prefix, ids[index])
+    record.f = redis.call('HINCRBY', record.k, 'f', 1)
+    if record.f >= bounds.attempts_max then
+      finish(batch, record, 'F', failure, body, '', '', false)
+    else
+      return_to_group(batch, record, 'head')
+      add_event(batch, 'requeued', record, 'lost')
+    end
+  end
+  send_batch(batch)
+  return taken
+end
+
+-- args: lease token, instance; answer: 1 if it was removed
+local function forget_instance(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  local instance = args[at + 1]
+  local incarnation = redis.call('HGET', prefix .. ':registered', instance)
+  if not incarnation then return 0 end
+  if redis.call('EXISTS', prefix .. ':lease:' .. incarnation, prefix .. ':vq:' .. instance, prefix .. ':running:' .. incarnation) > 0 then
+    return 0
+  end
+  redis.call('HDEL', prefix .. ':registered', instance)
+  redis.call('HDEL', prefix .. ':instances', instance)
+  redis.call('SREM', prefix .. ':incarnations', incarnation)
+  redis.call('HDEL', prefix .. ':vq_version', instance)
+  redis.call('DEL', prefix .. ':ctl:' .. instance)
+  return 1
+end
+
+-- args: gid, after (acceptance number), count; answer: live records
+local function waiting(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  local found = {}
+  local ids = redis.call('ZRANGEBYSCORE', prefix .. ':group:' .. args[at], '(' .. args[at + 1], '+inf', 'LIMIT', 0, args[at + 2])
+  for _, id in ipairs(ids) do
+    local record, body = read_by_id(prefix, id)
+    found[#found + 1] = live_answer(record, body)
+  end
+  return found
+end
+
+-- answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id
+local function overview(keys, args)
+  local prefix = keys[1]
+  local counts = redis.call('HMGET', prefix .. ':counts', 'live', 'unplaced')
+  local registered = {}
+  local instances = {}
+  local pairs_of_registered = redis.call('HGETALL', prefix .. ':registered')
+  for index = 1, #pairs_of_registered, 2 do
+    local name, incarnation = pairs_of_registered[index], pairs_of_registered[index + 1]
+    registered[name] = incarnation
+    instances[#instances + 1] = {
+      name, incarnation, redis.call('EXISTS', prefix .. ':lease:' .. incarnation), redis.call('HGET', prefix .. ':instances', name),
+    }
+  end
+  local queues = {}
+  local versions = redis.call('HGETALL', prefix .. ':vq_version')
+  local has_unassigned = false
+  for index = 1, #versions, 2 do
+    local name = versions[index]
+    if name == UNASSIGNED then has_unassigned = true end
+    local running = registered[name] and redis.call('SCARD', prefix .. ':running:' .. registered[name]) or 0
+    queues[#queues + 1] = { name, versions[index + 1], running, redis.call('LRANGE', prefix .. ':vq:' .. name, 0, -1) }
+  end
+  if not has_unassigned then queues[#queues + 1] = { UNASSIGNED, '0', 0, {} } end
+  local groups = {}
+  for _, gid in ipairs(redis.call('SMEMBERS', prefix .. ':groups')) do
+    local members, meta = group_keys(prefix, gid)
+    groups[#groups + 1] = { gid, redis.call('ZCARD', members), redis.call('HGETALL', meta) }
+  end
+  local incarnations = {}
+  for _, incarnation in ipairs(redis.call('SMEMBERS', prefix .. ':incarnations')) do
+    incarnations[#incarnations + 1] = { incarnation, redis.call('EXISTS', prefix .. ':lease:' .. incarnation) }
+  end
+  local last = redis.call('XREVRANGE', prefix .. ':events', '+', '-', 'COUNT', 1)
+  return {
+    redis.call('GET', prefix .. ':plan_version') or '0', redis.call('GET', prefix .. ':acceptance') or '0',
+    counts[1] or '0', counts[2] or '0', queues, groups, instances, incarnations, #last > 0 and last[1][1] or '0-0',
+  }
+end

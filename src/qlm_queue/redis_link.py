@@ -1,0 +1,144 @@
+"""The connection to the server: function calls and blocking reads with deadlines, and the errors they end in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis.asyncio as redis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from qlm_core.errors import ConfigError, InternalError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_queue.scripts import READING, Library, is_not_loaded
+
+Answer = TypeVar("Answer")
+
+CONNECTIONS_MAX = 32
+RETRY_AFTER_S = 1.0
+# Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
+_AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
+_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError)
+
+
+class RedisLink:
+    """One server and one library of functions on it. Nothing is retried here: whether a call may be repeated is for its caller to say."""
+
+    def __init__(self, url: str, library: Library, call_timeout_s: float) -> None:
+        self._url = url
+        self._library = library
+        self._call_timeout_s = call_timeout_s
+        self._calls: redis.Redis | None = None
+        self._blocking: redis.Redis | None = None
+
+    async def start(self) -> None:
+        """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
+        if self._calls is not None:
+            return
+        self._calls, self._blocking = self._client(), self._client()
+        try:
+            await self.run(self.client.function_load, self._library.code, True)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        for client in (self._calls, self._blocking):
+            if client is not None:
+                await client.aclose()
+        self._calls = self._blocking = None
+
+    @property
+    def client(self) -> redis.Redis:
+        """For plain commands through `run`."""
+        if self._calls is None:
+            raise Unavailable("the queue is not started", details={"retry_after_s": f"{RETRY_AFTER_S}"})
+        return self._calls
+
+    async def run(self, command: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """One command within the call timeout. Raises Unavailable where it may or may not have happened."""
+        return await self._within(self._call_timeout_s, lambda: command(*args, **options))
+
+    async def call(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        """One function of the library; loads the library again where a restarted server has lost it."""
+        function = self._library.function(name)
+        command = self.client.fcall_ro if name in READING else self.client.fcall
+        try:
+            return await self.run(command, function, len(keys), *keys, *args)
+        except redis.ResponseError as error:
+            if is_not_loaded(str(error)):
+                await self.run(self.client.function_load, self._library.code, True)
+                return await self.run(command, function, len(keys), *keys, *args)
+            raise _qlm_error(error) from error
+
+    async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Entries of a stream after an id, waiting up to `block_s`."""
+        return await self._read(block_s, lambda client, block: client.xread({stream: after}, count=count, block=block))
+
+    async def read_group(
+        self, stream: str, group: str, consumer: str, block_s: float, count: int
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Entries that nobody of the consumer group has read yet."""
+        return await self._read(block_s, lambda client, block: client.xreadgroup(group, consumer, {stream: ">"}, count=count, block=block))
+
+    async def _read(self, block_s: float, command: Callable[[redis.Redis, int | None], Any]) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        if self._blocking is None:
+            raise Unavailable("the queue is not started", details={"retry_after_s": f"{RETRY_AFTER_S}"})
+        client = self._blocking
+        block_ms = max(1, round(block_s * 1000)) if block_s > 0 else None
+        answer = await self._within(block_s + self._call_timeout_s, lambda: command(client, block_ms))
+        if not answer:
+            return []
+        streams = answer.items() if isinstance(answer, dict) else answer
+        _, entries = next(iter(streams))
+        # A repeat of the last read in RESP3 nests the entries once more.
+        if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], (list, tuple)):
+            entries = entries[0]
+        return [(entry_id, fields) for entry_id, fields in entries if fields is not None]
+
+    async def _within(self, timeout_s: float, start: Callable[[], Awaitable[Answer]]) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await start()
+        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError) as error:
+            raise Unavailable(f"the queue's server is away: {error!r}", details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
+        except redis.ResponseError as error:
+            if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
+                raise Unavailable(f"the queue's server refuses: {error}", details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
+            raise
+
+    def _client(self) -> redis.Redis:
+        try:
+            pool = redis.BlockingConnectionPool.from_url(
+                self._url,
+                max_connections=CONNECTIONS_MAX,
+                timeout=self._call_timeout_s,
+                socket_connect_timeout=self._call_timeout_s,
+                socket_timeout=None,
+                retry=Retry(NoBackoff(), 0),
+                retry_on_error=[],
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(f"queue.url {self._url!r} must be a redis://, rediss:// or unix:// URL: {error}") from error
+        return redis.Redis.from_pool(pool)
+
+
+def _qlm_error(error: redis.ResponseError) -> Exception:
+    code, _, rest = str(error).partition(" ")
+    match code:
+        case "QLMLEASE":
+            return LeaseLost(rest)
+        case "QLMNOTFOUND":
+            return NotFound(rest)
+        case "QLMCONFLICT":
+            return RequestIdConflict(rest)
+        case "QLMFULL":
+            bound, limit = rest.split()
+            return QueueFull(f"the queue is full: {limit} live requests of this {bound}", details={"bound": bound, "limit": limit})
+        case "QLMOFFSET":
+            return OffsetOutOfRange("the offset is beyond what was produced", details={"produced": rest})
+        case _:
+            return InternalError(f"a script of the queue failed: {error}")
