@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BATCH_MAX_DEFAULT = 256
+"""Most sequences of a batch where nobody says otherwise: vLLM's default of `max_num_seqs`."""
+
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFacts:
-    """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones."""
+    """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones.
+    `batch_max`: most sequences that its engine decodes at once."""
 
     name: str
     incarnation: str
@@ -21,6 +25,7 @@ class InstanceFacts:
     address: str = ""
     time_scale: float = 1.0
     draining: bool = False
+    batch_max: int = BATCH_MAX_DEFAULT
 
 
 def instance_of(incarnation: str) -> str:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19qlm/api/v1/instance.proto\x12\nqlm.api.v1\"\xa0\x01\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03gpu\x18\x03 \x01(\t\x12\r\n\x05n_gpu\x18\x04 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x0e\n\x06models\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x12\n\ntime_scale\x18\x08 \x01(\x01\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"\xbb\x01\n\x0cInstanceLoad\x12\x14\n\x0c\x61\x63tive_model\x18\x01 \x01(\t\x12\x13\n\x0bwarm_models\x18\x02 \x03(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0ekv_used_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12kv_capacity_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bswapping_to\x18\x06 \x01(\t\x12\x13\n\x0bmodel_swaps\x18\x07 \x01(\x04\x12\x11\n\tcompleted\x18\x08 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19qlm/api/v1/instance.proto\x12\nqlm.api.v1\"\xb3\x01\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03gpu\x18\x03 \x01(\t\x12\r\n\x05n_gpu\x18\x04 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x0e\n\x06models\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x12\n\ntime_scale\x18\x08 \x01(\x01\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x11\n\tbatch_max\x18\n \x01(\r\"\xbb\x01\n\x0cInstanceLoad\x12\x14\n\x0c\x61\x63tive_model\x18\x01 \x01(\t\x12\x13\n\x0bwarm_models\x18\x02 \x03(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x16\n\x0ekv_used_tokens\x18\x04 \x01(\x04\x12\x1a\n\x12kv_capacity_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bswapping_to\x18\x06 \x01(\t\x12\x13\n\x0bmodel_swaps\x18\x07 \x01(\x04\x12\x11\n\tcompleted\x18\x08 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qlm.api.v1.instance_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INSTANCE']._serialized_start=42
-  _globals['_INSTANCE']._serialized_end=202
-  _globals['_INSTANCELOAD']._serialized_start=205
-  _globals['_INSTANCELOAD']._serialized_end=392
+  _globals['_INSTANCE']._serialized_end=221
+  _globals['_INSTANCELOAD']._serialized_start=224
+  _globals['_INSTANCELOAD']._serialized_end=411
 # @@protoc_insertion_point(module_scope)

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cqlm/internal/v1/events.proto\x12\x0fqlm.internal.v1\">\n\rRequestEvents\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.qlm.internal.v1.RequestEvent\"\xbc\x02\n\x0cRequestEvent\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.qlm.internal.v1.EventKind\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_number\x18\x06 \x01(\x04\x12\x13\n\x0b\x61\x63\x63\x65pted_ms\x18\x07 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x08 \x01(\t\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x15\n\routput_tokens\x18\x0b \x01(\r\x12\x11\n\tstarted_s\x18\x0c \x01(\x01\x12\x15\n\rfirst_token_s\x18\r \x01(\x01\x12\x12\n\nfinished_s\x18\x0e \x01(\x01*\x83\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45VENT_KIND_ACCEPTED\x10\x01\x12\x15\n\x11\x45VENT_KIND_PLACED\x10\x02\x12\x15\n\x11\x45VENT_KIND_PULLED\x10\x03\x12\x17\n\x13\x45VENT_KIND_UNPULLED\x10\x04\x12\x17\n\x13\x45VENT_KIND_REQUEUED\x10\x05\x12\x18\n\x14\x45VENT_KIND_COMPLETED\x10\x06\x12\x15\n\x11\x45VENT_KIND_FAILED\x10\x07\x12\x18\n\x14\x45VENT_KIND_CANCELLED\x10\x08\x12\x16\n\x12\x45VENT_KIND_EXPIRED\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cqlm/internal/v1/events.proto\x12\x0fqlm.internal.v1\">\n\rRequestEvents\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.qlm.internal.v1.RequestEvent\"\xcf\x02\n\x0cRequestEvent\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.qlm.internal.v1.EventKind\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_number\x18\x06 \x01(\x04\x12\x13\n\x0b\x61\x63\x63\x65pted_ms\x18\x07 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x08 \x01(\t\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x15\n\routput_tokens\x18\x0b \x01(\r\x12\x11\n\tstarted_s\x18\x0c \x01(\x01\x12\x15\n\rfirst_token_s\x18\r \x01(\x01\x12\x12\n\nfinished_s\x18\x0e \x01(\x01\x12\x11\n\tslo_class\x18\x0f \x01(\t*\x83\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45VENT_KIND_ACCEPTED\x10\x01\x12\x15\n\x11\x45VENT_KIND_PLACED\x10\x02\x12\x15\n\x11\x45VENT_KIND_PULLED\x10\x03\x12\x17\n\x13\x45VENT_KIND_UNPULLED\x10\x04\x12\x17\n\x13\x45VENT_KIND_REQUEUED\x10\x05\x12\x18\n\x14\x45VENT_KIND_COMPLETED\x10\x06\x12\x15\n\x11\x45VENT_KIND_FAILED\x10\x07\x12\x18\n\x14\x45VENT_KIND_CANCELLED\x10\x08\x12\x16\n\x12\x45VENT_KIND_EXPIRED\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qlm.internal.v1.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=433
-  _globals['_EVENTKIND']._serialized_end=692
+  _globals['_EVENTKIND']._serialized_start=452
+  _globals['_EVENTKIND']._serialized_end=711
   _globals['_REQUESTEVENTS']._serialized_start=49
   _globals['_REQUESTEVENTS']._serialized_end=111
   _globals['_REQUESTEVENT']._serialized_start=114
-  _globals['_REQUESTEVENT']._serialized_end=430
+  _globals['_REQUESTEVENT']._serialized_end=449
 # @@protoc_insertion_point(module_scope)

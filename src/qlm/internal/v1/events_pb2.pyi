@@ -94,6 +94,7 @@ class RequestEvent(_message.Message):
     STARTED_S_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     FINISHED_S_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -109,6 +110,8 @@ class RequestEvent(_message.Message):
     started_s: _builtins.float
     first_token_s: _builtins.float
     finished_s: _builtins.float
+    slo_class: _builtins.str
+    """As `qlm_core.group.slo_class` names it; empty where the caller does not know it."""
     def __init__(
         self,
         *,
@@ -126,10 +129,11 @@ class RequestEvent(_message.Message):
         started_s: _builtins.float = ...,
         first_token_s: _builtins.float = ...,
         finished_s: _builtins.float = ...,
+        slo_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "group_id", b"group_id", "incarnation", b"incarnation", "kind", b"kind", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "started_s", b"started_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "group_id", b"group_id", "incarnation", b"incarnation", "kind", b"kind", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

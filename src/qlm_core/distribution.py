@@ -1,0 +1,114 @@
+"""The one distribution type of QLM: a normal by its mean and variance (QLM section 6, equation 3).
+
+Sums of independent quantities stay normal, and many requests are served before most others, so the central limit works for us.
+Where a bound matters (a wait is not negative, an output ends at its limit) the clipped variable is replaced by the normal of the same mean
+and variance. A variance of zero is a known quantity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import ndtr, ndtri
+
+_INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """N(mean, variance), in the unit of its field's name. Raises ValueError for what is not finite and for a variance below zero."""
+
+    mean: float
+    variance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and math.isfinite(self.variance)):
+            raise ValueError(f"a normal needs a finite mean and variance, got {self.mean} and {self.variance}")
+        if self.variance < 0.0:
+            raise ValueError(f"a variance is never below zero, got {self.variance}")
+
+    @classmethod
+    def point(cls, value: float) -> Normal:
+        """A known quantity."""
+        return cls(value, 0.0)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation."""
+        return math.sqrt(self.variance)
+
+    @property
+    def second_moment(self) -> float:
+        """E[X^2]."""
+        return self.variance + self.mean * self.mean
+
+    def quantile(self, probability: float) -> float:
+        """The value that X stays below with this probability, which is in (0, 1)."""
+        if not 0.0 < probability < 1.0:
+            raise ValueError(f"a probability of a quantile is in (0, 1), got {probability}")
+        return self.mean + self.deviation * float(ndtri(probability))
+
+    def probability_above(self, value: float) -> float:
+        """P(X > value); `value` may be infinite."""
+        if math.isnan(value):
+            raise ValueError("cannot compare with NaN")
+        deviation = self.deviation
+        if deviation == 0.0:
+            return 1.0 if self.mean > value else 0.0
+        return float(ndtr((self.mean - value) / deviation))
+
+    def expected_excess(self, value: float) -> float:
+        """E[max(0, X - value)]: the expected tardiness against a deadline. `value` may be positive infinity."""
+        if math.isnan(value) or value == -math.inf:
+            raise ValueError(f"an excess is over a number, got {value}")
+        if value == math.inf:
+            return 0.0
+        gap = self.mean - value
+        deviation = self.deviation
+        if deviation == 0.0:
+            return max(0.0, gap)
+        z = gap / deviation
+        return max(0.0, gap, deviation * (z * float(ndtr(z)) + _density(z)))
+
+    def floored(self, low: float) -> Normal:
+        """The normal with mean and variance of max(X, low)."""
+        if math.isnan(low) or low == math.inf:
+            raise ValueError(f"a floor is a number, got {low}")
+        deviation = self.deviation
+        if low == -math.inf or (deviation == 0.0 and self.mean >= low):
+            return self
+        if deviation == 0.0:
+            return Normal(low, 0.0)
+        z = (self.mean - low) / deviation
+        above = float(ndtr(z))
+        density = _density(z)
+        # Moments of Y = (X - low) / deviation above zero: E[Y+] and E[Y+^2].
+        first = max(0.0, z, z * above + density)
+        second = (z * z + 1.0) * above + z * density
+        return Normal(low + deviation * first, self.variance * min(1.0, max(0.0, second - first * first)))
+
+    def capped(self, high: float) -> Normal:
+        """The normal with mean and variance of min(X, high)."""
+        mirrored = Normal(-self.mean, self.variance).floored(-high)
+        return Normal(-mirrored.mean, mirrored.variance)
+
+    def scaled(self, factor: float) -> Normal:
+        """The distribution of factor * X: one quantity in another unit. A sum of n independent ones is `repeated`."""
+        return Normal(self.mean * factor, self.variance * factor * factor)
+
+    def repeated(self, count: float) -> Normal:
+        """The sum of `count` >= 0 independent draws."""
+        return Normal(self.mean * count, self.variance * count)
+
+    def shifted(self, offset: float) -> Normal:
+        """X + offset."""
+        return Normal(self.mean + offset, self.variance)
+
+    def __add__(self, other: Normal) -> Normal:
+        """The sum of two independent quantities."""
+        return Normal(self.mean + other.mean, self.variance + other.variance)
+
+
+def _density(z: float) -> float:
+    return _INVERSE_SQRT_2PI * math.exp(-0.5 * z * z)

@@ -1,0 +1,202 @@
+"""Predictions and learned slowdowns against a tiny exact simulation of continuous batching.
+
+The simulation below shares no formula with the predictions: it decodes token by token, prefills in chunks and admits requests in order
+while their KV fits. Requests come from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from qlm_core.distribution import Normal
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import GroupView, QueueView, group_times, service_time
+from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen
+from qlm_estimator.machine import EstimatorMachine, Learning
+
+SHIPPED = shipped_snapshot()
+ROWS = {row.key: row for row in SHIPPED.hardware}
+CHUNK_TOKENS = 2_048
+BATCH_MAX = 256
+
+
+@dataclass(slots=True)
+class _Request:
+    number: int
+    arrival_s: float
+    prompt: int
+    output: int
+    prefill_left: int = 0
+    produced: int = 0
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+
+def _steps(
+    row: HardwareProfile,
+    requests: list[_Request],
+    *,
+    slowdown: Callable[[], float] = lambda: 1.0,
+    told: Callable[[str, float, _Request], None] = lambda _kind, _at_s, _request: None,
+) -> None:
+    """Serves the requests in order; fills in when each started (its prefill) and ended."""
+    now_s, arrivals, waiting, batch = 0.0, deque(requests), deque[_Request](), list[_Request]()
+    while arrivals or waiting or batch:
+        while arrivals and (arrivals[0].arrival_s <= now_s or not (waiting or batch)):
+            now_s = max(now_s, arrivals[0].arrival_s)
+            waiting.append(arrivals.popleft())
+        held = sum(each.prompt + each.produced for each in batch)
+        while waiting and len(batch) < BATCH_MAX and (not batch or held + waiting[0].prompt <= row.kv_capacity_tokens):
+            request = waiting.popleft()
+            request.prefill_left = request.prompt
+            held += request.prompt
+            batch.append(request)
+            told("pulled", now_s, request)
+        decoding = [each for each in batch if not each.prefill_left]
+        joined, budget = list[_Request](), CHUNK_TOKENS
+        for request in batch:
+            if request.prefill_left and budget:
+                if request.prefill_left == request.prompt:
+                    request.started_s = now_s
+                chunk = min(budget, request.prefill_left)
+                budget -= chunk
+                request.prefill_left -= chunk
+                if not request.prefill_left:
+                    joined.append(request)
+        ms = row.prefill_ms_per_token * (CHUNK_TOKENS - budget)
+        if decoding:
+            context = sum(each.prompt + each.produced for each in decoding)
+            ms += row.decode_a_ms + row.decode_b_ms_per_seq * len(decoding) + row.decode_c_ms_per_context_token * context
+        else:
+            ms += row.prefill_base_ms
+        now_s += ms / 1e3 * slowdown()
+        for request in (*decoding, *joined):
+            request.produced += 1
+            if request.produced == request.output:
+                request.ended_s = now_s
+                batch.remove(request)
+                told("completed", now_s, request)
+
+
+def _requests(count: int, seed: int, *, spread: float, rate_per_s: float = 0.0) -> list[_Request]:
+    """Prompts of 50 to 1,500 tokens, outputs of 211 in the mean with a standard deviation of `spread` of that."""
+    rng = random.Random(seed)
+    made: list[_Request] = []
+    arrival_s = 0.0
+    for number in range(count):
+        output = max(1, round(rng.gammavariate(spread**-2, 211 * spread**2))) if spread else 211
+        arrival_s += rng.expovariate(rate_per_s) if rate_per_s else 0.0
+        made.append(_Request(number, arrival_s, rng.randint(50, 1_500), output))
+    return made
+
+
+def _moments(values: list[int]) -> Normal:
+    mean = sum(values) / len(values)
+    return Normal(mean, sum((value - mean) ** 2 for value in values) / len(values))
+
+
+PAIRS = [("A100-80GB", 1, "Mistral-7B"), ("A10", 1, "Mistral-7B"), ("A100-80GB", 1, "Vicuna-13B")]
+
+
+@pytest.mark.parametrize("key", PAIRS)
+@pytest.mark.parametrize("spread", [0.0, 0.77, 1.0])
+def test_a_long_queue_takes_its_service_time(key: tuple[str, int, str], spread: float) -> None:
+    """Where the engine is full nearly all the time, n requests end after n times their work, up to the last batch."""
+    row, requests = ROWS[key], _requests(1_500, 3, spread=spread)
+    _steps(row, requests)
+    outputs = _moments([each.output for each in requests])
+    predicted = service_time(len(requests), sum(each.prompt for each in requests), outputs, row)
+    starts = [each.started_s for each in requests]
+    half_s = starts[-1] - starts[len(starts) // 2]
+    # Equal outputs end together, so the batch comes in waves and half of the queue is no whole number of them.
+    assert half_s == pytest.approx(predicted.mean / 2, rel=0.06 if spread else 0.12)
+
+
+@pytest.mark.parametrize("key", PAIRS)
+@pytest.mark.parametrize("spread", [0.0, 0.77, 1.0])
+@pytest.mark.parametrize("count", [1, 20, 200, 1_000])
+def test_a_group_starts_and_ends_as_the_steps_do(key: tuple[str, int, str], spread: float, count: int) -> None:
+    row, requests = ROWS[key], _requests(count, 5, spread=spread)
+    _steps(row, requests)
+    outputs = _moments([each.output for each in requests])
+    workload = WorkloadProfile(
+        model="m",
+        prompt_tokens_mean=1.0,
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=outputs.mean,
+        output_tokens_variance=outputs.variance,
+        samples=10**9,
+    )
+    instance = InstanceFacts(name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), batch_max=BATCH_MAX)
+    group = GroupView(
+        group_id="g",
+        model="m",
+        slo_class="",
+        token_class="",
+        waiting=count,
+        waiting_prompt_tokens=sum(each.prompt for each in requests),
+        first_deadline_s=1e9,
+    )
+    view = QueueView(instance=instance, active_model="m", running=0, groups=(group,))
+    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
+    (time,) = group_times(view, {"m": ModelSpec(name="m", profile=key[2])}, snapshot)
+
+    mean_end_s = sum(each.ended_s for each in requests) / count
+    assert time.last_wait.mean == pytest.approx(requests[-1].started_s, rel=0.2, abs=1.5)
+    assert (time.first_completion.mean + time.last_completion.mean) / 2 == pytest.approx(mean_end_s, rel=0.35)
+    assert time.completion.mean == pytest.approx(max(each.ended_s for each in requests), rel=0.3)
+    if count == 1:
+        assert time.completion.mean == pytest.approx(requests[0].ended_s, rel=0.02)
+
+
+@pytest.mark.parametrize("key", PAIRS)
+@pytest.mark.parametrize("bias", [0.86, 1.0, 1.15])
+@pytest.mark.parametrize(("rate_per_s", "error"), [(1.0, 0.03), (0.0, 0.08)])
+def test_a_hidden_bias_is_learned(key: tuple[str, int, str], bias: float, rate_per_s: float, error: float) -> None:
+    """From lifecycle events alone, at another time scale, with 5% of noise on each step, under a steady load and from a burst."""
+    time_scale, rng = 20.0, random.Random(11)
+    instance = InstanceFacts(
+        name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), time_scale=time_scale
+    )
+    machine = EstimatorMachine(learning=Learning(), catalogue={"m": ModelSpec(name="m", profile=key[2])}, shipped=SHIPPED.hardware)
+    began_s = 1_700_000_000.0
+    groups = {"g": GroupClass(model="m", slo_class="32s")}
+    machine.step(began_s, QueueSeen(last_event=(int(began_s * 1e3), 0), instances=(instance,), running={}, groups=groups))
+    serial = 0
+
+    def told(kind: str, at_s: float, request: _Request) -> None:
+        nonlocal serial
+        serial += 1
+        event_s = began_s + at_s / time_scale
+        machine.step(
+            event_s,
+            Lifecycle(
+                kind=LifecycleKind(kind),
+                entry_id=(int(event_s * 1e3), serial),
+                index=0,
+                queue_id=str(request.number),
+                group_id="g",
+                incarnation="i/1",
+                attempt=1,
+                prompt_tokens=request.prompt,
+                model="m" if kind == "completed" else "",
+                output_tokens=request.produced,
+                finished_s=event_s,
+            ),
+        )
+
+    _steps(
+        ROWS[key], _requests(600, 13, spread=0.77, rate_per_s=rate_per_s), slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told
+    )
+    learned = [row for row in machine.snapshot.hardware if row.instance]
+    assert [(row.instance, row.model) for row in learned] == [("i", key[2])]
+    assert learned[0].samples > 200
+    assert learned[0].slowdown == pytest.approx(bias, rel=error)

@@ -1,0 +1,325 @@
+"""Times of the groups of a virtual queue: order, swaps, what runs already, lateness and the place of a new request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.distribution import Normal
+from qlm_core.errors import Unavailable
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import (
+    GroupTime,
+    GroupView,
+    QueueView,
+    RequestPrediction,
+    expected_late,
+    expected_tardiness_s,
+    group_times,
+    predict_request,
+    probability_late,
+    service,
+)
+from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.request import SloKind
+from qlm_core.shipped_profiles import shipped_snapshot
+
+SHIPPED = shipped_snapshot()
+CATALOGUE = {
+    "chat": ModelSpec(name="chat", profile="Mistral-7B"),
+    "code": ModelSpec(name="code", profile="Mistral-7B"),
+    "big": ModelSpec(name="big", profile="Vicuna-13B"),
+    "alien": ModelSpec(name="alien", profile="Unheard-of"),
+}
+MODELS = ("chat", "code", "big")
+A100 = InstanceFacts(name="a100", incarnation="a100/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=MODELS)
+A10 = replace(A100, name="a10", incarnation="a10/1", gpu="A10", models=("chat", "code"))
+NOW_S = 1_000.0
+
+
+def _group(waiting: int, model: str = "chat", *, deadline_s: float = 1e6, group_id: str = "g", prompt: int = 500) -> GroupView:
+    return GroupView(
+        group_id=group_id,
+        model=model,
+        slo_class="64s",
+        token_class="1024",
+        waiting=waiting,
+        waiting_prompt_tokens=waiting * prompt,
+        first_deadline_s=deadline_s,
+    )
+
+
+def _times(*groups: GroupView, active: str = "chat", running: int = 0, instance: InstanceFacts = A100) -> tuple[GroupTime, ...]:
+    view = QueueView(instance=instance, active_model=active, running=running, groups=groups)
+    return group_times(view, CATALOGUE, SHIPPED)
+
+
+def _predict(
+    *views: QueueView, deadline_s: float = 2_000.0, model: str = "chat", output_tokens_max: int = 4_000
+) -> RequestPrediction | None:
+    return predict_request(views, CATALOGUE, SHIPPED, model, 500, output_tokens_max, deadline_s)
+
+
+def test_an_idle_instance_with_the_model_serves_at_once() -> None:
+    (time,) = _times(_group(1))
+    served = service(500, SHIPPED.workload_for("chat", "", "").output_tokens, SHIPPED.hardware[2])
+    assert time.wait == Normal.point(0.0)
+    assert time.prefill_s == pytest.approx(served.prefill_s)
+    assert time.completion.mean == pytest.approx(served.prefill_s + served.decode(1, 0).mean)
+    assert time.completion.variance > 0.0
+
+
+def test_a_queue_deep_in_a_full_engine_waits_for_the_work_ahead() -> None:
+    """Equation 2 with prompts: one more group ahead adds its service time."""
+    group = _group(500)
+    served = service(500, SHIPPED.workload_for("chat", "", "").output_tokens, SHIPPED.hardware[2])
+    times = _times(*(replace(group, group_id=str(number)) for number in range(4)), running=256)
+    gaps = [after.wait.mean - before.wait.mean for before, after in pairwise(times[1:])]
+    assert gaps == pytest.approx([served.work.mean * 500] * 2)
+    spread = times[3].wait.variance - times[2].wait.variance
+    assert spread == pytest.approx(served.work.variance * 500, rel=0.01)
+
+
+def test_a_full_engine_starts_the_next_request_when_a_slot_frees() -> None:
+    (time,) = _times(_group(1), running=256)
+    (behind_few,) = _times(_group(1), running=64)
+    assert 0.0 < time.wait.mean < 5.0
+    assert behind_few.wait.mean < time.wait.mean, "there are free slots"
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.sampled_from(MODELS)), min_size=1, max_size=8), st.integers(0, 256))
+def test_later_groups_never_start_earlier(parts: list[tuple[int, str]], running: int) -> None:
+    groups = [_group(waiting, model, group_id=str(number)) for number, (waiting, model) in enumerate(parts)]
+    times = _times(*groups, running=running)
+    assert [time.group_id for time in times] == [group.group_id for group in groups]
+    for before, after in pairwise(times):
+        assert after.wait.mean >= before.last_wait.mean - 1e-6
+    for group, time in zip(groups, times, strict=True):
+        assert 0.0 <= time.wait.mean <= time.last_wait.mean + 1e-9
+        assert time.completion.mean >= time.last_wait.mean
+        if group.waiting == 1:
+            assert time.wait == time.last_wait
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.sampled_from(MODELS)), min_size=1, max_size=6), st.integers(0, 256), st.integers(1, 200))
+def test_more_requests_ahead_never_shorten_a_wait(parts: list[tuple[int, str]], running: int, more: int) -> None:
+    groups = [_group(waiting, model, group_id=str(number)) for number, (waiting, model) in enumerate(parts)]
+    fewer = _times(*groups, _group(1, "chat"), running=running)[-1]
+    grown = [replace(groups[0], waiting=groups[0].waiting + more, waiting_prompt_tokens=groups[0].waiting_prompt_tokens + 500 * more)]
+    later = _times(*grown, *groups[1:], _group(1, "chat"), running=running)[-1]
+    # What is in flight when the group starts is a mixture of the groups ahead, so the order holds up to that mixture.
+    assert later.wait.mean >= fewer.wait.mean - 0.5
+
+
+@given(st.integers(1, 400), st.integers(0, 256), st.floats(0.1, 50.0))
+def test_all_times_follow_the_clock_of_the_instance(waiting: int, running: int, scale: float) -> None:
+    fast = replace(A100, time_scale=scale)
+    groups = (_group(waiting), _group(20, "big", group_id="h"))
+    for slow_time, fast_time in zip(_times(*groups, running=running), _times(*groups, running=running, instance=fast), strict=True):
+        assert fast_time.wait.mean * scale == pytest.approx(slow_time.wait.mean, abs=1e-6)
+        assert fast_time.completion.mean * scale == pytest.approx(slow_time.completion.mean)
+        assert fast_time.completion.deviation * scale == pytest.approx(slow_time.completion.deviation)
+
+
+def test_a_swap_waits_for_all_that_runs_and_for_the_weights() -> None:
+    alone = _times(_group(50))[0]
+    first, second = _times(_group(50), _group(10, "big", group_id="h"))
+    assert first == alone, "the engine is not shared with a group of another model"
+    # 8.1 s from disk are hidden behind the first group, 1.39 s from host memory are not.
+    assert second.wait.mean == pytest.approx(first.completion.mean + max(1.39, 9.49 - first.completion.mean))
+    assert second.wait.variance >= first.completion.variance
+
+
+def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
+    (cold,) = _times(_group(1, "big"), active="chat")
+    assert cold.wait.mean == pytest.approx(8.1 + 1.39)
+    (empty,) = _times(_group(1, "big"), active="")
+    assert empty.wait.mean == pytest.approx(8.1 + 1.39)
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "big"),), warm_models=("big",))
+    assert group_times(view, CATALOGUE, SHIPPED)[0].wait.mean == pytest.approx(1.39)
+
+
+def test_a_swap_waits_for_running_requests_of_the_other_model() -> None:
+    (idle,) = _times(_group(1, "big"), active="chat", running=0)
+    (busy,) = _times(_group(1, "big"), active="chat", running=100)
+    assert busy.wait.mean > idle.wait.mean
+
+
+def test_batching_a_model_saves_swaps() -> None:
+    """Insight 3: A-B-A needs two swaps, A-A-B one."""
+    one, other, big = _group(100, group_id="1"), _group(100, group_id="2"), _group(100, "big", group_id="3")
+    apart = _times(one, big, other)
+    together = _times(one, other, big)
+    assert max(time.completion.mean for time in together) < max(time.completion.mean for time in apart) - 1.0
+
+
+def test_what_running_requests_have_left_can_be_told() -> None:
+    view = QueueView(instance=A100, active_model="chat", running=256, groups=(_group(300),))
+    known = replace(view, running_output_left=Normal(1_500.0, 10.0))
+    assert group_times(known, CATALOGUE, SHIPPED)[0].last_wait.mean > group_times(view, CATALOGUE, SHIPPED)[0].last_wait.mean
+
+
+def test_a_limit_of_output_tokens_shortens() -> None:
+    (free,) = _times(_group(300))
+    (short,) = _times(replace(_group(300), output_tokens_max=16.0))
+    assert short.completion.mean < free.completion.mean * 0.6, "mostly prefills are left"
+    (least,) = _times(replace(_group(300), output_tokens_max=1.0))
+    assert least.completion.mean > 0.0
+
+
+def test_a_smaller_batch_limit_lengthens() -> None:
+    (wide,) = _times(_group(300))
+    (narrow,) = _times(_group(300), instance=replace(A100, batch_max=16))
+    assert narrow.last_wait.mean > 2 * wide.last_wait.mean
+
+
+@pytest.mark.parametrize("model", ["alien", "nobody"])
+def test_a_pair_without_profile_cannot_be_predicted(model: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        _times(_group(1), _group(1, model))
+    assert caught.value.reason == "NO_PREDICTION"
+    assert caught.value.details == {"model": model, "instance": "a100"}
+
+
+def test_impossible_views_are_refused() -> None:
+    with pytest.raises(ValueError, match="counts"):
+        _group(-1)
+    with pytest.raises(ValueError, match="deadlines"):
+        _group(1, deadline_s=math.nan)
+    with pytest.raises(ValueError, match="running"):
+        QueueView(instance=A100, active_model="", running=-1, groups=())
+
+
+def test_an_empty_queue_has_no_times() -> None:
+    assert _times() == ()
+    assert _times(running=12) == ()
+
+
+# Lateness -------------------------------------------------------------------------------------------------------------
+
+
+def test_lateness_counts_each_request_against_its_own_deadline() -> None:
+    group = _group(3_000, deadline_s=NOW_S + 20.0)
+    (time,) = _times(group)
+    assert time.last_completion.mean > 200.0
+    late = expected_late(group, time, NOW_S)
+    assert 2_500 < late < 3_000, "the first are in time"
+    spread = replace(group, last_deadline_s=NOW_S + 2_000.0)
+    assert expected_late(spread, time, NOW_S) < 300, "those at the end have later deadlines"
+    assert expected_late(replace(group, first_deadline_s=NOW_S + 1e5), time, NOW_S) == pytest.approx(0.0, abs=1e-6)
+    assert expected_late(replace(group, first_deadline_s=NOW_S - 1.0), time, NOW_S) == pytest.approx(3_000, rel=1e-3)
+
+
+def test_tardiness_is_in_request_seconds() -> None:
+    group = _group(100, deadline_s=NOW_S - 50.0)
+    (time,) = _times(group)
+    mean_s = (time.first_completion.mean + time.last_completion.mean) / 2
+    assert expected_tardiness_s(group, time, NOW_S) == pytest.approx(100 * (50.0 + mean_s), rel=1e-3)
+
+
+def test_first_token_objectives_do_not_count_decode() -> None:
+    group = _group(1, deadline_s=NOW_S + 1.0)
+    (time,) = _times(group)
+    assert expected_late(group, time, NOW_S) > 0.5
+    assert expected_late(replace(group, slo_kind=SloKind.FIRST_TOKEN), time, NOW_S) < 0.01
+
+
+def test_priority_is_never_late() -> None:
+    group = replace(_group(10, deadline_s=math.inf), slo_kind=SloKind.PRIORITY)
+    (time,) = _times(group)
+    assert expected_late(group, time, NOW_S) == 0.0
+    assert expected_tardiness_s(group, time, NOW_S) == 0.0
+
+
+@given(st.integers(1, 500), st.floats(-100.0, 500.0), st.floats(0.0, 100.0))
+def test_lateness_falls_with_later_deadlines(waiting: int, slack_s: float, more_s: float) -> None:
+    group = _group(waiting, deadline_s=NOW_S + slack_s)
+    (time,) = _times(group)
+    later = replace(group, first_deadline_s=group.first_deadline_s + more_s)
+    assert 0.0 <= expected_late(later, time, NOW_S) <= expected_late(group, time, NOW_S) + 1e-9 <= waiting + 1e-6
+    assert 0.0 <= expected_tardiness_s(later, time, NOW_S) <= expected_tardiness_s(group, time, NOW_S) + 1e-6
+
+
+def test_probability_late() -> None:
+    assert probability_late(Normal(10.0, 4.0), NOW_S + 10.0, NOW_S) == pytest.approx(0.5)
+    assert probability_late(Normal(10.0, 4.0), math.inf, NOW_S) == 0.0
+
+
+# A new request --------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_request_goes_before_later_deadlines() -> None:
+    early, late = _group(300, deadline_s=1_500.0), _group(400, deadline_s=2_500.0, group_id="h")
+    view = QueueView(instance=A100, active_model="chat", running=256, groups=(early, late))
+    between = _predict(view, deadline_s=2_000.0)
+    assert between is not None
+    assert (between.requests_ahead, between.instance, between.profile_version) == (300, "a100", 0)
+    first, last = _predict(view, deadline_s=1_000.0), _predict(view, deadline_s=math.inf)
+    assert first is not None
+    assert last is not None
+    assert (first.requests_ahead, last.requests_ahead) == (0, 700)
+    assert first.wait.mean < between.wait.mean < last.wait.mean
+    assert between.completion.mean > between.wait.mean
+
+
+def test_the_instance_where_it_ends_first_is_chosen() -> None:
+    slow = QueueView(instance=A10, active_model="chat", running=0, groups=())
+    fast = QueueView(instance=A100, active_model="chat", running=0, groups=())
+    loaded = replace(fast, running=256, groups=(_group(3_000, deadline_s=0.0),))
+    assert (_predict(slow, fast) or fast).instance == "a100"
+    assert (_predict(slow, loaded) or fast).instance == "a10"
+
+
+def test_draining_unable_and_unknown_instances_are_left_out() -> None:
+    view = QueueView(instance=A10, active_model="chat", running=0, groups=())
+    assert _predict(view, model="big") is None, "not one of its models"
+    assert _predict(replace(view, instance=replace(A10, draining=True))) is None
+    assert _predict(replace(view, instance=replace(A10, gpu="B200"))) is None
+    assert _predict() is None
+
+
+def test_a_short_output_limit_ends_earlier() -> None:
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=())
+    short, free = _predict(view, output_tokens_max=8), _predict(view)
+    assert short is not None
+    assert free is not None
+    assert short.completion.mean < free.completion.mean / 5
+
+
+def test_a_group_that_cannot_be_predicted_spoils_its_own_queue_only() -> None:
+    broken = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "alien", deadline_s=0.0),))
+    healthy = QueueView(instance=A10, active_model="chat", running=0, groups=())
+    found = _predict(broken, healthy)
+    assert found is not None
+    assert found.instance == "a10"
+
+
+@pytest.mark.parametrize(("prompt", "output", "deadline_s"), [(0, 1, 1.0), (1, 0, 1.0), (1, 1, math.nan)])
+def test_impossible_requests_are_refused(prompt: int, output: int, deadline_s: float) -> None:
+    with pytest.raises(ValueError, match=">= 1"):
+        predict_request((), CATALOGUE, SHIPPED, "chat", prompt, output, deadline_s)
+
+
+def test_learned_lengths_are_used() -> None:
+    long = WorkloadProfile(
+        model="chat", prompt_tokens_mean=500, prompt_tokens_variance=0, output_tokens_mean=2_000, output_tokens_variance=0, samples=10**6
+    )
+    learned = replace(SHIPPED, version=3, workload=(long,))
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=())
+    found = predict_request((view,), CATALOGUE, learned, "chat", 500, 4_000, 2_000.0)
+    short = _predict(view)
+    assert found is not None
+    assert short is not None
+    assert found.profile_version == 3
+    assert found.completion.mean > 5 * short.completion.mean
+
+
+def test_snapshots_are_values() -> None:
+    assert replace(SHIPPED, version=1) != SHIPPED
+    assert ProfileSnapshot(version=0, made_s=0.0, hardware=SHIPPED.hardware) == SHIPPED

@@ -1,0 +1,127 @@
+"""Service of one class of requests: the formulas of QLM sections 2.4 and 6, their limits and how they move."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.distribution import Normal
+from qlm_core.prediction import service, service_time, throughput_tokens_per_s
+from qlm_core.prediction_service import longest_of
+from qlm_core.profile import HardwareProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+
+ROWS = {row.key: row for row in shipped_snapshot().hardware}
+MISTRAL = ROWS[("A100-80GB", 1, "Mistral-7B")]
+VICUNA = ROWS[("A100-80GB", 1, "Vicuna-13B")]
+
+rows = st.sampled_from(sorted(ROWS.values(), key=lambda row: row.key))
+prompts = st.floats(0.0, 8_000.0)
+outputs = st.builds(Normal, st.floats(1.0, 2_000.0), st.floats(0.0, 1e6))
+
+
+def test_throughput_by_hand() -> None:
+    """Fixed outputs of 200 after prompts of 600: each of the 256 sequences holds 600 + 100 tokens in the mean."""
+    step_ms = 12.0 + 0.07 * 256 + 0.00011 * 256 * 700
+    assert throughput_tokens_per_s(600, Normal.point(200.0), MISTRAL) == pytest.approx(256 / step_ms * 1e3)
+
+
+def test_the_kv_cache_limits_the_batch() -> None:
+    """59,360 tokens hold 84.8 sequences of 600 + 100."""
+    assert service(600, Normal.point(200.0), VICUNA).batch == pytest.approx(59_360 / 700)
+    assert service(600, Normal.point(200.0), VICUNA, 32).batch == 32
+    assert service(100_000, Normal.point(200.0), VICUNA).batch == 1.0, "one that fits alone is served alone"
+
+
+def test_work_is_known_prompt_and_expected_output() -> None:
+    output = Normal(200.0, 100.0**2)
+    served = service(600, output, MISTRAL)
+    found = service_time(10, 6_000, output, MISTRAL)
+    assert found.mean == pytest.approx(10 * (600 * 0.075e-3 + 200 * served.token_s))
+    assert found.deviation == pytest.approx(math.sqrt(10) * 100 * served.token_s), "the prompts are known: only outputs vary"
+    assert service_time(10, 6_000, Normal.point(200.0), MISTRAL).variance == 0.0
+    assert service_time(0, 0, output, MISTRAL) == Normal.point(0.0)
+
+
+@pytest.mark.parametrize(("requests", "prompt_tokens"), [(-1, 10), (math.nan, 10), (math.inf, 10), (1, -1), (1, math.nan), (1, math.inf)])
+def test_refuses_impossible_counts(requests: float, prompt_tokens: float) -> None:
+    with pytest.raises(ValueError, match="finite number"):
+        service_time(requests, prompt_tokens, Normal(100.0, 1.0), MISTRAL)
+
+
+@pytest.mark.parametrize(("mean", "batch_max"), [(0.0, 256), (-5.0, 256), (100.0, 0), (100.0, math.nan)])
+def test_refuses_impossible_outputs_and_batches(mean: float, batch_max: float) -> None:
+    with pytest.raises(ValueError, match=r"above zero|batch_max"):
+        service(10, Normal(mean, 1.0), MISTRAL, batch_max)
+
+
+@given(rows, prompts, outputs, st.integers(1, 500), st.integers(1, 500))
+def test_work_adds_up(row: HardwareProfile, prompt: float, output: Normal, one: int, other: int) -> None:
+    both = service_time(one + other, (one + other) * prompt, output, row)
+    apart = service_time(one, one * prompt, output, row) + service_time(other, other * prompt, output, row)
+    assert both.mean == pytest.approx(apart.mean)
+    assert both.variance == pytest.approx(apart.variance)
+
+
+@given(rows, prompts, outputs, st.floats(1.0, 4.0))
+def test_work_grows_with_prompt_output_and_slowness(row: HardwareProfile, prompt: float, output: Normal, factor: float) -> None:
+    base = service_time(10, 10 * prompt, output, row).mean
+    slack = 1e-9 * base
+    assert service_time(10, 10 * prompt * factor, output, row).mean >= base - slack
+    assert service_time(10, 10 * prompt, Normal(output.mean * factor, output.variance), row).mean >= base - slack
+    assert service_time(10, 10 * prompt, output, row.scaled(1.0 / factor)).mean == pytest.approx(base * factor)
+
+
+@given(rows, prompts, outputs, st.integers(1, 256), st.integers(1, 256))
+def test_a_larger_batch_gives_more_tokens_and_slower_steps(
+    row: HardwareProfile, prompt: float, output: Normal, one: int, other: int
+) -> None:
+    small, large = sorted((one, other))
+    at_small, at_large = service(prompt, output, row, small), service(prompt, output, row, large)
+    assert at_large.token_s <= at_small.token_s * (1 + 1e-12)
+    assert at_large.step_s >= at_small.step_s * (1 - 1e-12)
+
+
+@given(rows, prompts, outputs, st.floats(1, 300), st.floats(0, 300), st.floats(0, 300))
+def test_decode_time_grows_with_what_shares_the_engine(
+    row: HardwareProfile, prompt: float, output: Normal, sequences: float, more: float, behind: float
+) -> None:
+    served = service(prompt, output, row)
+    base = served.decode(sequences, 0.0)
+    assert base.mean >= output.mean * served.step_base_s
+    assert served.decode(sequences + more, 0.0).mean >= base.mean * (1 - 1e-12)
+    assert served.decode(sequences, behind).mean >= base.mean
+    assert served.decode(sequences, behind).variance == base.variance
+
+
+def test_epsilon_is_the_prefills_of_those_that_join() -> None:
+    """In a full batch of B with enough waiting, B requests join in the time of one decode: each step pays B / E[O] prefills."""
+    served = service(1_155, Normal(211.0, 163.0**2), MISTRAL)
+    epsilon = served.decode(256, 10_000).mean / (211.0 * served.step_s)
+    assert epsilon == pytest.approx(1.0 + 256 / 211.0 * 1_155 * 0.075e-3 / served.step_s)
+    assert served.decode(256, 0).mean == pytest.approx(211.0 * served.step_s)
+
+
+@given(rows, prompts, outputs, st.floats(1, 300), st.booleans(), st.floats(0, 300), st.floats(0, 300))
+def test_drain_takes_longer_with_more_behind(
+    row: HardwareProfile, prompt: float, output: Normal, in_flight: float, full: bool, behind: float, more: float
+) -> None:
+    served = service(prompt, output, row)
+    base = served.drain(in_flight, full, behind)
+    assert base.mean > 0.0
+    assert served.drain(in_flight, full, behind + more).mean >= base.mean * (1 - 1e-12)
+
+
+def test_longest_of_many_against_draws() -> None:
+    rng = random.Random(7)
+    for count in (1, 2, 5, 20, 100):
+        draws = [max(rng.gauss(1_000.0, 100.0) for _ in range(count)) for _ in range(4_000)]
+        mean = sum(draws) / len(draws)
+        variance = sum((draw - mean) ** 2 for draw in draws) / len(draws)
+        found = longest_of(Normal(1_000.0, 100.0**2), count)
+        assert found.mean == pytest.approx(mean, abs=12.0)
+        assert found.deviation == pytest.approx(math.sqrt(variance), rel=0.25)

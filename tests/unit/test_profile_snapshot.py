@@ -1,0 +1,158 @@
+"""Profiles: arithmetic of a hardware row, which row a lookup finds, and how few samples lean on wider classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm.api.v1 import estimator_pb2
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process import profile_wire
+
+SHIPPED = shipped_snapshot()
+A100 = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("chat",))
+CHAT = ModelSpec(name="chat", profile="Mistral-7B")
+
+
+def _row() -> HardwareProfile:
+    found = SHIPPED.hardware_for(A100, CHAT)
+    assert found is not None
+    return found
+
+
+def _workload(samples: int, output: float, *, slo_class: str = "", token_class: str = "", variance: float = 0.0) -> WorkloadProfile:
+    return WorkloadProfile(
+        model="chat",
+        slo_class=slo_class,
+        token_class=token_class,
+        prompt_tokens_mean=100.0,
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=output,
+        output_tokens_variance=variance,
+        samples=samples,
+    )
+
+
+def test_durations_of_the_a100_row() -> None:
+    row = _row()
+    assert row.decode_step_s(32, 16_000) == pytest.approx((12.0 + 0.07 * 32 + 0.00011 * 16_000) / 1e3)
+    assert row.prefill_s(1000) == pytest.approx(0.083)
+    assert row.prefill_work_s(1000) == pytest.approx(0.075)
+    assert row.swap_s(warm=True) == 0.84
+    assert row.swap_s(warm=False) == pytest.approx(5.34)
+
+
+def test_slowdown_stretches_work_and_not_loads() -> None:
+    slow = replace(_row(), slowdown=1.5)
+    assert slow.decode_step_s(8, 4_000) == pytest.approx(1.5 * _row().decode_step_s(8, 4_000))
+    assert slow.prefill_s(500) == pytest.approx(1.5 * _row().prefill_s(500))
+    assert slow.swap_s(warm=False) == _row().swap_s(warm=False)
+
+
+@given(st.floats(0.01, 1000.0))
+def test_a_time_scale_divides_every_duration(scale: float) -> None:
+    fast = _row().scaled(scale)
+    assert fast.decode_step_s(8, 4_000) == pytest.approx(_row().decode_step_s(8, 4_000) / scale)
+    assert fast.prefill_s(500) == pytest.approx(_row().prefill_s(500) / scale)
+    assert fast.swap_s(warm=False) == pytest.approx(_row().swap_s(warm=False) / scale)
+    assert fast.kv_swap_us_per_token == pytest.approx(_row().kv_swap_us_per_token / scale)
+    assert fast.kv_capacity_tokens == _row().kv_capacity_tokens
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_scale_is_above_zero(scale: float) -> None:
+    with pytest.raises(ValueError, match="time scale"):
+        _row().scaled(scale)
+
+
+def test_a_learned_row_wins_on_its_own_instance_and_gpus_only() -> None:
+    learned = replace(_row(), instance="a", slowdown=1.2, samples=50)
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(*SHIPPED.hardware, learned))
+    assert snapshot.hardware_for(A100, CHAT) == learned
+    other = replace(A100, name="b")
+    assert snapshot.hardware_for(other, CHAT) == _row()
+    moved = replace(A100, gpu="H100-80GB")
+    found = snapshot.hardware_for(moved, CHAT)
+    assert found is not None
+    assert (found.gpu, found.slowdown) == ("H100-80GB", 1.0)
+
+
+def test_an_unknown_pair_has_no_hardware() -> None:
+    assert SHIPPED.hardware_for(replace(A100, gpu="B200"), CHAT) is None
+    assert SHIPPED.hardware_for(replace(A100, n_gpu=8), CHAT) is None
+    assert SHIPPED.hardware_for(A100, replace(CHAT, profile="Unheard-of")) is None
+
+
+def test_without_data_the_prior_is_believed() -> None:
+    assert SHIPPED.workload_for("chat", "32s", "256") == WORKLOAD_PRIOR
+
+
+def test_a_class_leans_on_its_model_and_that_on_the_prior() -> None:
+    weight = 30 / (30 + PRIOR_SAMPLES)
+    of_model = _workload(30, 500.0)
+    of_class = _workload(10, 50.0, slo_class="32s", token_class="256")
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(), workload=(of_class, of_model))
+    model_mean = weight * 500.0 + (1.0 - weight) * WORKLOAD_PRIOR.output_tokens_mean
+    assert snapshot.workload_for("chat", "64s", "1024").output_tokens_mean == pytest.approx(model_mean)
+    weight = 10 / (10 + PRIOR_SAMPLES)
+    found = snapshot.workload_for("chat", "32s", "256")
+    assert found.output_tokens_mean == pytest.approx(weight * 50.0 + (1.0 - weight) * model_mean)
+    assert found.samples == 10
+
+
+@given(st.integers(0, 10_000), st.floats(1.0, 5_000.0), st.floats(0.0, 1e6))
+def test_a_blend_lies_between_the_prior_and_the_data(samples: int, mean: float, variance: float) -> None:
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(), workload=(_workload(samples, mean, variance=variance),))
+    found = snapshot.workload_for("chat", "", "")
+    low, high = sorted((mean, WORKLOAD_PRIOR.output_tokens_mean))
+    assert low - 1e-6 <= found.output_tokens_mean <= high + 1e-6
+    # The variance of a mixture is at least the mean of its variances.
+    weight = samples / (samples + PRIOR_SAMPLES)
+    assert found.output_tokens_variance >= (weight * variance + (1 - weight) * WORKLOAD_PRIOR.output_tokens_variance) * (1 - 1e-9)
+
+
+def test_many_samples_speak_for_themselves() -> None:
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(), workload=(_workload(10**9, 77.0),))
+    assert snapshot.workload_for("chat", "32s", "256").output_tokens_mean == pytest.approx(77.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"decode_a_ms": 0.0}, {"decode_b_ms_per_seq": -1.0}, {"slowdown": 0.0}, {"slowdown": float("nan")}])
+def test_impossible_hardware_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="hardware profile"):
+        replace(_row(), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1.0), (1.0, float("inf"))])
+def test_impossible_workload_is_refused(mean: float, variance: float) -> None:
+    with pytest.raises(ValueError, match="workload profile"):
+        _workload(1, mean, variance=variance)
+
+
+def test_a_snapshot_survives_the_wire() -> None:
+    learned = replace(_row(), instance="a", slowdown=1.2, samples=50)
+    workload = (_workload(30, 500.0, slo_class="32s", token_class="256"),)
+    snapshot = ProfileSnapshot(version=7, made_s=1234.5, hardware=(*SHIPPED.hardware, learned), workload=workload)
+    assert profile_wire.from_body(profile_wire.to_body(snapshot)) == snapshot
+    assert profile_wire.to_body(snapshot) == profile_wire.to_body(profile_wire.from_body(profile_wire.to_body(snapshot)))
+
+
+def test_bad_bytes_and_figures_are_refused() -> None:
+    with pytest.raises(ValueError, match="ProfileSnapshot"):
+        profile_wire.from_body(b"\xff\xff\xff")
+    message = profile_wire.to_proto(SHIPPED)
+    message.hardware[0].decode_a_ms = float("nan")
+    with pytest.raises(ValueError, match="decode_a_ms"):
+        profile_wire.from_body(message.SerializeToString())
+
+
+def test_every_field_of_the_messages_is_carried() -> None:
+    assert {field.name for field in estimator_pb2.HardwareProfile.DESCRIPTOR.fields} == {
+        field for field in HardwareProfile.__slots__ if not field.startswith("_")
+    }
+    assert {field.name for field in estimator_pb2.WorkloadProfile.DESCRIPTOR.fields} == set(WorkloadProfile.__slots__)
