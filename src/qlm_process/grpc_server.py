@@ -1,0 +1,119 @@
+"""The gRPC server of a process: bounded, with health, reflection and one rule for errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from qlm_core.errors import ConfigError
+from qlm_process.errors_interceptor import ErrorInterceptor
+from qlm_process.settings import GrpcSettings
+
+AddServicer = Callable[[grpc.aio.Server], None]
+"""Adds one servicer: `lambda server: add_GatewayServicer_to_server(gateway, server)`."""
+
+MIN_PING_INTERVAL_MS = 5_000
+"""Clients that ping more often are told to calm down."""
+
+
+class HealthPort(Protocol):
+    """The part of grpc_health's asyncio servicer that is used here (its stubs leave that class out)."""
+
+    async def set(self, service: str, status: int) -> None: ...
+
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+class GrpcServer:
+    """Serves some services on one address. Health says NOT_SERVING, overall ("") and per service, until `set_serving(True)`.
+
+    `service_names`: full names ("qlm.api.v1.Gateway"), for health and reflection. One start and one stop.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        services: Sequence[AddServicer],
+        service_names: Sequence[str],
+        options: GrpcSettings | None = None,
+    ) -> None:
+        self._listen = listen
+        self._services = services
+        self._names = tuple(service_names)
+        self._options = options or GrpcSettings()
+        self._server: grpc.aio.Server | None = None
+        self._health: HealthPort | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The bound port; 0 before the start and on a unix socket."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """What clients dial: the host as configured with the bound port, or the unix socket."""
+        if self._listen.startswith("unix:"):
+            return self._listen
+        return f"{self._listen.rpartition(':')[0]}:{self._port}"
+
+    async def start(self) -> int:
+        """Binds and serves; returns the bound port. Raises ConfigError where the address cannot be bound. Safe twice."""
+        if self._server is not None:
+            return self._port
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=_channel_options(self._options),
+            maximum_concurrent_rpcs=self._options.concurrent_rpcs_max,
+        )
+        servicer = cast(Any, health).aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        for add in self._services:
+            add(server)
+        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._health = servicer
+        await self.set_serving(False)
+        try:
+            port = server.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            raise ConfigError(f"listen: cannot bind {self._listen}: {error}") from error
+        await server.start()
+        self._server = server
+        self._port = 0 if self._listen.startswith("unix:") else port
+        return self._port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health answers from now on. Nothing before the start or after the stop."""
+        if self._health is None:
+            return
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if serving else statuses.NOT_SERVING
+        for name in (health.OVERALL_HEALTH, *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Says NOT_SERVING, takes no new calls, gives those in progress `grace_s`, then ends them. Safe unstarted and twice."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        await server.stop(self._options.stop_grace_s if grace_s is None else grace_s)
+
+
+def _channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        # Two processes must not share a port in silence.
+        ("grpc.so_reuseport", 0),
+    ]

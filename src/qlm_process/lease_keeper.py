@@ -1,0 +1,133 @@
+"""Holding a lease: renewing it while it is ours, and winning a role as its leader."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+import structlog
+
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_queue.port import Lease, Queue
+
+NONCE_BYTES = 8
+
+
+def new_nonce() -> str:
+    """What tells two holders of the same name apart."""
+    return secrets.token_hex(NONCE_BYTES)
+
+
+class LeaseKeeper:
+    """Renews a lease every `renew_s` by the monotonic clock.
+
+    `lost` is set when the server says so (or a bug ended the renewing); a lost lease is never renewed. While the server is away the
+    keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing. `doubtful` tells that no renewal
+    was confirmed for `ttl_s`.
+    """
+
+    def __init__(
+        self, queue: Queue, lease: Lease, *, ttl_s: float, renew_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.lease = lease
+        self.lost = asyncio.Event()
+        self._queue = queue
+        self._ttl_s = ttl_s
+        self._renew_s = renew_s
+        self._monotonic = monotonic
+        self._confirmed_s = monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """The lease may have expired: no renewal that began in the last `ttl_s` was confirmed."""
+        return self.lost.is_set() or self._monotonic() - self._confirmed_s >= self._ttl_s
+
+    async def start(self) -> None:
+        """Begins to renew. Safe twice."""
+        if self._task is None and not self.lost.is_set():
+            self._task = asyncio.create_task(self._keep(), name=f"lease-{self.lease.role}")
+
+    async def stop(self, *, release: bool = False) -> None:
+        """Ends renewing, and gives the lease back if asked to (where the server is away it expires). Safe unstarted and twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()  # raises what ended the renewing, if it was not the loss of the lease
+        if release and not self.lost.is_set():
+            try:
+                await self._queue.release_lease(self.lease)
+            except Unavailable as error:
+                structlog.get_logger().warning("lease_not_released", role=self.lease.role, error=str(error))
+
+    async def _keep(self) -> None:
+        try:
+            await self._renew_until_lost()
+        except Exception:
+            self.lost.set()  # the holder must not go on as if it held the lease; stop() raises this error
+            raise
+        self.lost.set()
+
+    async def _renew_until_lost(self) -> None:
+        while True:
+            await asyncio.sleep(self._renew_s)
+            began_s = self._monotonic()
+            try:
+                await self._queue.renew_lease(self.lease, self._ttl_s)
+            except LeaseLost as error:
+                structlog.get_logger().warning("lease_lost", role=self.lease.role, error=str(error))
+                return
+            except Unavailable as error:
+                structlog.get_logger().warning("lease_not_renewed", role=self.lease.role, error=str(error))
+            else:
+                self._confirmed_s = began_s
+
+
+class RoleElection:
+    """Wins a role that one process of a queue may have at a time (planner, estimator)."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        role: str,
+        address: str,
+        *,
+        ttl_s: float,
+        renew_s: float,
+        make_nonce: Callable[[], str] = new_nonce,
+    ) -> None:
+        self._queue = queue
+        self._role = role
+        self._address = address
+        self._ttl_s = ttl_s
+        self._renew_s = renew_s
+        self._make_nonce = make_nonce
+
+    async def win(self) -> LeaseKeeper:
+        """Waits as a standby until the role is free, trying every `renew_s`, also while the server is away; returns the started keeper.
+        One nonce for one wait, so that an acquisition whose answer was lost is found again."""
+        nonce = self._make_nonce()
+        announced = False
+        while True:
+            try:
+                lease = await self._queue.acquire_lease(self._role, nonce, self._ttl_s, self._address)
+            except Unavailable as error:
+                structlog.get_logger().warning("lease_not_acquired", role=self._role, error=str(error))
+                lease = None
+            if lease is not None:
+                keeper = LeaseKeeper(self._queue, lease, ttl_s=self._ttl_s, renew_s=self._renew_s)
+                await keeper.start()
+                structlog.get_logger().info("lease_acquired", role=self._role, fence=lease.fence)
+                return keeper
+            if not announced:
+                structlog.get_logger().info("lease_awaited", role=self._role)
+                announced = True
+            await asyncio.sleep(self._renew_s)
+
+    async def leader_address(self) -> str:
+        """Address of whoever has the role, "" if nobody. Raises Unavailable."""
+        return await self._queue.leader_address(self._role)

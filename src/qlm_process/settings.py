@@ -1,0 +1,97 @@
+"""The sections of the configuration that every process shares. Each service adds its own beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from qlm_queue.port import Bounds, Durability
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite duration above zero."""
+
+Count = Annotated[int, Field(ge=1)]
+"""A whole number of at least one."""
+
+ListenAddress = Annotated[str, Field(pattern=r"^(.+:\d{1,5}|unix:.+)$")]
+"""Where a gRPC server listens: "host:port" (port 0: any free one) or "unix:path"."""
+
+
+class Section(BaseModel):
+    """Base of all settings: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BoundsSettings(Section):
+    """Limits of one queue (`qlm_queue.port.Bounds`)."""
+
+    queue_max: Count = Field(500_000, description="Most live requests of the queue.")
+    tenant_max: Count = Field(250_000, description="Most live requests of one tenant.")
+    class_max: Count = Field(400_000, description="Most live requests of one SLO class.")
+    attempts_max: Count = Field(3, description="Failed attempts after which a request ends FAILED; evictions do not count.")
+    result_ttl_s: Seconds = Field(3600.0, description="How long a result is kept, and its request id stands for it.")
+    frames_max: Count = Field(20_000, description="Entries of a gateway's frame stream.")
+    frames_ttl_s: Seconds = Field(60.0, description="How long the frame stream of a gateway that is gone is kept.")
+    control_max: Count = Field(10_000, description="Entries of an agent's control stream.")
+    events_max: Count = Field(50_000, description="Entries of the event stream.")
+
+    def bounds(self) -> Bounds:
+        """These limits as the queue takes them."""
+        return Bounds(**self.model_dump())
+
+
+class QueueSettings(Section):
+    """The queue that a process works on."""
+
+    name: str = Field("default", min_length=1, max_length=64, description="Name of the queue; a server can hold many.")
+    url: str = Field(
+        "",
+        pattern=r"^$|^(redis|rediss|unix)://.+$",
+        description="Server of the queue: redis://, rediss:// or unix://. Empty: the embedded server, which `qlm up` starts.",
+    )
+    state_dir: str = Field("qlm-state", min_length=1, description="Folder of the embedded server's data and of `qlm up`'s state file.")
+    durability: Durability = Field(
+        Durability.PROCESS, description="What an answered call survives: a killed process, or a power loss (disk)."
+    )
+    bounds: BoundsSettings = Field(default_factory=BoundsSettings, description="Limits of the queue.")
+    lease_ttl_s: Seconds = Field(3.0, description="Life of a lease that is not renewed.")
+    lease_renew_s: Seconds = Field(1.0, description="Time between two renewals; below lease_ttl_s.")
+    call_timeout_s: Seconds = Field(2.0, description="Deadline of one call to the server.")
+
+    @model_validator(mode="after")
+    def _renews_in_time(self) -> QueueSettings:
+        if self.lease_renew_s >= self.lease_ttl_s:
+            raise ValueError(f"lease_renew_s ({self.lease_renew_s}) must be below lease_ttl_s ({self.lease_ttl_s})")
+        return self
+
+
+class ModelSettings(Section):
+    """One served model."""
+
+    name: str = Field(min_length=1, max_length=128, description="What requests call it.")
+    profile: str = Field(min_length=1, description='Its row in the hardware profiles: "Mistral-7B".')
+    context_tokens_max: Count = Field(8192, description="Most tokens of prompt and output together.")
+    vocabulary_size: Count = Field(32_000, description="Token ids are below this.")
+    tokenizer: str = Field("", description="Path of its tokenizer.json. Empty: UTF-8 bytes / 4, for simulated models.")
+    chat_template: str = Field("", description="Path of its Jinja chat template. Empty: a plain rendering.")
+
+
+class TelemetrySettings(Section):
+    """Logs and metrics. Traces follow the standard OTEL_* variables."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="Where Prometheus metrics are served.")
+    metrics_port: int = Field(0, ge=0, le=65_535, description="Their port; 0: any free one, which the `ready` log line names.")
+
+
+class GrpcSettings(Section):
+    """Limits of a gRPC server."""
+
+    message_bytes_max: Count = Field(8 << 20, description="Largest message received or sent.")
+    concurrent_rpcs_max: Count = Field(20_000, description="Calls in progress, streams included; more are refused with RESOURCE_EXHAUSTED.")
+    keepalive_time_s: Seconds = Field(30.0, description="Silence after which a connection is probed.")
+    keepalive_timeout_s: Seconds = Field(10.0, description="How long an unanswered probe is waited for.")
+    stop_grace_s: Seconds = Field(5.0, description="How long calls in progress may go on at a stop.")

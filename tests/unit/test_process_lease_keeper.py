@@ -1,0 +1,127 @@
+"""Keeping a lease and winning a role, on the memory queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_process.lease_keeper import LeaseKeeper, RoleElection
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.port import PLANNER_ROLE, Bounds, Lease
+
+TTL_S = 3.0
+RENEW_S = 0.001
+DEADLINE_S = 5.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class CountingQueue(MemoryQueue):
+    """Counts renewals, and is away or broken when told so."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("q", Bounds(), clock)
+        self.renewals = 0
+        self.error: Exception | None = None
+
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
+        self.renewals += 1
+        if self.error is not None:
+            raise self.error
+        await super().renew_lease(lease, ttl_s)
+
+
+async def until_renewed(queue: CountingQueue, times: int) -> None:
+    wanted = queue.renewals + times
+    async with asyncio.timeout(DEADLINE_S):
+        while queue.renewals < wanted:
+            await asyncio.sleep(RENEW_S)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> CountingQueue:
+    return CountingQueue(clock)
+
+
+def election(queue: MemoryQueue, address: str) -> RoleElection:
+    return RoleElection(queue, PLANNER_ROLE, address, ttl_s=TTL_S, renew_s=RENEW_S)
+
+
+async def test_a_kept_lease_outlives_its_ttl_and_is_free_after_its_release(queue: CountingQueue, clock: Clock) -> None:
+    keeper = await election(queue, "a:1").win()
+    for _ in range(3):
+        clock.now_s += 0.9 * TTL_S
+        await until_renewed(queue, 2)
+    assert not keeper.lost.is_set()
+    assert not keeper.doubtful
+    assert await election(queue, "b:1").leader_address() == "a:1"
+    await keeper.stop(release=True)
+    await keeper.stop()
+    second = await election(queue, "b:1").win()
+    assert second.lease.fence > keeper.lease.fence
+    await second.stop()
+
+
+async def test_a_standby_wins_when_the_lease_expires_and_the_old_holder_learns_it(queue: CountingQueue, clock: Clock) -> None:
+    first = await queue.acquire_lease(PLANNER_ROLE, "n", TTL_S, "a:1")
+    assert first is not None
+    standby = asyncio.create_task(election(queue, "b:1").win())
+    await asyncio.sleep(0)
+    assert not standby.done()
+    clock.now_s += TTL_S + 1
+    async with asyncio.timeout(DEADLINE_S):
+        second = await standby
+        old = LeaseKeeper(queue, first, ttl_s=TTL_S, renew_s=RENEW_S)
+        await old.start()
+        await old.lost.wait()
+    assert old.doubtful
+    assert not second.lost.is_set()
+    await old.stop(release=True)
+    assert await queue.leader_address(PLANNER_ROLE) == "b:1"
+    await second.stop()
+
+
+async def test_a_server_that_is_away_makes_a_lease_doubtful_but_not_lost(queue: CountingQueue) -> None:
+    lease = await queue.acquire_lease(PLANNER_ROLE, "n", TTL_S, "a:1")
+    assert lease is not None
+    local = Clock()
+    keeper = LeaseKeeper(queue, lease, ttl_s=TTL_S, renew_s=RENEW_S, monotonic=local)
+    queue.error = Unavailable("away")
+    await keeper.start()
+    await until_renewed(queue, 3)
+    assert not keeper.doubtful
+    local.now_s += TTL_S
+    assert keeper.doubtful
+    assert not keeper.lost.is_set()
+    queue.error = None
+    await until_renewed(queue, 2)
+    assert not keeper.doubtful
+    queue.error = LeaseLost("taken")
+    async with asyncio.timeout(DEADLINE_S):
+        await keeper.lost.wait()
+    await keeper.stop(release=True)
+
+
+async def test_a_bug_in_renewing_is_loss_and_is_raised_at_the_stop(queue: CountingQueue) -> None:
+    lease = await queue.acquire_lease(PLANNER_ROLE, "n", TTL_S, "a:1")
+    assert lease is not None
+    keeper = LeaseKeeper(queue, lease, ttl_s=TTL_S, renew_s=RENEW_S)
+    queue.error = ZeroDivisionError("bug")
+    await keeper.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await keeper.lost.wait()
+    with pytest.raises(ZeroDivisionError):
+        await keeper.stop()

@@ -1,0 +1,120 @@
+"""Logs, traces and metrics of one process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import set_span_in_context, use_span
+from prometheus_client import Counter
+
+from qlm_core.errors import ConfigError
+from qlm_process.logs import configure_logging
+from qlm_process.metrics import Metrics, serve_metrics
+from qlm_process.settings import TelemetrySettings
+from qlm_process.tracing import configure_tracing, context_of, record_span, span_context_of, traceparent_of, tracestate_of
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield root
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def test_json_lines_carry_service_instance_trace_and_traceback(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(TelemetrySettings(log_format="json"), "gateway", "gateway-0")
+    tracer = configure_tracing("gateway", "gateway-0").get_tracer("test")
+    log = structlog.get_logger()
+    log.debug("not_shown")
+    with tracer.start_as_current_span("one") as span:
+        log.info("ready", address="127.0.0.1:1")
+    logging.getLogger("library").warning("text %d", 7)
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError as error:
+        log.error("failed", exc_info=error)
+    ready, library, failed = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert ready["event"] == "ready"
+    assert (ready["service"], ready["instance"], ready["address"]) == ("gateway", "gateway-0", "127.0.0.1:1")
+    assert int(ready["trace_id"], 16) == span.get_span_context().trace_id
+    assert (library["event"], library["level"], library["service"]) == ("text 7", "warning", "gateway")
+    assert failed["exception"][0]["exc_type"] == "ZeroDivisionError"
+    assert root_logger.level == logging.INFO
+
+
+def test_console_lines_are_text(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(TelemetrySettings(log_level="debug"), "agent", "a-0")
+    structlog.get_logger().debug("shown", n=1)
+    line = capsys.readouterr().err
+    assert "shown" in line
+    assert "n=1" in line
+
+
+def test_a_trace_crosses_processes_by_its_headers() -> None:
+    exporter = InMemorySpanExporter()
+    provider = configure_tracing("gateway", "gateway-0")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    with use_span(tracer.start_span("qlm.gateway.accept"), end_on_exit=True) as parent:
+        header = traceparent_of(parent)
+    context = context_of(header, "vendor=1")
+    child = record_span(tracer, "qlm.queue_wait", context, 10.0, 12.5, {"qlm.model": "m"})
+    assert tracestate_of(child) == "vendor=1"
+    assert span_context_of(header).span_id == parent.get_span_context().span_id
+    first, second = exporter.get_finished_spans()
+    assert second.parent is not None
+    assert first.context is not None
+    assert second.parent.span_id == first.context.span_id
+    assert second.context is not None
+    assert second.context.trace_id == first.context.trace_id
+    assert (second.start_time, second.end_time) == (10_000_000_000, 12_500_000_000)
+    assert provider.resource.attributes["service.name"] == "qlm-gateway"
+    assert provider.resource.attributes["service.instance.id"] == "gateway-0"
+
+
+@pytest.mark.parametrize("header", ["", "00-zz-11-01", "nonsense"])
+def test_a_bad_header_starts_a_new_trace(header: str) -> None:
+    tracer = configure_tracing("agent", "a-0").get_tracer("test")
+    outer = tracer.start_span("outer")
+    with use_span(outer):  # the context of the running code must not leak in
+        span = record_span(tracer, "qlm.pull", context_of(header), 1.0, 0.5)
+    assert span.get_span_context().trace_id != outer.get_span_context().trace_id
+    assert set_span_in_context(span, context_of(header))
+
+
+def test_another_protocol_than_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with pytest.raises(ConfigError, match="may be grpc"):
+        configure_tracing("agent", "a-0")
+
+
+def test_the_sampler_variable_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert configure_tracing("a", "b").get_tracer("t").start_span("x").is_recording()
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    assert not configure_tracing("a", "b").get_tracer("t").start_span("x").is_recording()
+
+
+def test_metrics_are_served_from_their_own_registry() -> None:
+    first, second = Metrics(), Metrics()
+    counter = Counter("qlm_things_total", "Things.", registry=first.registry)
+    Counter("qlm_things_total", "Things.", registry=second.registry)
+    counter.inc(3)
+    server = serve_metrics(first.registry, "127.0.0.1", 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as response:
+        text = response.read().decode()
+    assert "qlm_things_total 3.0" in text
+    assert "process_resident_memory_bytes" in text
+    with pytest.raises(ConfigError, match="metrics_port"):
+        serve_metrics(second.registry, "127.0.0.1", server.port)
+    server.stop()
+    server.stop()
