@@ -1,0 +1,59 @@
+"""Settings of the estimator process."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from qlm_core.model import ModelSpec
+from qlm_estimator.machine import Learning
+from qlm_process.config import GrpcSettings, ModelSettings, QueueSettings, Section, TelemetrySettings
+from qlm_process.settings import Count, ListenAddress, Seconds
+
+
+class EstimatorSettings(Section):
+    """The section `estimator`, or an entry of `estimators`."""
+
+    name: str = Field("estimator", min_length=1, max_length=64, description="Name of this process in logs and traces.")
+    listen: ListenAddress = Field("127.0.0.1:0", description="Where the Estimator service listens; port 0: any free one.")
+    publish_every_s: Seconds = Field(1.0, description="Least time between two published profile snapshots.")
+    memory_requests: float = Field(
+        1000.0, ge=2.0, le=1e9, description="Finished requests of a class, or runs on an instance, after which an old one weighs 1 / e."
+    )
+    workload_rows_max: Count = Field(4096, description="Most request classes that are kept.")
+    hardware_rows_max: Count = Field(4096, description="Most pairs of instance and model that are kept.")
+    overview_every_s: Seconds = Field(2.0, description="How often the queue's instances and groups are read.")
+    overview_fresh_s: Seconds = Field(0.5, description="Age up to which a reading of the queue answers Predict.")
+    events_read_max: int = Field(1000, ge=1, le=10_000, description="Most entries of the event stream in one read.")
+    read_block_s: Seconds = Field(0.5, description="How long a read of the event stream waits for news.")
+    retry_s: Seconds = Field(0.5, description="Pause before the queue is asked again after it could not be reached.")
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
+
+    def learning(self) -> Learning:
+        """What the machine needs of this."""
+        return Learning(
+            publish_every_s=self.publish_every_s,
+            memory_requests=self.memory_requests,
+            workload_rows_max=self.workload_rows_max,
+            hardware_rows_max=self.hardware_rows_max,
+        )
+
+
+class EstimatorConfig(Section):
+    """All that the process reads."""
+
+    queue: QueueSettings = Field(default_factory=QueueSettings)
+    models: tuple[ModelSettings, ...] = ()
+    estimator: EstimatorSettings = Field(default_factory=EstimatorSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+
+    def catalogue(self) -> dict[str, ModelSpec]:
+        """The served models by name."""
+        return {
+            model.name: ModelSpec(
+                name=model.name,
+                profile=model.profile,
+                context_tokens_max=model.context_tokens_max,
+                vocabulary_size=model.vocabulary_size,
+            )
+            for model in self.models
+        }

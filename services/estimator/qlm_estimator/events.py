@@ -1,0 +1,86 @@
+"""What the estimator machine is told, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.profile import ProfileSnapshot
+
+EntryId = tuple[int, int]
+"""Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
+
+
+class LifecycleKind(Enum):
+    """What happened to a request. RELEASED: it left its agent unfinished (unpulled, requeued). ENDED: any end but COMPLETED."""
+
+    ACCEPTED = "accepted"
+    PULLED = "pulled"
+    RELEASED = "released"
+    COMPLETED = "completed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """One lifecycle event; `index`: its place among those of one entry. Only COMPLETED has a model and what follows it, and that is what
+    an agent claims: anything may stand there. `finished_s`: seconds of the server's clock."""
+
+    kind: LifecycleKind
+    entry_id: EntryId
+    index: int
+    queue_id: str
+    group_id: str = ""
+    incarnation: str = ""
+    attempt: int = 0
+    acceptance_number: int = 0
+    prompt_tokens: int = 0
+    model: str = ""
+    slo_class: str = ""
+    output_tokens: int = 0
+    finished_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupClass:
+    """What the machine needs of a group's record."""
+
+    model: str
+    slo_class: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSeen:
+    """The queue as it was right after the event `last_event`. `running`: incarnation -> requests that it owns."""
+
+    last_event: EntryId
+    instances: tuple[InstanceFacts, ...]
+    running: Mapping[str, int]
+    groups: Mapping[str, GroupClass]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The newest snapshot that was published, at the start."""
+
+    snapshot: ProfileSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed."""
+
+
+Event = Lifecycle | QueueSeen | Restored | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Store this snapshot, whose version is one above the last."""
+
+    snapshot: ProfileSnapshot
+
+
+Effect = Publish

@@ -1,0 +1,55 @@
+"""From an entry of the event stream to the machine's lifecycle events."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from qlm.internal.v1 import events_pb2
+from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind
+from qlm_queue.port import StreamEntry
+
+_KINDS = {
+    events_pb2.EVENT_KIND_ACCEPTED: LifecycleKind.ACCEPTED,
+    events_pb2.EVENT_KIND_PULLED: LifecycleKind.PULLED,
+    events_pb2.EVENT_KIND_UNPULLED: LifecycleKind.RELEASED,
+    events_pb2.EVENT_KIND_REQUEUED: LifecycleKind.RELEASED,
+    events_pb2.EVENT_KIND_COMPLETED: LifecycleKind.COMPLETED,
+    events_pb2.EVENT_KIND_FAILED: LifecycleKind.ENDED,
+    events_pb2.EVENT_KIND_CANCELLED: LifecycleKind.ENDED,
+    events_pb2.EVENT_KIND_EXPIRED: LifecycleKind.ENDED,
+}
+"""Kinds that are not here, of which a newer version may write some, teach nothing."""
+
+
+def entry_id_of(text: str) -> EntryId:
+    """The two numbers of an entry id "<ms>-<n>"; "" and "0" are before all. Raises ValueError for anything else."""
+    ms, _, sequence = text.partition("-")
+    return (int(ms or "0"), int(sequence or "0"))
+
+
+def lifecycle_events(entry: StreamEntry) -> list[Lifecycle]:
+    """The events of an entry, in order. Raises ValueError where it is malformed."""
+    try:
+        message = events_pb2.RequestEvents.FromString(entry.payload)
+    except DecodeError as error:
+        raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
+    entry_id = entry_id_of(entry.entry_id)
+    return [
+        Lifecycle(
+            kind=_KINDS[event.kind],
+            entry_id=entry_id,
+            index=index,
+            queue_id=event.queue_id,
+            group_id=event.group_id,
+            incarnation=event.incarnation,
+            attempt=event.attempt,
+            acceptance_number=event.acceptance_number,
+            prompt_tokens=event.prompt_tokens,
+            model=event.model,
+            slo_class=event.slo_class,
+            output_tokens=event.output_tokens,
+            finished_s=event.finished_s,
+        )
+        for index, event in enumerate(message.events)
+        if event.kind in _KINDS
+    ]

@@ -1,0 +1,204 @@
+"""The estimator's decisions: what to learn from each event, and when to publish. Pure.
+
+Events of the queue's stream come in its order, so what comes again or out of order is left out by its entry id. Events that were trimmed
+before they could be read show as a gap in the acceptance numbers; who runs where is then unknown until the next reading of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.profile import WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_estimator.activity import Activity, FinishedRun
+from qlm_estimator.events import Effect, EntryId, Event, GroupClass, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
+from qlm_estimator.lengths import LengthLearner
+from qlm_estimator.speed import SpeedLearner
+
+FINISH_SLACK_S = 5.0
+"""A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """How the estimator learns. `memory_requests`: finished requests after which an old one weighs 1 / e."""
+
+    publish_every_s: float = 1.0
+    memory_requests: float = 1000.0
+    workload_rows_max: int = 4096
+    hardware_rows_max: int = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """For metrics. `missed`: accepted requests whose events were trimmed unread, found in `gaps`."""
+
+    events: int = 0
+    lengths: int = 0
+    speeds: int = 0
+    refused: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    missed: int = 0
+
+
+class EstimatorMachine:
+    """One queue's estimator, from an empty or restored state. `active_models`: instance -> model of the last request it finished."""
+
+    def __init__(self, *, learning: Learning, catalogue: Mapping[str, ModelSpec], shipped: tuple[HardwareProfile, ...]) -> None:
+        self.counts = Counts()
+        self.active_models: dict[str, str] = {}
+        self._learning = learning
+        self._catalogue = catalogue
+        self._lengths = LengthLearner(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
+        self._speeds = SpeedLearner(shipped=shipped, memory=learning.memory_requests, rows_max=learning.hardware_rows_max)
+        self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
+        self._published_s = -float("inf")
+        self._learned = False
+        self._last_entry: EntryId = (0, 0)
+        self._last_index = -1
+        self._last_accepted = 0
+        self._instances: dict[str, InstanceFacts] = {}
+        self._activities: dict[str, Activity] = {}
+        self._groups: Mapping[str, GroupClass] = {}
+
+    @property
+    def snapshot(self) -> ProfileSnapshot:
+        """The newest snapshot that was published or restored."""
+        return self._snapshot
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it."""
+        match event:
+            case Lifecycle():
+                self._learn(event)
+            case QueueSeen():
+                self._see(event)
+            case Restored():
+                self._restore(event.snapshot)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return self._publish_if_due(now_s)
+
+    # Publication ------------------------------------------------------------------------------------------------------
+
+    def _publish_if_due(self, now_s: float) -> list[Effect]:
+        if now_s < self._published_s:  # the clock was set back
+            self._published_s = now_s
+        if not self._learned or now_s - self._published_s < self._learning.publish_every_s:
+            return []
+        self._learned = False
+        self._published_s = now_s
+        self._snapshot = ProfileSnapshot(
+            version=self._snapshot.version + 1,
+            made_s=now_s,
+            hardware=self._speeds.profiles(),
+            workload=self._lengths.profiles(),
+        )
+        return [Publish(snapshot=self._snapshot)]
+
+    def _restore(self, snapshot: ProfileSnapshot) -> None:
+        self._lengths.restore(snapshot.workload)
+        self._speeds.restore(snapshot.hardware)
+        self._snapshot = snapshot
+
+    # The queue --------------------------------------------------------------------------------------------------------
+
+    def _see(self, seen: QueueSeen) -> None:
+        """Incarnations that are new to the machine begin with what the reading says of them; others go on by their events."""
+        self._groups = seen.groups
+        self._instances = {facts.incarnation: facts for facts in seen.instances}
+        names = {facts.name for facts in seen.instances}
+        self.active_models = {name: model for name, model in self.active_models.items() if name in names}
+        self._activities = {
+            incarnation: self._activities.get(incarnation)
+            or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
+            for incarnation in self._instances
+        }
+
+    # Lifecycle --------------------------------------------------------------------------------------------------------
+
+    def _learn(self, event: Lifecycle) -> None:
+        self.counts.events += 1
+        if (event.entry_id, event.index) <= (self._last_entry, self._last_index):
+            self.counts.repeated += 1
+            return
+        self._last_entry, self._last_index = event.entry_id, event.index
+        match event.kind:
+            case LifecycleKind.ACCEPTED:
+                self._notice_gap(event.acceptance_number)
+            case LifecycleKind.PULLED:
+                self._pulled(event)
+            case LifecycleKind.RELEASED | LifecycleKind.ENDED:
+                self._leave(event)
+            case LifecycleKind.COMPLETED:
+                self._completed(event)
+            case _:
+                assert_never(event.kind)
+
+    def _notice_gap(self, number: int) -> None:
+        """Acceptance numbers have no holes, and each is told once, in order."""
+        expected = self._last_accepted + 1
+        if self._last_accepted and number > expected:
+            self.counts.gaps += 1
+            self.counts.missed += number - expected
+            self._activities = {}
+        self._last_accepted = max(self._last_accepted, number)
+
+    def _pulled(self, event: Lifecycle) -> None:
+        activity = self._activities.get(event.incarnation)
+        if activity is None or not activity.covers(event.entry_id):
+            return
+        group = self._groups.get(event.group_id)
+        instance = self._instances[event.incarnation]
+        model = group.model if group is not None else self.active_models.get(instance.name, "")
+        spec = self._catalogue.get(model)
+        hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
+        activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
+
+    def _leave(self, event: Lifecycle) -> FinishedRun | None:
+        """A request leaves its agent. An event taken after the owner was cleared does not name it."""
+        activity = self._activities.get(event.incarnation)
+        if activity is None and not event.incarnation:
+            activity = next((each for each in self._activities.values() if each.holds(event.queue_id)), None)
+        if activity is None or not activity.covers(event.entry_id):
+            return None
+        told_s = event.entry_id[0] / 1000.0
+        believed = told_s - FINISH_SLACK_S <= event.finished_s <= told_s
+        return activity.leave(told_s, event.queue_id, event.finished_s if believed else told_s)
+
+    def _completed(self, event: Lifecycle) -> None:
+        run = self._leave(event)
+        spec = self._catalogue.get(event.model)
+        if (
+            spec is None
+            or not 1 <= event.output_tokens <= spec.context_tokens_max
+            or not 1 <= event.prompt_tokens <= spec.context_tokens_max
+        ):
+            self.counts.refused += 1
+            return
+        group = self._groups.get(event.group_id)
+        slo_class = event.slo_class or (group.slo_class if group is not None else "")
+        self._lengths.add(spec.name, slo_class, event.prompt_tokens, event.output_tokens)
+        self.counts.lengths += 1
+        self._learned = True
+        instance = self._instances.get(event.incarnation)
+        if instance is None:
+            return
+        self.active_models[instance.name] = spec.name
+        # A run that took over the output of an earlier one made less than its request.
+        if run is not None and run.run.attempt == event.attempt == 1:
+            left_tokens = self._left_tokens(spec.name)
+            added = self._speeds.add(instance, spec.profile, run, event.output_tokens, left_tokens)
+            self.counts.speeds += added
+            self.counts.refused += not added
+
+    def _left_tokens(self, model: str) -> float:
+        workload: WorkloadProfile = self._lengths.model_profile(model) or WORKLOAD_PRIOR
+        output = workload.output_tokens
+        return output.second_moment / (2.0 * output.mean)

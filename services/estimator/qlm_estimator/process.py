@@ -1,0 +1,124 @@
+"""One estimator process: the leader's loop, the service and its health, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
+from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_estimator.config import EstimatorConfig
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.service import EstimatorService
+from qlm_estimator.shell import EstimatorShell
+from qlm_process.grpc_server import GrpcServer
+from qlm_process.lease_keeper import RoleElection
+from qlm_process.server_clock import ServerClock
+from qlm_queue.port import ESTIMATOR_ROLE, Queue
+
+SERVICE_NAME = "qlm.api.v1.Estimator"
+HEALTH_EVERY_S = 1.0
+"""How often health follows whether the queue's server answers."""
+
+
+class EstimatorProcess:
+    """Runs one estimator on a queue, which its caller stops."""
+
+    def __init__(self, config: EstimatorConfig, queue: Queue, metrics: EstimatorMetrics) -> None:
+        """Raises ConfigError for a model without any hardware profile, or given twice."""
+        self._config = config
+        self._queue = queue
+        self._metrics = metrics
+        self._shipped = shipped_snapshot()
+        self._catalogue = config.catalogue()
+        known = sorted({row.model for row in self._shipped.hardware})
+        for model in config.models:
+            if model.profile not in known:
+                raise ConfigError(
+                    f"models.{model.name}.profile: {model.profile!r} has no hardware profile; may be one of {', '.join(known)}"
+                )
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+        """Serves and learns until `stop`; `on_ready` is told the address. The server of the queue is waited for."""
+        settings = self._config.estimator
+        clock = ServerClock(self._queue)
+        shell: EstimatorShell | None = None
+        service = EstimatorService(
+            queue=self._queue,
+            clock=clock,
+            catalogue=self._catalogue,
+            shipped=self._shipped,
+            active_models=lambda: {} if shell is None else shell.active_models,
+            metrics=self._metrics,
+            fresh_s=settings.overview_fresh_s,
+        )
+        server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
+        try:
+            if not await self._connected(clock, stop):
+                return
+            await server.start()
+            election = RoleElection(
+                self._queue,
+                ESTIMATOR_ROLE,
+                server.address,
+                ttl_s=self._config.queue.lease_ttl_s,
+                renew_s=self._config.queue.lease_renew_s,
+            )
+            shell = EstimatorShell(
+                queue=self._queue,
+                clock=clock,
+                election=election,
+                settings=settings,
+                catalogue=self._catalogue,
+                shipped=self._shipped,
+                metrics=self._metrics,
+            )
+            await server.set_serving(True)
+            on_ready(server.address)
+            await self._until_stopped(stop, shell, server)
+        finally:
+            await server.stop()
+            await clock.stop()
+
+    async def _connected(self, clock: ServerClock, stop: asyncio.Event) -> bool:
+        """Waits for the queue's server; False if it is time to stop before."""
+        while not stop.is_set():
+            try:
+                await self._queue.start()
+                await clock.start()
+                return True
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_unavailable", error=str(error))
+                await _wait(stop, self._config.estimator.retry_s)
+        return False
+
+    async def _until_stopped(self, stop: asyncio.Event, shell: EstimatorShell, server: GrpcServer) -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(shell.run(), name="estimator-leader"),
+                group.create_task(self._follow_health(server), name="estimator-health"),
+            ]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _follow_health(self, server: GrpcServer) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            try:
+                await self._queue.server_time_s()
+            except Unavailable:  # health tells it; the leader's loop logs it
+                await server.set_serving(False)
+            else:
+                await server.set_serving(True)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,151 @@
+"""The Estimator service. A standby answers as well: all that it needs is in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc.aio
+
+from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2, request_pb2
+from qlm_core.errors import InvalidRequest, NotFound, Unavailable
+from qlm_core.group import slo_class, token_class
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import QueueView, RequestPrediction, predict_request
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.request import Slo, SloKind
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_process import profile_wire
+from qlm_process.queue_views import queue_views
+from qlm_process.server_clock import ServerClock
+from qlm_queue.port import Queue
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SLO_SECONDS_MAX = 30 * 24 * 3600.0
+PRIORITY_MAX = 1000
+RETRY_AFTER_S = 1.0
+"""Hint where no prediction can be made: an instance may come."""
+
+
+class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
+    """`fresh_s`: age up to which a reading of the queue is used again, so that the queue's load does not grow with the calls."""
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        clock: ServerClock,
+        catalogue: Mapping[str, ModelSpec],
+        shipped: ProfileSnapshot,
+        active_models: Callable[[], Mapping[str, str]],
+        metrics: EstimatorMetrics,
+        fresh_s: float,
+    ) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._catalogue = catalogue
+        self._snapshot = shipped
+        self._active_models = active_models
+        self._metrics = metrics
+        self._fresh_s = fresh_s
+        self._reading = asyncio.Lock()
+        self._views: tuple[QueueView, ...] = ()
+        self._read_s = -math.inf
+
+    async def GetProfiles(  # noqa: N802 (gRPC names it)
+        self, request: estimator_pb2.GetProfilesRequest, context: Context
+    ) -> estimator_pb2.ProfileSnapshot:
+        """The newest snapshot; version 0, the shipped one, where none was published."""
+        return profile_wire.to_proto(await self._newest())
+
+    async def Predict(  # noqa: N802 (gRPC names it)
+        self, request: estimator_pb2.PredictRequest, context: Context
+    ) -> estimator_pb2.PredictResponse:
+        """Raises NotFound, InvalidRequest, or Unavailable (NO_PREDICTION) where no instance of the model can be predicted."""
+        with self._metrics.predict_seconds.time():
+            spec, slo = _checked(request, self._catalogue)
+            snapshot, views = await self._now()
+            now_s = self._clock.now_s()
+            found = predict_request(
+                views,
+                self._catalogue,
+                snapshot,
+                spec.name,
+                request.prompt_tokens,
+                request.output_tokens_max,
+                math.inf if slo is None else slo.deadline_s(now_s),
+                slo_class="" if slo is None else slo_class(slo),
+                token_class=token_class(request.prompt_tokens),
+            )
+            if found is None:
+                raise Unavailable(
+                    f"no instance of {spec.name} can be predicted now",
+                    reason="NO_PREDICTION",
+                    details={"model": spec.name, "retry_after_s": str(RETRY_AFTER_S)},
+                )
+            return estimator_pb2.PredictResponse(prediction=_to_proto(found))
+
+    async def _now(self) -> tuple[ProfileSnapshot, tuple[QueueView, ...]]:
+        """The profiles and the queue, read together and at most `fresh_s` ago; one reading serves all calls that wait for it."""
+        async with self._reading:
+            now_s = self._clock.now_s()
+            if not 0.0 <= now_s - self._read_s <= self._fresh_s:
+                await self._newest()
+                self._views = queue_views(await self._queue.overview(), self._active_models())
+                self._read_s = now_s
+            return self._snapshot, self._views
+
+    async def _newest(self) -> ProfileSnapshot:
+        version, body = await self._queue.read_profiles()
+        if body and version != self._snapshot.version:
+            self._snapshot = profile_wire.from_body(body)
+        return self._snapshot
+
+
+def _checked(request: estimator_pb2.PredictRequest, catalogue: Mapping[str, ModelSpec]) -> tuple[ModelSpec, Slo | None]:
+    """The model and the SLO of a request; no SLO stands for none at all, behind everything."""
+    spec = catalogue.get(request.model)
+    if spec is None:
+        raise NotFound(f"no model {request.model!r}", reason="UNKNOWN_MODEL", details={"model": request.model})
+    for field, value in (("prompt_tokens", request.prompt_tokens), ("output_tokens_max", request.output_tokens_max)):
+        if value < 1:
+            raise _invalid(field, ">= 1")
+    if request.prompt_tokens >= spec.context_tokens_max:
+        raise InvalidRequest(
+            f"a prompt of {request.prompt_tokens} tokens leaves no room in a context of {spec.context_tokens_max}",
+            reason="PROMPT_TOO_LONG",
+            details={"prompt_tokens": str(request.prompt_tokens), "context_tokens_max": str(spec.context_tokens_max)},
+        )
+    return spec, _slo(request.slo) if request.HasField("slo") else None
+
+
+def _slo(message: request_pb2.Slo) -> Slo:
+    if message.kind == request_pb2.SLO_KIND_PRIORITY:
+        if abs(message.priority) > PRIORITY_MAX:
+            raise _invalid("slo.priority", f"-{PRIORITY_MAX} to {PRIORITY_MAX}")
+        return Slo(kind=SloKind.PRIORITY, priority=message.priority)
+    kinds = {request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION, request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN}
+    if message.kind not in kinds:
+        raise _invalid("slo.kind", "COMPLETION, FIRST_TOKEN or PRIORITY")
+    if not 0.0 < message.seconds <= SLO_SECONDS_MAX:
+        raise _invalid("slo.seconds", f"> 0 and at most {SLO_SECONDS_MAX:.0f}")
+    return Slo(kind=kinds[message.kind], seconds=message.seconds)
+
+
+def _invalid(field: str, rule: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} must be {rule}", details={"field": field, "rule": rule})
+
+
+def _to_proto(found: RequestPrediction) -> prediction_pb2.Prediction:
+    """A normal has a tail below zero; a time from now has none."""
+    return prediction_pb2.Prediction(
+        wait_p50_s=max(0.0, found.wait.quantile(0.5)),
+        wait_p90_s=max(0.0, found.wait.quantile(0.9)),
+        completion_p50_s=max(0.0, found.completion.quantile(0.5)),
+        completion_p90_s=max(0.0, found.completion.quantile(0.9)),
+        requests_ahead=found.requests_ahead,
+        profile_version=found.profile_version,
+    )

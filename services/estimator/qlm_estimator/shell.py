@@ -1,0 +1,141 @@
+"""The leader's loop: reads the queue and its events, steps the machine, stores what it publishes. No policy here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
+from qlm_estimator.config import EstimatorSettings
+from qlm_estimator.events import Event, GroupClass, QueueSeen, Restored, Tick
+from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
+from qlm_estimator.machine import EstimatorMachine
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_process import profile_wire
+from qlm_process.lease_keeper import LeaseKeeper, RoleElection
+from qlm_process.queue_views import instances_in
+from qlm_process.server_clock import ServerClock
+from qlm_queue.port import Overview, Queue, StreamEntry
+
+
+class EstimatorShell:
+    """Learns while it leads. `active_models`: instance -> model, as far as the leader knows; empty on a standby."""
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        clock: ServerClock,
+        election: RoleElection,
+        settings: EstimatorSettings,
+        catalogue: Mapping[str, ModelSpec],
+        shipped: ProfileSnapshot,
+        metrics: EstimatorMetrics,
+    ) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._election = election
+        self._settings = settings
+        self._catalogue = catalogue
+        self._shipped = shipped
+        self._metrics = metrics
+        self._machine: EstimatorMachine | None = None
+
+    @property
+    def active_models(self) -> Mapping[str, str]:
+        return {} if self._machine is None else dict(self._machine.active_models)
+
+    async def run(self) -> None:
+        """Stands by, leads, and stands by again after a lost lease, until it is cancelled."""
+        while True:
+            keeper = await self._election.win()
+            try:
+                await self._lead(keeper)
+            finally:
+                self._machine = None
+                self._metrics.leader.set(0)
+                await keeper.stop(release=True)
+
+    async def _lead(self, keeper: LeaseKeeper) -> None:
+        """Ends when the lease is lost. A queue that cannot be reached is asked again: what is lost is what its stream trims meanwhile."""
+        machine: EstimatorMachine | None = None
+        after, read_again_s = "0", 0.0
+        while not keeper.lost.is_set():
+            try:
+                if machine is None:
+                    machine, after = await self._restored()
+                now_s = self._clock.now_s()
+                if now_s >= read_again_s or read_again_s > now_s + self._settings.overview_every_s:
+                    await self._step(keeper, machine, queue_seen(await self._queue.overview()))
+                    read_again_s = now_s + self._settings.overview_every_s
+                entries = await self._queue.read_events(after, self._settings.read_block_s, self._settings.events_read_max)
+                for entry in entries:
+                    after = entry.entry_id
+                    await self._learn(keeper, machine, entry)
+                await self._step(keeper, machine, Tick())
+                self._metrics.report_counts(machine.counts)
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_unavailable", error=str(error))
+                await asyncio.sleep(self._settings.retry_s)
+            except LeaseLost as error:
+                structlog.get_logger().warning("lease_lost_at_publication", error=str(error))
+                return
+
+    async def _restored(self) -> tuple[EstimatorMachine, str]:
+        """A machine with what was published last, and the entry that it had read by then; without one it reads all that is kept."""
+        machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
+        version, body = await self._queue.read_profiles()
+        snapshot = self._parsed(version, body)
+        machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
+        after = f"{max(0, round(snapshot.made_s * 1000.0))}-0"
+        self._machine = machine
+        self._metrics.new_leader()
+        self._metrics.report_snapshot(machine.snapshot)
+        self._metrics.leader.set(1)
+        structlog.get_logger().info("estimator_leads", version=machine.snapshot.version, rows=len(machine.snapshot.workload))
+        return machine, after
+
+    def _parsed(self, version: int, body: bytes) -> ProfileSnapshot:
+        """The published snapshot; what cannot be read (of another version of QLM) counts as nothing learned, but its version goes on."""
+        try:
+            return profile_wire.from_body(body) if body else self._shipped
+        except ValueError as error:
+            structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
+            return replace(self._shipped, version=version)
+
+    async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
+        try:
+            events = lifecycle_events(entry)
+        except ValueError as error:
+            self._metrics.malformed.inc()
+            structlog.get_logger().warning("event_malformed", error=str(error))
+            return
+        for event in events:
+            await self._step(keeper, machine, event)
+
+    async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
+        for effect in machine.step(self._clock.now_s(), event):
+            snapshot = effect.snapshot
+            await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
+            self._metrics.publications.inc()
+            self._metrics.report_snapshot(snapshot)
+
+
+def queue_seen(overview: Overview) -> QueueSeen:
+    """What the machine needs of a reading of the queue."""
+    instances = instances_in(overview)
+    running = {record.instance: record.running for record in overview.virtual_queues}
+    return QueueSeen(
+        last_event=entry_id_of(overview.last_event_id),
+        instances=instances,
+        running={facts.incarnation: running.get(facts.name, 0) for facts in instances},
+        groups={
+            group_id: GroupClass(model=record.meta.get("model", ""), slo_class=record.meta.get("slo_class", ""))
+            for group_id, record in overview.groups.items()
+        },
+    )

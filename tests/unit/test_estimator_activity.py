@@ -1,0 +1,113 @@
+"""What one incarnation is taken to be busy with, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.profile import HardwareProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_estimator import activity as module
+from qlm_estimator.activity import Activity
+
+INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("chat",))
+
+
+def _hardware() -> HardwareProfile:
+    found = shipped_snapshot().hardware_for(INSTANCE, ModelSpec(name="chat", profile="Mistral-7B"))
+    assert found is not None
+    return found
+
+
+HARDWARE = _hardware()  # 1,000 prompt tokens take 0.075 s
+
+
+def test_a_run_among_others() -> None:
+    """B comes at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two all the time but for prefills."""
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
+    activity.pull(10.0, "B", 1, 2_000, HARDWARE)
+    activity.leave(20.0, "A", 20.0)
+    activity.pull(20.0, "C", 1, 4_000, HARDWARE)
+    found = activity.leave(30.0, "B", 29.5)
+    assert found is not None
+    decoding_s = 20.0 - 0.15
+    assert found.seconds == 19.5
+    assert found.sequences == pytest.approx((2 * decoding_s - 0.3) / decoding_s)
+    assert found.prompt_tokens_held == pytest.approx((2_000 * decoding_s + 1_000 * 9.85 + 4_000 * 9.7) / decoding_s)
+    assert (found.prefill_tokens, found.prefill_due_s) == (6_000, 0.0)
+
+
+def test_prefills_come_one_after_the_other() -> None:
+    activity = Activity(since=(0, 0), running=0)
+    for name in "ABCD":
+        activity.pull(0.0, name, 1, 10_000, HARDWARE)
+    first = activity.leave(1.0, "A", 1.0)
+    assert first is not None
+    assert first.run.prefill_due_s == 0.0
+    assert first.prefill_due_s == pytest.approx(2.0)
+    assert first.sequences == 1.0
+    assert activity.leave(1.2, "D", 1.2) is None, "its prefill was not its turn yet"
+
+
+def test_those_that_nobody_knows_are_counted() -> None:
+    activity = Activity(since=(5_000, 3), running=2)
+    assert not activity.covers((5_000, 3))
+    assert activity.covers((5_000, 4))
+    activity.pull(5.0, "A", 1, 1_000, HARDWARE)
+    assert activity.leave(10.0, "X", 10.0) is None
+    found = activity.leave(15.0, "A", 15.0)
+    assert found is not None
+    assert found.sequences == pytest.approx((3 * 4.925 + 2 * 5.0) / 9.925)
+    assert found.prompt_tokens_held == pytest.approx(1_000 * found.sequences)
+    activity.leave(16.0, "Y", 16.0)
+    activity.leave(17.0, "Z", 17.0)
+    activity.pull(20.0, "B", 1, 1_000, HARDWARE)
+    alone = activity.leave(25.0, "B", 25.0)
+    assert alone is not None
+    assert alone.sequences == 1.0, "no more left than there were"
+
+
+def test_idle_time_counts_for_nobody() -> None:
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
+    activity.leave(10.0, "A", 10.0)
+    activity.pull(1_000.0, "B", 1, 1_000, HARDWARE)
+    found = activity.leave(1_010.0, "B", 1_010.0)
+    assert found is not None
+    assert (found.seconds, found.sequences) == (10.0, 1.0)
+
+
+def test_time_that_goes_back_counts_as_none() -> None:
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
+    activity.pull(0.0, "B", 1, 1_000, HARDWARE)
+    activity.leave(20.0, "nobody", 20.0)
+    activity.leave(5.0, "B", 5.0)
+    found = activity.leave(30.0, "A", 30.0)
+    assert found is not None
+    assert found.sequences == pytest.approx((2 * 19.85 + 0.075 + 10.0) / 29.925), "two until 20, one from then on"
+
+
+def test_the_same_pull_again_replaces_the_first() -> None:
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
+    activity.pull(10.0, "A", 2, 1_000, HARDWARE)
+    found = activity.leave(20.0, "A", 20.0)
+    assert found is not None
+    assert (found.run.attempt, found.seconds, found.sequences) == (2, 10.0, 1.0)
+
+
+def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUNS_MAX", 10)
+    activity = Activity(since=(0, 0), running=0)
+    for number in range(30):
+        activity.pull(0.0, str(number), 1, 1, HARDWARE)
+    assert sum(activity.holds(str(number)) for number in range(30)) == 10
+    for number in range(29):
+        activity.leave(100.0, str(number), 100.0)
+    activity.pull(200.0, "late", 1, 1, HARDWARE)
+    found = activity.leave(300.0, "late", 300.0)
+    assert found is not None
+    assert found.sequences == pytest.approx(2.0, abs=1e-3), "the one that is left is still counted"

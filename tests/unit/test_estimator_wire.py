@@ -1,0 +1,190 @@
+"""Entries of the event stream, instances and readings of the queue on their way into the estimator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from qlm.api.v1 import instance_pb2
+from qlm.internal.v1 import events_pb2
+from qlm_core.instance import InstanceFacts
+from qlm_core.request import SloKind
+from qlm_estimator.config import EstimatorConfig, EstimatorSettings
+from qlm_estimator.events import GroupClass, LifecycleKind
+from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
+from qlm_estimator.shell import queue_seen
+from qlm_process import instance_wire
+from qlm_process.queue_views import instances_in, queue_views
+from qlm_queue.port import GroupRecord, InstanceRecord, Overview, StreamEntry, VirtualQueueRecord
+
+FACTS = InstanceFacts(
+    name="a",
+    incarnation="a/3",
+    gpu="A100-80GB",
+    n_gpu=1,
+    engine="simulated",
+    models=("chat", "big"),
+    address="127.0.0.1:1",
+    time_scale=20.0,
+    draining=True,
+    batch_max=64,
+)
+
+
+def _entry(*events: events_pb2.RequestEvent, entry_id: str = "1700000000123-4") -> StreamEntry:
+    return StreamEntry(entry_id=entry_id, payload=events_pb2.RequestEvents(events=events).SerializeToString())
+
+
+def test_every_field_of_an_event_is_read() -> None:
+    (event,) = lifecycle_events(
+        _entry(
+            events_pb2.RequestEvent(
+                kind=events_pb2.EVENT_KIND_COMPLETED,
+                queue_id="7-0",
+                group_id="g",
+                incarnation="a/1",
+                attempt=2,
+                acceptance_number=9,
+                prompt_tokens=11,
+                model="chat",
+                output_tokens=12,
+                finished_s=13.5,
+                slo_class="64s",
+            )
+        )
+    )
+    assert event.kind is LifecycleKind.COMPLETED
+    assert (event.entry_id, event.index) == ((1_700_000_000_123, 4), 0)
+    assert (event.queue_id, event.group_id, event.incarnation, event.attempt) == ("7-0", "g", "a/1", 2)
+    assert (event.acceptance_number, event.prompt_tokens, event.model) == (9, 11, "chat")
+    assert (event.output_tokens, event.finished_s, event.slo_class) == (12, 13.5, "64s")
+
+
+def test_kinds() -> None:
+    kinds = [events_pb2.RequestEvent(kind=kind) for kind in events_pb2.EventKind.values()]
+    read = [(event.index, event.kind) for event in lifecycle_events(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
+    assert read == [
+        (1, LifecycleKind.ACCEPTED),
+        (3, LifecycleKind.PULLED),
+        (4, LifecycleKind.RELEASED),
+        (5, LifecycleKind.RELEASED),
+        (6, LifecycleKind.COMPLETED),
+        (7, LifecycleKind.ENDED),
+        (8, LifecycleKind.ENDED),
+        (9, LifecycleKind.ENDED),
+    ]
+
+
+def test_malformed_entries_are_refused() -> None:
+    with pytest.raises(ValueError, match="1-1"):
+        lifecycle_events(StreamEntry(entry_id="1-1", payload=b"\xff\xff"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        lifecycle_events(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_PULLED), entry_id="now"))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", (0, 0)), ("0", (0, 0)), ("12-3", (12, 3)), ("12", (12, 0))])
+def test_entry_ids(text: str, expected: tuple[int, int]) -> None:
+    assert entry_id_of(text) == expected
+
+
+def test_an_instance_survives_the_wire() -> None:
+    assert instance_wire.from_body(instance_wire.to_body(FACTS)) == FACTS
+    assert instance_wire.from_body(instance_wire.to_body(FACTS), "a/9").incarnation == "a/9"
+    assert set(InstanceFacts.__slots__) == {field.name for field in instance_pb2.Instance.DESCRIPTOR.fields}
+
+
+def test_absent_numbers_of_an_instance_have_defaults() -> None:
+    found = instance_wire.from_proto(instance_pb2.Instance(name="a", n_gpu=1))
+    assert (found.time_scale, found.batch_max) == (1.0, 256)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        instance_pb2.Instance(n_gpu=1),
+        instance_pb2.Instance(name="a"),
+        instance_pb2.Instance(name="a", n_gpu=1, time_scale=-1.0),
+        instance_pb2.Instance(name="a", n_gpu=1, time_scale=math.nan),
+        instance_pb2.Instance(name="a", n_gpu=1, time_scale=math.inf),
+    ],
+)
+def test_impossible_instances_are_refused(wrong: instance_pb2.Instance) -> None:
+    with pytest.raises(ValueError, match="an instance has"):
+        instance_wire.from_proto(wrong)
+    with pytest.raises(ValueError, match="not an Instance"):
+        instance_wire.from_body(b"\xff\xff")
+
+
+def _group(group_id: str, model: str, **meta: str) -> GroupRecord:
+    return GroupRecord(
+        group_id=group_id,
+        instance="a",
+        last_instance="a",
+        waiting=4,
+        live=6,
+        waiting_prompt_tokens=400,
+        first_deadline_s=123.0,
+        version=1,
+        meta={"model": model, "slo_kind": "completion", "slo_class": "64s", "token_class": "256", "tenant_class": "1", **meta},
+    )
+
+
+def _overview(*, running: int = 3, alive: bool = True, body: bytes | None = None) -> Overview:
+    groups = {"1": _group("1", "chat"), "2": _group("2", "big", slo_kind="priority", slo_class="p3")}
+    return Overview(
+        plan_version=1,
+        accepted_count=10,
+        live=8,
+        unplaced=0,
+        virtual_queues=[
+            VirtualQueueRecord(instance="a", version=1, group_ids=["1", "2"], running=running),
+            VirtualQueueRecord(instance="unassigned", version=1, group_ids=[], running=0),
+        ],
+        groups=groups,
+        instances=[
+            InstanceRecord(name="a", incarnation="a/3", alive=alive, body=instance_wire.to_body(FACTS) if body is None else body),
+            InstanceRecord(name="fresh", incarnation="fresh/1", alive=True, body=instance_wire.to_body(replace(FACTS, name="fresh"))),
+        ],
+        incarnations={"a/3": alive, "fresh/1": True},
+        last_event_id="1700000000123-4",
+    )
+
+
+def test_views_of_a_reading() -> None:
+    first, fresh = queue_views(_overview())
+    assert (first.instance, first.running, first.active_model) == (FACTS, 3, "chat")
+    assert [(group.group_id, group.model, group.waiting, group.waiting_prompt_tokens) for group in first.groups] == [
+        ("1", "chat", 4, 400),
+        ("2", "big", 4, 400),
+    ]
+    assert (first.groups[0].slo_class, first.groups[0].token_class, first.groups[0].first_deadline_s) == ("64s", "256", 123.0)
+    assert first.groups[1].slo_kind is SloKind.PRIORITY
+    assert first.groups[1].first_deadline_s == math.inf
+    assert (fresh.instance.name, fresh.groups, fresh.running) == ("fresh", (), 0)
+
+
+def test_the_active_model_is_told_or_guessed() -> None:
+    assert queue_views(_overview(), {"a": "big"})[0].active_model == "big"
+    assert queue_views(_overview(running=0))[0].active_model == ""
+
+
+def test_dead_and_unreadable_instances_are_left_out() -> None:
+    assert [facts.name for facts in instances_in(_overview(alive=False))] == ["fresh"]
+    assert [facts.name for facts in instances_in(_overview(body=b"\xff\xff"))] == ["fresh"]
+
+
+def test_what_the_machine_is_told_of_a_reading() -> None:
+    seen = queue_seen(_overview())
+    assert seen.last_event == (1_700_000_000_123, 4)
+    assert seen.running == {"a/3": 3, "fresh/1": 0}
+    assert seen.groups == {"1": GroupClass(model="chat", slo_class="64s"), "2": GroupClass(model="big", slo_class="p3")}
+
+
+def test_settings() -> None:
+    assert EstimatorSettings().learning().publish_every_s == 1.0
+    config = EstimatorConfig.model_validate({"models": [{"name": "chat", "profile": "Mistral-7B"}]})
+    assert config.catalogue()["chat"].profile == "Mistral-7B"
+    with pytest.raises(ValueError, match="memory_requests"):
+        EstimatorSettings(memory_requests=1.0)
