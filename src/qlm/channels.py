@@ -1,0 +1,71 @@
+"""Connections to the gateways: one channel an address, and which one is used now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone
+
+MESSAGE_BYTES_MAX = 64 << 20
+KEEPALIVE_S = 10.0
+KEEPALIVE_TIMEOUT_S = 5.0
+RECONNECT_MAX_S = 1.0
+
+
+class Channels:
+    """Round robin over the addresses, moved on by failures."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        if not addresses or not all(addresses):
+            raise ConfigError('addresses: at least one "host:port"')
+        self._addresses = tuple(addresses)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._current = 0
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    @property
+    def address(self) -> str:
+        """The address that the next call goes to."""
+        return self._addresses[self._current]
+
+    def stub(self) -> GatewayAsyncStub:
+        """The gateway at `address`; connects when it is used."""
+        channel = self._channels.get(self.address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+            self._channels[self.address] = channel
+        return GatewayStub(channel)
+
+    def move_on(self, failed_address: str) -> None:
+        """The gateway there did not answer: the next call goes to another. Nothing where somebody has moved on already."""
+        if self.address == failed_address:
+            self._current = (self._current + 1) % len(self._addresses)
+
+    async def close(self) -> None:
+        """Safe twice."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(None)
+
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # A stream may be silent for as long as its request waits: probes tell a gateway that is gone from one that has nothing to say.
+    ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", round(RECONNECT_MAX_S * 1000)),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)

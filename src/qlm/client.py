@@ -1,0 +1,159 @@
+"""The synchronous client: the asynchronous one on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from opentelemetry.trace import TracerProvider
+
+from qlm.async_client import AsyncClient, RequestOptions
+from qlm.messages import Prompt
+from qlm.token_stream import TokenStream
+from qlm.values import Accepted, ModelInfo, QueueStatus, RequestState, Result, TokenChunk
+
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """As `AsyncClient`, call for call; use it as a context manager, from any thread."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        tenant: str = "default",
+        application: str = "",
+        call_timeout_s: float = 10.0,
+        reconnect_attempts_max: int = 20,
+        reconnect_backoff_max_s: float = 2.0,
+        tracer_provider: TracerProvider | None = None,
+    ) -> None:
+        self._client = AsyncClient(
+            addresses,
+            tenant=tenant,
+            application=application,
+            call_timeout_s=call_timeout_s,
+            reconnect_attempts_max=reconnect_attempts_max,
+            reconnect_backoff_max_s=reconnect_backoff_max_s,
+            tracer_provider=tracer_provider,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="qlm-client", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections and ends the thread. Safe twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._run(self._client.close())
+        self._run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, model: str, prompt: Prompt, **options: Unpack[RequestOptions]) -> Accepted:
+        """See `AsyncClient.submit`."""
+        return self._run(self._client.submit(model, prompt, **options))
+
+    def generate(
+        self, model: str, prompt: Prompt, *, timeout_s: float = float("inf"), **options: Unpack[RequestOptions]
+    ) -> SyncTokenStream:
+        """See `AsyncClient.generate`."""
+
+        async def start() -> TokenStream:
+            return self._client.generate(model, prompt, timeout_s=timeout_s, **options)
+
+        return SyncTokenStream(self, self._run(start()))
+
+    def stream(self, request_id: str, offset: int = 0, *, tenant: str | None = None, timeout_s: float = float("inf")) -> SyncTokenStream:
+        """See `AsyncClient.stream`."""
+
+        async def start() -> TokenStream:
+            return self._client.stream(request_id, offset, tenant=tenant, timeout_s=timeout_s)
+
+        return SyncTokenStream(self, self._run(start()))
+
+    def result(self, request_id: str, wait_s: float = 60.0, *, tenant: str | None = None) -> Result | None:
+        """See `AsyncClient.result`."""
+        return self._run(self._client.result(request_id, wait_s, tenant=tenant))
+
+    def cancel(self, request_id: str, *, tenant: str | None = None) -> RequestState:
+        """See `AsyncClient.cancel`."""
+        return self._run(self._client.cancel(request_id, tenant=tenant))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """See `AsyncClient.models`."""
+        return self._run(self._client.models())
+
+    def status(self, request_id: str | None = None, *, tenant: str | None = None) -> QueueStatus:
+        """See `AsyncClient.status`."""
+        return self._run(self._client.status(request_id, tenant=tenant))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class SyncTokenStream:
+    """See `TokenStream`: iterate over it once."""
+
+    def __init__(self, client: Client, stream: TokenStream) -> None:
+        self._client = client
+        self._stream = stream
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request_id
+
+    @property
+    def offset(self) -> int:
+        """The first token that has not been given yet."""
+        return self._stream.offset
+
+    @property
+    def accepted(self) -> Accepted | None:
+        return self._stream.accepted
+
+    @property
+    def result(self) -> Result | None:
+        """Set when the iteration has ended."""
+        return self._stream.result
+
+    def wait_accepted(self) -> Accepted:
+        """See `TokenStream.wait_accepted`."""
+        return self._client._run(self._stream.wait_accepted())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        try:
+            return self._client._run(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Breaks the call off; the request goes on. Safe twice."""
+        self._client._run(self._stream.aclose())

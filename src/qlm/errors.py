@@ -1,0 +1,35 @@
+"""The error tree of QLM, as the SDK raises it (see `qlm_core.errors`)."""
+
+from __future__ import annotations
+
+from qlm_core.errors import (
+    CallDeadlineExceeded,
+    ConfigError,
+    InternalError,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    QlmError,
+    QueueFull,
+    RequestEnded,
+    RequestIdConflict,
+    Unavailable,
+)
+
+__all__ = [
+    "CallDeadlineExceeded",
+    "ConfigError",
+    "InternalError",
+    "InvalidRequest",
+    "LeaseLost",
+    "NotFound",
+    "OffsetOutOfRange",
+    "PreconditionFailed",
+    "QlmError",
+    "QueueFull",
+    "RequestEnded",
+    "RequestIdConflict",
+    "Unavailable",
+]

@@ -1,0 +1,181 @@
+"""Plain values that the SDK takes and gives. Units are the last word of a name; times are seconds of the queue's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RequestState(StrEnum):
+    """States of a request (`RequestState` in request.proto)."""
+
+    ACCEPTED = "accepted"
+    PLACED = "placed"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (RequestState.ACCEPTED, RequestState.PLACED, RequestState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """A latency objective: make one with `completion`, `first_token` or `priority_of`."""
+
+    kind: str
+    seconds: float = 0.0
+    priority: int = 0
+
+    @classmethod
+    def completion(cls, seconds: float) -> Slo:
+        """Seconds from acceptance to the last token."""
+        return cls(kind="completion", seconds=seconds)
+
+    @classmethod
+    def first_token(cls, seconds: float) -> Slo:
+        """Seconds from acceptance to the first token."""
+        return cls(kind="first_token", seconds=seconds)
+
+    @classmethod
+    def priority_of(cls, priority: int) -> Slo:
+        """Strict priority, lower first; no deadline."""
+        return cls(kind="priority", priority=priority)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """When a waiting request starts and ends, from now, as quantiles; and the requests expected to be served before it."""
+
+    wait_p50_s: float
+    wait_p90_s: float
+    completion_p50_s: float
+    completion_p90_s: float
+    requests_ahead: int
+    profile_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What is known at acceptance. `duplicate`: the id was accepted before and this is that request. `prediction`: None where
+    none can be made."""
+
+    tenant: str
+    request_id: str
+    queue_id: str
+    duplicate: bool
+    state: RequestState
+    accepted_s: float
+    prompt_tokens: int
+    prediction: Prediction | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """Consecutive output: token ids (or `pieces`, from engines that give only text) from index `offset` on, and as text."""
+
+    offset: int
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    text: str
+
+    @property
+    def count(self) -> int:
+        return len(self.token_ids) or len(self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times of a request; 0 where it never happened."""
+
+    accepted_s: float
+    started_s: float
+    first_token_s: float
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The end of a request. `finish_reason`: "stop", "length" or "". `error_reason`: a reason of errors.proto, "" where it
+    COMPLETED. The output is empty on the result of a stream, which has given it."""
+
+    tenant: str
+    request_id: str
+    queue_id: str
+    model: str
+    state: RequestState
+    finish_reason: str
+    error_reason: str
+    error_message: str
+    prompt_tokens: int
+    output_tokens: int
+    attempts: int
+    incarnation: str
+    timing: Timing
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """One request now. `requests_ahead`: None unless it waits in a virtual queue."""
+
+    state: RequestState
+    queue_id: str
+    group_id: str
+    instance: str
+    requests_ahead: int | None
+    output_tokens: int
+    attempts: int
+    accepted_s: float
+    prediction: Prediction | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """A request group on a virtual queue. `slo_kind`: "completion", "first_token" or "priority"."""
+
+    group_id: str
+    model: str
+    slo_kind: str
+    slo_class: str
+    waiting: int
+    first_deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualQueueStatus:
+    """A virtual queue; `groups`: first is served first."""
+
+    instance: str
+    version: int
+    groups: tuple[GroupStatus, ...]
+    running: int
+    alive: bool
+    active_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running."""
+
+    queue: str
+    live: int
+    unplaced: int
+    running: int
+    virtual_queues: tuple[VirtualQueueStatus, ...]
+    request: RequestStatus | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A served model. `token_count`: "exact" or "approximate". `instances`: live ones that can serve it."""
+
+    name: str
+    context_tokens_max: int
+    token_count: str
+    instances: int
