@@ -1,0 +1,124 @@
+"""The command `qlm status`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+import qlm
+from qlm.cli.options import address_option, tenant_option
+from qlm.cli.submit import outlook
+from qlm.values import GroupStatus
+
+UNASSIGNED = "unassigned"
+"""The virtual queue of groups that no instance can serve now."""
+GROUPS_SHOWN_MAX = 8
+"""Groups of one virtual queue that the table shows; the rest is counted."""
+
+
+@click.command()
+@click.option("--request", "request_id", metavar="ID", help="Show one request: its state, position and expected wait.")
+@click.option(
+    "--watch", "every_s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Show again every so many seconds until Ctrl-C."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@tenant_option
+@address_option
+def status(request_id: str | None, every_s: float | None, as_json: bool, tenant: str, addresses: tuple[str, ...]) -> None:
+    """Show the queue: virtual queues, their groups and models, what runs; or one request."""
+    console = Console()
+    with qlm.Client(list(addresses), tenant=tenant) as client:
+        if as_json:
+            document: dict[str, object] = asdict(client.status(request_id))
+            document["models"] = [asdict(model) for model in client.models()]
+            click.echo(json.dumps(document))
+        elif every_s is None:
+            console.print(_shown(client, request_id))
+        else:
+            _watch(client, request_id, every_s, console)
+
+
+def _watch(client: qlm.Client, request_id: str | None, every_s: float, console: Console) -> None:
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(_shown(client, request_id), refresh=True)
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        return  # how a watch is meant to end
+
+
+def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
+    queue = client.status(request_id)
+    if queue.request is not None:
+        return _request(request_id or "", queue.request)
+    return Group(_queues(queue, time.time()), _models(client.models()))
+
+
+def _queues(queue: qlm.QueueStatus, now_s: float) -> Table:
+    caption = f"{queue.live:,} live: {queue.unplaced:,} not placed yet, {queue.running:,} running"
+    table = Table(title=f"queue {queue.queue}", title_justify="left", min_width=72, caption=caption, caption_justify="left")
+    for heading in ("instance", "active model", "groups in order", "objective", "due"):
+        table.add_column(heading, no_wrap=True)
+    for name in ("waiting", "running"):
+        table.add_column(name, justify="right")
+    for virtual_queue in queue.virtual_queues:
+        if virtual_queue.instance == UNASSIGNED and not virtual_queue.groups:
+            continue
+        alive = "" if virtual_queue.alive or virtual_queue.instance == UNASSIGNED else " (gone)"
+        head = [f"{virtual_queue.instance}{alive}", virtual_queue.active_model or "-"]
+        running = f"{virtual_queue.running:,}" if virtual_queue.instance != UNASSIGNED else ""
+        rows = list(_groups(virtual_queue.groups, now_s)) or [("-", "", "", "0")]
+        for index, row in enumerate(rows):
+            first = index == 0
+            table.add_row(*(head if first else ("", "")), *row, running if first else "", end_section=index == len(rows) - 1)
+    return table
+
+
+def _groups(groups: tuple[GroupStatus, ...], now_s: float) -> Iterator[tuple[str, str, str, str]]:
+    for group in groups[:GROUPS_SHOWN_MAX]:
+        yield group.model, f"{group.slo_kind} {group.slo_class}", _due(group.first_deadline_s, now_s), f"{group.waiting:,}"
+    rest = groups[GROUPS_SHOWN_MAX:]
+    if rest:
+        yield f"... {len(rest):,} more", "", "", f"{sum(group.waiting for group in rest):,}"
+
+
+def _due(deadline_s: float, now_s: float) -> str:
+    if not 0 < deadline_s < float("inf"):
+        return "-"
+    left_s = deadline_s - now_s
+    return f"in {left_s:,.0f} s" if left_s >= 0 else f"{-left_s:,.0f} s ago"
+
+
+def _models(models: tuple[qlm.ModelInfo, ...]) -> Table:
+    table = Table(title="models", title_justify="left")
+    for heading in ("model", "context tokens", "token count", "instances"):
+        table.add_column(heading)
+    for model in models:
+        table.add_row(model.name, f"{model.context_tokens_max:,}", model.token_count, str(model.instances))
+    return table
+
+
+def _request(request_id: str, request: qlm.RequestStatus) -> Table:
+    table = Table(title=f"request {request_id}", title_justify="left", show_header=False)
+    rows = {
+        "state": str(request.state),
+        "queue id": request.queue_id,
+        "group": request.group_id,
+        "instance": request.instance,
+        "position": "" if request.requests_ahead is None else f"{request.requests_ahead:,} served before it on its instance",
+        "outlook": "" if request.state.terminal else outlook(request.prediction),
+        "output tokens": f"{request.output_tokens:,}",
+        "attempts": str(request.attempts),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table

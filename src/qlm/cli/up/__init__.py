@@ -1,0 +1,1 @@
+"""`qlm up`: a whole cluster on this machine, as real processes under supervision."""

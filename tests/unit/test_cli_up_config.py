@@ -1,0 +1,45 @@
+"""What `qlm up` runs, from its settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from qlm.cli.options import default_config_path
+from qlm.cli.up.config import UpConfig, process_specs
+from qlm_core.errors import ConfigError
+from qlm_process.config import load_config
+
+
+def load(**overrides: str) -> UpConfig:
+    return load_config(UpConfig, default_config_path(), overrides=overrides, environment={})
+
+
+def test_the_shipped_configuration_has_two_gpus_and_one_of_each_service() -> None:
+    specs = process_specs(load(), "qlm.yaml", {"agent.batch_max": "8"}, "redis://h:1")
+    assert [(spec.service, spec.name) for spec in specs] == [
+        ("gateway", "gateway-0"),
+        ("planner", "planner-0"),
+        ("estimator", "estimator-0"),
+        ("agent", "a100-0"),
+        ("agent", "h100-0"),
+    ]
+    command = specs[3].command
+    assert command[1:7] == ("-m", "qlm_agent", "--config", "qlm.yaml", "--name", "a100-0")
+    assert "agent.batch_max=8" in command
+    assert command.index("queue.url=redis://h:1") > command.index("agent.batch_max=8")
+
+
+def test_metrics_ports_follow_the_base() -> None:
+    config = load(**{"up.metrics_port_base": "9100"})
+    ports = [part for spec in process_specs(config, "f", {}, "u") for part in spec.command if "metrics_port" in part]
+    assert ports == [f"telemetry.metrics_port={9100 + index}" for index in range(5)]
+
+
+def test_two_processes_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two processes are named 'a100-0'"):
+        load(planners="[{name: a100-0}]")
+
+
+def test_a_standby_is_one_more_entry() -> None:
+    config = load(planners="[{name: planner-0}, {name: planner-1}]")
+    assert [entry.name for entry in config.planners] == ["planner-0", "planner-1"]
