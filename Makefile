@@ -1,0 +1,54 @@
+# `make help` lists the targets. PYTHON: the interpreter (3.11+) of the virtual environment that `setup` makes.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.qlm-installed
+PROTOS := $(sort $(shell find protos -name '*.proto'))
+TRACE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup protos docs format lint type imports test demo up clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with everything for running and developing
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
+		--python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src $(PROTOS)
+
+docs: $(STAMP) ## Write docs/configuration.md from the settings classes
+	$(BIN)/python -m qlm.cli.settings_reference > docs/configuration.md
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+
+lint: $(STAMP) ## Check style (ruff)
+	$(BIN)/ruff check .
+
+type: $(STAMP) ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+imports: $(STAMP) ## Check who may import whom (import-linter)
+	$(BIN)/lint-imports --no-cache
+
+test: $(STAMP) ## Run the core tests (under ten minutes on two cores)
+	$(BIN)/python -m pytest
+
+demo: $(STAMP) ## Replay 2,000+ requests on a whole cluster and kill processes half way (TRACE=file.csv.gz: a trace of your own)
+	$(BIN)/python -m qlm_load demo $(if $(TRACE),--trace $(TRACE))
+
+up: $(STAMP) ## Run everything on this machine, gateway on 127.0.0.1:50051
+	$(BIN)/qlm up
+
+clean: ## Remove the virtual environment, caches and outputs (not qlm-state)
+	rm -rf $(VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
