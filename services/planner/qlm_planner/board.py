@@ -1,0 +1,240 @@
+"""The board: what the planner knows of groups, virtual queues and instances. It holds counts per group and nothing per request.
+
+Counts change by the planner's own placements at once and by lifecycle events as they are read; an overview replaces them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qlm_core.group import GroupKey
+from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
+from qlm_core.request import SloKind
+from qlm_planner.events import Change, ChangeKind
+from qlm_planner.group_meta import GroupOrder, GroupTraits, from_meta, order_of
+from qlm_planner.snapshot import GroupRow, Snapshot
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0."""
+
+    group_id: str
+    order: GroupOrder
+    traits: GroupTraits
+    band: int
+    instance: str
+    first_deadline_s: float
+    waiting: int = 0
+    live: int = 0
+    waiting_prompt_tokens: int = 0
+
+    @property
+    def open(self) -> bool:
+        return self.waiting > 0
+
+    @property
+    def urgency(self) -> tuple[int, float, GroupOrder]:
+        """Sorts as earliest deadline first inside priority bands; the older group first where deadlines are equal."""
+        return (self.band, self.first_deadline_s, self.order)
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `active_model`: reported by its
+    agent, or that of the last group it pulled from; "" where neither is known."""
+
+    facts: InstanceFacts
+    alive: bool = True
+    lost_s: float | None = None
+    running: int = 0
+    active_model: str = ""
+    warm_models: tuple[str, ...] = ()
+
+    @property
+    def serving(self) -> bool:
+        """It may be given groups."""
+        return self.alive and not self.facts.draining
+
+
+@dataclass(slots=True, kw_only=True)
+class Board:
+    """`newest`: the newest open group of each key."""
+
+    slo_band: int
+    groups: dict[str, Group] = field(default_factory=dict)
+    queues: dict[str, list[str]] = field(default_factory=lambda: {UNASSIGNED: []})
+    versions: dict[str, int] = field(default_factory=lambda: {UNASSIGNED: 0})
+    slots: dict[str, Slot] = field(default_factory=dict)
+    incarnations: dict[str, bool] = field(default_factory=dict)
+    newest: dict[GroupKey, Group] = field(default_factory=dict)
+    plan_version: int = 0
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def open_groups(self) -> int:
+        return sum(len(queue) for queue in self.queues.values())
+
+    def queue_groups(self, instance: str) -> list[Group]:
+        """The open groups of a virtual queue, first served first."""
+        return [self.groups[group_id] for group_id in self.queues.get(instance, ())]
+
+    def successor(self, group: Group) -> str:
+        """The group behind an open one on its queue, "" for the last."""
+        queue = self.queues[group.instance]
+        position = queue.index(group.group_id) + 1
+        return queue[position] if position < len(queue) else ""
+
+    # Changing ---------------------------------------------------------------------------------------------------------
+
+    def open_group(self, group: Group, position: int) -> None:
+        """Puts a new or drained group on its queue."""
+        assert group.group_id not in self.queues[group.instance]
+        self.groups[group.group_id] = group
+        self.queues[group.instance].insert(position, group.group_id)
+        held = self.newest.get(group.traits.key)
+        if held is None or held.order <= group.order:
+            self.newest[group.traits.key] = group
+
+    def add_request(self, group: Group, prompt_tokens: int, deadline_s: float) -> None:
+        group.waiting += 1
+        group.live += 1
+        group.waiting_prompt_tokens += prompt_tokens
+        group.first_deadline_s = min(group.first_deadline_s, deadline_s)
+
+    def drop_request(self, group_id: str, prompt_tokens: int) -> None:
+        """A request that was added turned out to be placed elsewhere or ended."""
+        group = self.groups.get(group_id)
+        if group is not None:
+            self._leave(group, prompt_tokens)
+            self._end(group)
+
+    def apply_change(self, change: Change) -> None:
+        """A lifecycle event. One about a group that is not known is ignored: the next overview tells."""
+        group = self.groups.get(change.group_id)
+        if group is None:
+            return
+        slot = self._owner(change.incarnation)
+        match change.kind:
+            case ChangeKind.PULLED:
+                self._leave(group, change.prompt_tokens)
+                if slot is not None:
+                    slot.running += 1
+                    slot.active_model = group.traits.key.model
+            case ChangeKind.RETURNED:
+                self._return(group, change.prompt_tokens)
+                self._stop_running(slot)
+            case ChangeKind.ENDED_RUNNING:
+                self._stop_running(slot)
+                self._end(group)
+            case ChangeKind.ENDED_WAITING:
+                self._leave(group, change.prompt_tokens)
+                self._end(group)
+
+    def load(self, snapshot: Snapshot, now_s: float) -> None:
+        """Takes an overview as the truth. What only agents report (the active model) is kept."""
+        self.plan_version = max(self.plan_version, snapshot.plan_version)
+        self._load_slots(snapshot, now_s)
+        self.incarnations = dict(snapshot.incarnations)
+        old, self.groups = self.groups, {}
+        for group_id, row in snapshot.groups.items():
+            self.groups[group_id] = self._loaded(row, old.get(group_id))
+        self.queues = {name: [] for name in (UNASSIGNED, *self.slots)}
+        self.versions = dict.fromkeys(self.queues, 0)
+        for queue in snapshot.queues:
+            if queue.instance in self.queues:
+                self.queues[queue.instance] = [group_id for group_id in queue.group_ids if group_id in self.groups]
+                self.versions[queue.instance] = queue.version
+        for name, slot in self.slots.items():
+            if slot.running and not slot.active_model and self.queues[name]:
+                # Nobody has told yet: it pulls from the first group.
+                slot.active_model = self.groups[self.queues[name][0]].traits.key.model
+        self.newest = {}
+        for group in self.groups.values():
+            if group.open:
+                held = self.newest.get(group.traits.key)
+                if held is None or held.order < group.order:
+                    self.newest[group.traits.key] = group
+
+    def move(self, target: Mapping[str, list[str]]) -> None:
+        """Replaces whole queues by what a plan made of them."""
+        for instance, group_ids in target.items():
+            self.queues[instance] = list(group_ids)
+            for group_id in group_ids:
+                self.groups[group_id].instance = instance
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _loaded(self, row: GroupRow, old: Group | None) -> Group:
+        traits = from_meta(row.meta) if old is None else old.traits
+        return Group(
+            group_id=row.group_id,
+            order=order_of(row.group_id),
+            traits=traits,
+            band=band_of(traits, self.slo_band),
+            instance=row.instance or row.last_instance or UNASSIGNED,
+            first_deadline_s=row.first_deadline_s,
+            waiting=row.waiting if row.instance else 0,
+            live=row.live,
+            waiting_prompt_tokens=row.waiting_prompt_tokens,
+        )
+
+    def _load_slots(self, snapshot: Snapshot, now_s: float) -> None:
+        old, self.slots = self.slots, {}
+        for row in snapshot.instances:
+            known = old.get(row.facts.name)
+            same = known is not None and known.facts.incarnation == row.facts.incarnation
+            slot = known if known is not None and same else Slot(facts=row.facts)
+            slot.facts = row.facts
+            slot.alive = row.alive
+            if row.alive:
+                slot.lost_s = None
+            elif slot.lost_s is None:
+                slot.lost_s = now_s
+            self.slots[row.facts.name] = slot
+        for queue in snapshot.queues:
+            if queue.instance in self.slots:
+                self.slots[queue.instance].running = queue.running
+
+    def _owner(self, incarnation: str) -> Slot | None:
+        slot = self.slots.get(instance_of(incarnation))
+        return slot if slot is not None and slot.facts.incarnation == incarnation else None
+
+    @staticmethod
+    def _stop_running(slot: Slot | None) -> None:
+        if slot is not None:
+            slot.running = max(0, slot.running - 1)
+
+    def _leave(self, group: Group, prompt_tokens: int) -> None:
+        """One waiting request fewer; the group leaves its queue with the last one."""
+        if not group.open:
+            return
+        group.waiting -= 1
+        group.waiting_prompt_tokens = max(0, group.waiting_prompt_tokens - prompt_tokens)
+        if group.waiting == 0:
+            queue = self.queues[group.instance]
+            if group.group_id in queue:
+                queue.remove(group.group_id)
+            if self.newest.get(group.traits.key) is group:
+                del self.newest[group.traits.key]
+
+    def _return(self, group: Group, prompt_tokens: int) -> None:
+        """One more waiting; a group that had drained is opened again at the head, as the queue does it."""
+        group.waiting += 1
+        group.waiting_prompt_tokens += prompt_tokens
+        if group.instance not in self.queues:
+            group.instance = UNASSIGNED
+        if group.group_id not in self.queues[group.instance]:
+            self.open_group(group, 0)
+
+    def _end(self, group: Group) -> None:
+        group.live = max(0, group.live - 1)
+        if group.live == 0 and not group.open:
+            self.groups.pop(group.group_id, None)
+
+
+def band_of(traits: GroupTraits, slo_band: int) -> int:
+    """Lower bands are served first: PRIORITY requests by their number, all with an SLO in one configured band."""
+    return traits.priority if traits.key.slo_kind is SloKind.PRIORITY else slo_band

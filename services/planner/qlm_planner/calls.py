@@ -1,0 +1,202 @@
+"""Carries out the machine's calls on the queue, and turns what comes back into its events. No policy here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from qlm.api.v1 import request_pb2
+from qlm.internal.v1 import events_pb2
+from qlm_core.instance import InstanceFacts
+from qlm_core.request import RequestFacts, Slo, SloKind
+from qlm_planner.effects import ApplyChunk, Call, Expire, Forget, Place, ReadArrivals, ReadEvents, ReadOverview, ReadUnplaced, Reclaim
+from qlm_planner.events import (
+    ArrivalsRead,
+    Change,
+    ChangeKind,
+    ChunkAnswered,
+    Event,
+    EventEntry,
+    EventsRead,
+    ExpirySwept,
+    Forgotten,
+    OverviewRead,
+    PlaceAnswered,
+    Reclaimed,
+    UnplacedRead,
+)
+from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot, entry_id
+from qlm_process.instance_wire import from_body
+from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.port import (
+    GroupPlacement,
+    InstanceRecord,
+    Lease,
+    LiveRequest,
+    Overview,
+    PlanChunk,
+    Queue,
+    QueueSegment,
+    RequestPlacement,
+    StepStatus,
+    StreamEntry,
+)
+
+SLO_KINDS: Mapping[int, SloKind] = {
+    request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION,
+    request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN,
+    request_pb2.SLO_KIND_PRIORITY: SloKind.PRIORITY,
+}
+
+LOST_TOO_OFTEN = request_pb2.Result(
+    error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")
+).SerializeToString()
+
+CHANGES: Mapping[int, ChangeKind] = {
+    events_pb2.EVENT_KIND_PULLED: ChangeKind.PULLED,
+    events_pb2.EVENT_KIND_UNPULLED: ChangeKind.RETURNED,
+    events_pb2.EVENT_KIND_REQUEUED: ChangeKind.RETURNED,
+    events_pb2.EVENT_KIND_COMPLETED: ChangeKind.ENDED_RUNNING,
+    events_pb2.EVENT_KIND_FAILED: ChangeKind.ENDED_RUNNING,
+    events_pb2.EVENT_KIND_CANCELLED: ChangeKind.ENDED_RUNNING,
+    events_pb2.EVENT_KIND_EXPIRED: ChangeKind.ENDED_RUNNING,
+}
+
+
+async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
+    """Makes one call. Raises Unavailable (the machine hears of it as `CallFailed`) and LeaseLost."""
+    match call:
+        case Place():
+            return await _place(queue, lease, call)
+        case ApplyChunk():
+            return await _apply(queue, lease, call)
+        case ReadOverview():
+            return OverviewRead(snapshot=snapshot_of(await queue.overview()))
+        case ReadUnplaced(after=after, count=count):
+            found = await queue.read_unplaced(after, count)
+            return UnplacedRead(arrivals=arrivals_of(found), read_to=found[-1].queue_id if found else "")
+        case ReadArrivals(count=count, block_s=block_s):
+            return ArrivalsRead(arrivals=arrivals_of(await queue.read_arrivals(block_s, count)))
+        case ReadEvents(after=after, count=count, block_s=block_s):
+            return EventsRead(entries=event_entries(await queue.read_events(after, block_s, count)))
+        case Reclaim(incarnation=incarnation):
+            return Reclaimed(incarnation=incarnation, count=await queue.reclaim(lease, incarnation, LOST_TOO_OFTEN))
+        case Expire():
+            return ExpirySwept(count=await queue.expire(EXPIRED_RESULT))
+        case Forget(instance=instance):
+            return Forgotten(instance=instance, done=await queue.forget_instance(lease, instance))
+        case _:
+            assert_never(call)
+
+
+async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
+    groups = [
+        GroupPlacement(
+            group_id=group.group_id,
+            instance=group.instance,
+            before=group.before,
+            first_deadline_s=group.first_deadline_s,
+            meta=group.meta,
+        )
+        for group in call.groups
+    ]
+    requests = [
+        RequestPlacement(queue_id=each.arrival.facts.queue_id, key=each.arrival.facts.key, group_id=each.group_id) for each in call.requests
+    ]
+    statuses = await queue.place(lease, groups, requests)
+    return PlaceAnswered(call=call, done=tuple(status is StepStatus.DONE for status in statuses))
+
+
+async def _apply(queue: Queue, lease: Lease, call: ApplyChunk) -> ChunkAnswered:
+    segments = [QueueSegment(instance=each.instance, start=each.start, group_ids=each.group_ids) for each in call.segments]
+    answer = await queue.apply_plan(lease, PlanChunk(plan_version=call.plan_version, versions=call.versions, segments=segments))
+    return ChunkAnswered(call=call, applied=answer.applied, versions=answer.versions, moved=answer.moved)
+
+
+def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[Arrival, ...]:
+    """A request whose body this version cannot read is left where it is, and said so: it must not stop the others."""
+    found: list[Arrival] = []
+    for request in requests:
+        try:
+            found.append(arrival_of(request))
+        except (DecodeError, ValueError) as error:
+            structlog.get_logger().error("request_unreadable", queue_id=request.queue_id, error=str(error))
+    return tuple(found)
+
+
+def arrival_of(request: LiveRequest) -> Arrival:
+    """Raises DecodeError and ValueError for a body that no gateway of this version stores."""
+    body = request_pb2.Request.FromString(request.body)
+    slo = body.admission.slo
+    kind = SLO_KINDS.get(slo.kind)
+    if kind is None or (kind is not SloKind.PRIORITY and not slo.seconds > 0):
+        raise ValueError("its admission has no SLO")
+    facts = RequestFacts(
+        queue_id=request.queue_id,
+        key=request.key,
+        acceptance_number=request.acceptance_number,
+        accepted_s=request.accepted_s,
+        model=body.model,
+        slo=Slo(kind=kind, priority=slo.priority) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=slo.seconds),
+        prompt_tokens=body.admission.prompt_tokens,
+        output_tokens_max=body.admission.output_tokens_max,
+    )
+    return Arrival(facts=facts, traceparent=body.trace.traceparent, tracestate=body.trace.tracestate)
+
+
+def event_entries(entries: Sequence[StreamEntry]) -> tuple[EventEntry, ...]:
+    return tuple(EventEntry(entry_id=entry_id(entry.entry_id), changes=changes_of(entry.payload)) for entry in entries)
+
+
+def changes_of(payload: bytes) -> tuple[Change, ...]:
+    """What a script call changed about groups; requests without a group (never placed) change none."""
+    changes: list[Change] = []
+    for event in events_pb2.RequestEvents.FromString(payload).events:
+        kind = CHANGES.get(event.kind)
+        if kind is None or not event.group_id:
+            continue
+        if kind is ChangeKind.ENDED_RUNNING and not event.incarnation:
+            kind = ChangeKind.ENDED_WAITING
+        changes.append(Change(kind=kind, group_id=event.group_id, incarnation=event.incarnation, prompt_tokens=event.prompt_tokens))
+    return tuple(changes)
+
+
+def snapshot_of(overview: Overview) -> Snapshot:
+    instances = (instance_row(record) for record in overview.instances)
+    return Snapshot(
+        plan_version=overview.plan_version,
+        unplaced=overview.unplaced,
+        queues=tuple(
+            QueueRow(instance=queue.instance, version=queue.version, group_ids=tuple(queue.group_ids), running=queue.running)
+            for queue in overview.virtual_queues
+        ),
+        groups={
+            group_id: GroupRow(
+                group_id=group_id,
+                instance=group.instance,
+                last_instance=group.last_instance,
+                waiting=group.waiting,
+                live=group.live,
+                waiting_prompt_tokens=group.waiting_prompt_tokens,
+                first_deadline_s=group.first_deadline_s,
+                meta=group.meta,
+            )
+            for group_id, group in overview.groups.items()
+        },
+        instances=tuple(instances),
+        incarnations=overview.incarnations,
+        last_event_id=entry_id(overview.last_event_id),
+    )
+
+
+def instance_row(record: InstanceRecord) -> InstanceRow:
+    """An instance whose record cannot be read serves nothing: it has no models, and its groups are moved."""
+    try:
+        facts = from_body(record.body, record.incarnation)
+    except ValueError as error:
+        structlog.get_logger().error("instance_unreadable", instance=record.name, error=str(error))
+        facts = InstanceFacts(name=record.name, incarnation=record.incarnation, gpu="", n_gpu=1, engine="", models=())
+    return InstanceRow(facts=facts, alive=record.alive)

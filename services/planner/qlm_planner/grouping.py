@@ -1,0 +1,87 @@
+"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qlm_core.instance import UNASSIGNED
+from qlm_core.request import RequestFacts, SloKind
+from qlm_planner.board import Board, Group, band_of
+from qlm_planner.effects import GroupOpening, Place, Placement
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import group_id_of, to_meta, traits_of
+from qlm_planner.insertion import best_place, lines_of
+from qlm_planner.policy import Policy
+from qlm_planner.snapshot import Arrival
+
+
+@dataclass(slots=True, kw_only=True)
+class Grouping:
+    """Makes the groups of one leader. `fence`: that of its lease."""
+
+    policy: Policy
+    fence: int
+    made: int = 0
+
+    def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
+        """Puts requests into groups, on the board at once, and says how the queue does it."""
+        used: dict[str, Group] = {}
+        placements: list[Placement] = []
+        for arrival in arrivals:
+            group = self.join(arrival.facts, board, estimates, now_s)
+            used[group.group_id] = group
+            placements.append(Placement(arrival=arrival, group_id=group.group_id))
+        # From the last position to the first: a group is opened, with its first request, in front of one that is there already.
+        groups = sorted(used.values(), key=lambda group: -board.queues[group.instance].index(group.group_id))
+        turn = {group.group_id: number for number, group in enumerate(groups)}
+        placements.sort(key=lambda placement: turn[placement.group_id])
+        openings = tuple(
+            GroupOpening(
+                group_id=group.group_id,
+                instance=group.instance,
+                before=board.successor(group),
+                first_deadline_s=group.first_deadline_s,
+                meta=to_meta(group.traits),
+            )
+            for group in groups
+        )
+        return Place(groups=openings, requests=tuple(placements))
+
+    def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
+        """The newest open group of the request's key that has room for it, else a new group at its best place."""
+        traits = traits_of(facts)
+        group = board.newest.get(traits.key)
+        if group is not None and self._has_room(group, facts, board, estimates):
+            board.add_request(group, facts.prompt_tokens, facts.deadline_s)
+            return group
+        self.made += 1
+        group = Group(
+            group_id=group_id_of(self.fence, self.made),
+            order=(self.fence, self.made),
+            traits=traits,
+            band=band_of(traits, self.policy.slo_band),
+            instance=UNASSIGNED,
+            first_deadline_s=facts.deadline_s,
+            waiting=1,
+            live=1,
+            waiting_prompt_tokens=facts.prompt_tokens,
+        )
+        place = best_place(lines_of(board, estimates), estimates, group, now_s)
+        if place is None:
+            queue = board.queues[UNASSIGNED]
+            at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
+            board.open_group(group, at)
+        else:
+            group.instance = place.instance
+            board.open_group(group, place.position)
+        return group
+
+    def _has_room(self, group: Group, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
+        slot = board.slots.get(group.instance)
+        limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
+        if group.live >= limits.live or group.waiting >= limits.waiting:
+            return False
+        if facts.slo.kind is SloKind.PRIORITY:
+            return True
+        return abs(facts.deadline_s - group.first_deadline_s) <= self.policy.group_spread_fraction * group.traits.slo_s

@@ -1,0 +1,177 @@
+"""Where a new group goes: the cheapest place of all that respect the order, on all instances that can serve it.
+
+Places in a queue (within the group's priority band):
+- by earliest deadline: behind every group whose deadline is not later;
+- beside a run of its own model (the nearest before and behind that place, and the last), by deadline inside the run: no swap of its own.
+  It may overtake groups with earlier deadlines there as long as none of them is then expected to end more than a stated share of its SLO
+  late (so nobody starves), and only if that costs less: a join costs those behind it exactly what their slack does not absorb;
+- in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
+  little, which is what makes two models take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.estimates import Engine, Estimates, Term
+from qlm_planner.policy import Policy
+from qlm_planner.timeline import FAR_S, WORK, Columns, Timeline, timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place for a group. `added_cost`: what the plan costs more with it there."""
+
+    instance: str
+    position: int
+    added_cost: float
+    end_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """One virtual queue being planned: the groups in its order, as terms and as the same in columns."""
+
+    slot: Slot
+    engine: Engine
+    terms: list[Term]
+    columns: Columns
+
+    @classmethod
+    def of(cls, slot: Slot, groups: Sequence[Group], estimates: Estimates, *, keep: bool = True) -> Line:
+        """`keep`: the groups stand on this queue now, so that their terms are worth keeping."""
+        term = estimates.kept_term if keep else estimates.term
+        terms = [term(slot, group) for group in groups]
+        return cls(slot=slot, engine=estimates.engine(slot), terms=terms, columns=Columns.of(terms, slot.warm_models))
+
+    @property
+    def work_s(self) -> float:
+        return self.engine.left_s + float(self.columns.rows[WORK].sum())
+
+    @property
+    def busy(self) -> bool:
+        """Its head is being served, or will be before anything else can be."""
+        return bool(self.terms)
+
+    def timeline(self, now_s: float) -> Timeline:
+        return timeline(self.engine, self.columns, now_s)
+
+    def with_term(self, position: int, term: Term) -> Columns:
+        return self.columns.inserted(position, term, self.slot.warm_models)
+
+    def insert(self, position: int, term: Term) -> None:
+        self.columns = self.with_term(position, term)
+        self.terms.insert(position, term)
+
+
+def best_place(lines: Sequence[Line], estimates: Estimates, group: Group, now_s: float) -> Place | None:
+    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the earlier end, then the first
+    line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model active."""
+    model = group.traits.key.model
+    able = [line for line in lines if estimates.can_serve(line.slot, model)]
+    most = estimates.policy.lines_max
+    if len(able) > 2 * most:
+        by_work = sorted(able, key=lambda line: line.work_s)
+        at_hand = [line for line in by_work if line.engine.active_model == model][:most]
+        chosen = {id(line) for line in (*by_work[:most], *at_hand)}
+        able = [line for line in able if id(line) in chosen]
+    best: Place | None = None
+    for line in able:
+        found = best_in_line(line, estimates.term(line.slot, group), estimates.policy, now_s)
+        if best is None or (found.added_cost, found.end_s) < (best.added_cost, best.end_s):
+            best = found
+    return best
+
+
+def lines_of(board: Board, estimates: Estimates, without: Collection[str] = ()) -> list[Line]:
+    """The queues of the instances that serve now, by name, without some groups."""
+    return [
+        Line.of(slot, [group for group in board.queue_groups(name) if group.group_id not in without], estimates)
+        for name, slot in sorted(board.slots.items())
+        if slot.serving
+    ]
+
+
+def best_in_line(line: Line, term: Term, policy: Policy, now_s: float) -> Place:
+    """The cheapest place in one queue."""
+    base_cost = line.timeline(now_s).cost.weighed(policy)
+    by_deadline = candidate_by_deadline(line.columns, term)
+    tried: list[Place] = []
+    for position in candidate_positions(line, term, by_deadline):
+        columns = line.with_term(position, term)
+        after = timeline(line.engine, columns, now_s)
+        if position == by_deadline or not _starves(columns, position, after, policy, now_s):
+            cost = after.cost.weighed(policy) - base_cost
+            tried.append(Place(instance=line.slot.facts.name, position=position, added_cost=cost, end_s=float(after.end_s[position])))
+    best = min(tried, key=lambda place: (place.added_cost, place.end_s))
+    if best.position == 0 and line.busy and _displaces(line, term):
+        others = [place for place in tried if place.position > 0]
+        if others:
+            other = min(others, key=lambda place: (place.added_cost, place.end_s))
+            if other.added_cost - best.added_cost < policy.head_gain:
+                return other
+    return best
+
+
+def candidate_by_deadline(columns: Columns, term: Term) -> int:
+    """Behind the last group of its band or a higher one that comes first by deadline (older groups first among equals)."""
+    deadline_s = min(term.deadline_s, FAR_S)
+    earlier = (columns.band < term.band) | ((columns.band == term.band) & (columns.deadline_s <= deadline_s))
+    places = np.flatnonzero(earlier)
+    return int(places[-1]) + 1 if len(places) else 0
+
+
+def candidate_positions(line: Line, term: Term, by_deadline: int) -> list[int]:
+    """Positions to try, in ascending order, `by_deadline` among them."""
+    columns = line.columns
+    low = _first(columns.band >= term.band)
+    high = _first(columns.band > term.band)
+    # A queue that breaks the bands (a requeued group stands at its head) leaves only the place by deadline.
+    found = {by_deadline}
+    if low <= by_deadline <= high and term.slo_s < math.inf:
+        runs = _runs_of(columns, term.model_code, low, high)
+        chosen = [run for run in runs if run[1] <= by_deadline][-1:] + [run for run in runs if run[1] > by_deadline][:1] + runs[-1:]
+        later = columns.deadline_s > term.deadline_s
+        found.update(begin + _first(later[begin:end]) for begin, end in chosen)
+        if low == 0 and line.terms and line.engine.model_code == term.model_code != line.terms[0].model_code:
+            # The run that is being served is one too, though nobody of it may wait any more.
+            found.add(0)
+        # Not sorted by deadline (runs were joined): also the first place that a later deadline leaves.
+        found.add(low + _first(later[low:high]))
+    if line.busy and 0 in found and _displaces(line, term) and term.band == line.terms[0].band:
+        found.add(_first(columns.model != columns.model[0]))
+    return sorted(found)
+
+
+def _first(mask: NDArray[np.bool_]) -> int:
+    """The first place where a mask holds; its length where it holds nowhere."""
+    return int(mask.argmax()) if mask.any() else len(mask)
+
+
+def _runs_of(columns: Columns, model_code: int, low: int, high: int) -> list[tuple[int, int]]:
+    """[begin, end) of the runs of a model inside a band."""
+    edges = np.diff((columns.model[low:high] == model_code).astype(np.int8), prepend=0, append=0)
+    begins, ends = np.flatnonzero(edges == 1) + low, np.flatnonzero(edges == -1) + low
+    return [(int(begin), int(end)) for begin, end in zip(begins, ends, strict=True)]
+
+
+def _displaces(line: Line, term: Term) -> bool:
+    """In front of the head it would change what the engine does next: another model, for the sake of its own band."""
+    head = line.terms[0]
+    return head.band <= term.band and term.model not in (head.model, line.engine.active_model)
+
+
+def _starves(columns: Columns, position: int, after: Timeline, policy: Policy, now_s: float) -> bool:
+    """A group of the same band with an earlier deadline, now behind, would end later than its bound."""
+    behind = slice(position + 1, None)
+    deadline_s = columns.deadline_s[behind]
+    overtaken = (columns.band[behind] == columns.band[position]) & (deadline_s <= columns.deadline_s[position])
+    overtaken &= columns.count[behind] > 0
+    beyond = now_s + after.end_s[behind] > deadline_s + policy.starvation_slos * columns.slo_s[behind]
+    return bool((overtaken & beyond).any())

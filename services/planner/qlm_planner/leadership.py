@@ -1,0 +1,230 @@
+"""One term as the leader: the machine, its inbox, and the calls that it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+from opentelemetry.trace import Tracer
+
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
+from qlm_planner.calls import perform
+from qlm_planner.effects import Call, Effect, PlanChanged
+from qlm_planner.events import CallFailed, Event, PlaceAnswered, ProfilesRead, ReplanAsked, Tick
+from qlm_planner.machine import PlannerMachine
+from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.plan_view import PlanView, plan_view
+from qlm_planner.policy import Policy
+from qlm_process.lease_keeper import LeaseKeeper
+from qlm_process.profile_wire import from_body
+from qlm_process.tracing import context_of, record_span
+from qlm_queue.port import Queue
+
+TICK_MAX_S = 1.0
+"""Longest time between two steps."""
+
+THREAD_GROUPS = 200
+"""From so many open groups on, steps run in a thread, so that renewals and RPCs go on meanwhile."""
+
+Replanned = tuple[int, int]
+"""(plan version, groups moved)."""
+
+
+class Leadership:
+    """Runs from the election to the loss of the lease or to the stop of the process."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        keeper: LeaseKeeper,
+        now_s: Callable[[], float],
+        *,
+        policy: Policy,
+        catalogue: Mapping[str, ModelSpec],
+        shipped: ProfileSnapshot,
+        profiles_every_s: float,
+        inbox_max: int,
+        metrics: PlannerMetrics,
+        tracer: Tracer,
+    ) -> None:
+        self._queue = queue
+        self._keeper = keeper
+        self._now_s = now_s
+        self._catalogue = catalogue
+        self._shipped = shipped
+        self._profiles_every_s = profiles_every_s
+        self._metrics = metrics
+        self._tracer = tracer
+        self._machine = PlannerMachine(policy, keeper.lease.fence, now_s())
+        # Answers to calls and profiles always find room; what comes from outside is refused when the inbox is full.
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbox_max = inbox_max
+        self._turn = asyncio.Lock()
+        self._asks: dict[int, asyncio.Future[Replanned]] = {}
+        self._ask_numbers = itertools.count(1)
+        self._changed = asyncio.Event()
+        self.caught_up = asyncio.Event()
+
+    # For the gRPC service ---------------------------------------------------------------------------------------------
+
+    @property
+    def plan_version(self) -> int:
+        return self._machine.board.plan_version
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set when the plan has changed; whoever waits clears it."""
+        return self._changed
+
+    async def plan(self) -> PlanView:
+        async with self._turn:
+            return plan_view(self._machine.board, self._machine.estimates, self._now_s())
+
+    def tell(self, event: Event) -> None:
+        """Hands an event from outside to the machine. Raises Unavailable where too many wait."""
+        if self._inbox.qsize() >= self._inbox_max:
+            raise Unavailable("the planner has too much to do", details={"retry_after_s": "1"})
+        self._inbox.put_nowait(event)
+
+    async def replan(self) -> Replanned:
+        """Orders all groups anew; returns when that is applied. Raises Unavailable as `tell`, and LeaseLost at the end of the term."""
+        ask = next(self._ask_numbers)
+        answer: asyncio.Future[Replanned] = asyncio.get_running_loop().create_future()
+        self._asks[ask] = answer
+        try:
+            self.tell(ReplanAsked(ask=ask))
+            return await answer
+        finally:
+            del self._asks[ask]
+
+    # The term ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Leads until cancelled. Raises LeaseLost."""
+        self._metrics.leader.set(1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_lease(), name="planner-lease")
+                tasks.create_task(self._read_profiles(), name="planner-profiles")
+                tasks.create_task(self._decide(tasks), name="planner-decide")
+        except BaseExceptionGroup as group:
+            lost, others = group.split(LeaseLost)
+            if others is not None:
+                raise others from None
+            assert lost is not None
+            raise LeaseLost("the planner's lease is lost") from lost
+        finally:
+            self._metrics.standby()
+            for answer in self._asks.values():
+                if not answer.done():
+                    answer.set_exception(LeaseLost("the planner stopped leading"))
+
+    async def _watch_lease(self) -> None:
+        await self._keeper.lost.wait()
+        raise LeaseLost("the planner's lease is lost")
+
+    async def _read_profiles(self) -> None:
+        """The shipped profiles at once, then those that the estimator publishes, as they change."""
+        version = -1
+        while True:
+            try:
+                found, body = await self._queue.read_profiles()
+                profiles = from_body(body) if found else self._shipped
+            except Unavailable as error:
+                structlog.get_logger().debug("profiles_not_read", error=str(error))
+            except ValueError as error:
+                structlog.get_logger().error("profiles_unreadable", error=str(error))
+            else:
+                if profiles.version != version:
+                    version = profiles.version
+                    self._inbox.put_nowait(ProfilesRead(catalogue=self._catalogue, profiles=profiles))
+            await asyncio.sleep(self._profiles_every_s)
+
+    async def _decide(self, tasks: asyncio.TaskGroup) -> None:
+        event: Event = Tick()
+        while True:
+            async with self._turn:
+                effects = await self._step(event)
+            for effect in effects:
+                self._carry_out(effect, tasks)
+            if isinstance(event, PlaceAnswered):
+                # After the next call is on its way: spans cost more than the decision.
+                placed_s = self._now_s()
+                await asyncio.sleep(0)
+                self._trace_placements(event, placed_s)
+            if self._machine.caught_up and not self.caught_up.is_set():
+                board = self._machine.board
+                structlog.get_logger().info("planner_caught_up", groups=board.open_groups, instances=len(board.slots))
+                self.caught_up.set()
+            event = await self._next_event()
+
+    async def _next_event(self) -> Event:
+        wait_s = min(TICK_MAX_S, max(0.0, self._machine.wake_s - self._now_s()))
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._inbox.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _step(self, event: Event) -> list[Effect]:
+        began_s = time.perf_counter()
+        now_s = self._now_s()
+        if self._machine.board.open_groups >= THREAD_GROUPS:
+            effects = await asyncio.to_thread(self._machine.step, now_s, event)
+        else:
+            effects = self._machine.step(now_s, event)
+        self._metrics.step_seconds.observe(time.perf_counter() - began_s)
+        self._metrics.count(event)
+        self._metrics.show(self._machine)
+        return effects
+
+    def _carry_out(self, effect: Effect, tasks: asyncio.TaskGroup) -> None:
+        self._metrics.count_effect(effect)
+        if isinstance(effect, PlanChanged):
+            self._changed.set()
+            for ask, moved in effect.replans.items():
+                answer = self._asks.get(ask)
+                if answer is not None and not answer.done():
+                    answer.set_result((effect.plan_version, moved))
+        else:
+            tasks.create_task(self._call(effect), name=f"planner-{type(effect).__name__}")
+
+    async def _call(self, call: Call) -> None:
+        try:
+            event = await perform(self._queue, self._keeper.lease, call)
+        except Unavailable as error:
+            name = type(call).__name__
+            structlog.get_logger().warning("planner_call_failed", call=name, error=str(error))
+            self._metrics.call_failures.labels(call=name).inc()
+            event = CallFailed(call=call)
+        self._inbox.put_nowait(event)
+
+    def _trace_placements(self, event: PlaceAnswered, placed_s: float) -> None:
+        """A span for each request that found its group: from its acceptance until now, in the trace of its request."""
+        for placement, done in zip(event.call.requests, event.done, strict=True):
+            if done:
+                facts = placement.arrival.facts
+                self._metrics.placement_seconds.observe(max(0.0, placed_s - facts.accepted_s))
+                record_span(
+                    self._tracer,
+                    "qlm.placement",
+                    context_of(placement.arrival.traceparent, placement.arrival.tracestate),
+                    facts.accepted_s,
+                    placed_s,
+                    _span_attributes(facts.queue_id, facts.key.request_id, facts.key.tenant, facts.model, placement.group_id),
+                )
+
+
+def _span_attributes(queue_id: str, request_id: str, tenant: str, model: str, group_id: str) -> dict[str, str | Sequence[str]]:
+    return {
+        "qlm.request_id": request_id,
+        "qlm.tenant": tenant,
+        "qlm.model": model,
+        "qlm.queue_id": queue_id,
+        "qlm.group_id": group_id,
+    }

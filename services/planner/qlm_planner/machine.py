@@ -1,0 +1,312 @@
+"""The planner's decisions: events in, effects out. No IO, no clock, no chance.
+
+One *lane* of calls (overview, placements, chunks of a plan, pages of a scan) has at most one call under way, so that an overview says
+exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most one each: the
+read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from qlm_core.instance import UNASSIGNED
+from qlm_planner.board import Board
+from qlm_planner.connection import Connection
+from qlm_planner.effects import (
+    ApplyChunk,
+    Call,
+    Effect,
+    Expire,
+    Forget,
+    Place,
+    PlanChanged,
+    ReadArrivals,
+    ReadEvents,
+    ReadOverview,
+    ReadUnplaced,
+    Reclaim,
+)
+from qlm_planner.estimates import Estimates
+from qlm_planner.events import (
+    ArrivalsRead,
+    CallFailed,
+    ChunkAnswered,
+    Event,
+    EventsRead,
+    ExpirySwept,
+    Forgotten,
+    InstanceAnnounced,
+    LoadReported,
+    OverviewRead,
+    PlaceAnswered,
+    ProfilesRead,
+    Reclaimed,
+    ReplanAsked,
+    Tick,
+    UnplacedRead,
+)
+from qlm_planner.grouping import Grouping
+from qlm_planner.history import History
+from qlm_planner.intake import Intake
+from qlm_planner.policy import Policy
+from qlm_planner.reshape import apply_to_board, next_chunk
+from qlm_planner.reshaping import Reshaping
+from qlm_planner.snapshot import Snapshot
+from qlm_planner.upkeep import Upkeep
+
+
+class PlannerMachine:
+    """The leader's state from its election (`fence`, at `now_s`) to the loss of its lease. Step it with `Tick` no later than `wake_s`."""
+
+    def __init__(self, policy: Policy, fence: int, now_s: float) -> None:
+        self.policy = policy
+        self.board = Board(slo_band=policy.slo_band)
+        self.estimates = Estimates(policy)
+        self.reshaping = Reshaping(policy=policy)
+        self.intake = Intake(policy=policy)
+        self.upkeep = Upkeep(policy=policy, next_expiry_s=now_s)
+        self._grouping = Grouping(policy=policy, fence=fence)
+        self._connection = Connection(policy=policy, grace_until_s=now_s + policy.lease_ttl_s, answered_s=now_s)
+        self._history = History(policy=policy)
+        self._lane: Call | None = None
+        self._repeat: Place | None = None
+        self._reading_arrivals = False
+        self._reading_events = False
+        self._loaded = False
+        self._doubt = True
+        self._overview_due_s = now_s
+        self._overview_last_s = -math.inf
+        self._scan_next = True
+        self._changed = False
+
+    # What others may read ---------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """It knows the queue and the profiles, and places what comes."""
+        return self._loaded and self.estimates.ready
+
+    @property
+    def caught_up(self) -> bool:
+        """Ready, and every request that was accepted before its election has a group."""
+        return self.ready and not self.intake.scanning and not self.intake.pending and self._lane is None
+
+    @property
+    def unassigned_groups(self) -> int:
+        """Open groups that no instance can serve."""
+        return len(self.board.queues[UNASSIGNED])
+
+    @property
+    def wake_s(self) -> float:
+        """When to step it again if no answer comes before; in the future of the last step."""
+        if not self._connection.up:
+            return self._connection.retry_s if self._lane is None else math.inf
+        times: list[float] = []
+        if self._lane is None:
+            times.append(self._overview_due_s)
+            if self._doubt:
+                times.append(self._overview_last_s + self.policy.overview_gap_s)
+        if not self.upkeep.expiring:
+            times.append(self.upkeep.next_expiry_s)
+        if self.upkeep.lost and not self.upkeep.reclaiming:
+            times.append(self._connection.grace_until_s)
+        return min(times, default=math.inf)
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Takes one event in and says what to do. `now_s`: seconds of the queue's clock."""
+        self._changed = False
+        self._take(now_s, event)
+        effects: list[Effect] = []
+        if self._connection.may_call(now_s):
+            effects.extend(self._calls(now_s))
+        answered = self.reshaping.take_answers()
+        if self._changed or answered:
+            effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
+        return effects
+
+    def _take(self, now_s: float, event: Event) -> None:
+        match event:
+            case Tick():
+                pass
+            case ProfilesRead(catalogue=catalogue, profiles=profiles):
+                self.estimates.load(catalogue, profiles)
+            case OverviewRead(snapshot=snapshot):
+                self._answered(now_s)
+                self._lane = None
+                self._load(snapshot, now_s)
+            case UnplacedRead(arrivals=arrivals, read_to=read_to):
+                self._answered(now_s)
+                self._lane = None
+                self.intake.add_page(arrivals, read_to)
+            case ArrivalsRead(arrivals=arrivals):
+                self._answered(now_s)
+                self._reading_arrivals = False
+                self.intake.add_arrivals(arrivals)
+            case EventsRead(entries=entries):
+                self._answered(now_s)
+                self._reading_events = False
+                self._history.read(entries, self.board)
+                self._doubt = self._doubt or self._history.overflowed
+                self._changed = bool(entries)
+            case PlaceAnswered():
+                self._answered(now_s)
+                self._placed(event)
+            case ChunkAnswered():
+                self._answered(now_s)
+                self._lane = None
+                self._chunk_answered(event)
+            case Reclaimed(incarnation=incarnation, count=count):
+                self._answered(now_s)
+                # What was taken back opened groups on queues that nobody serves.
+                self._doubt = self.upkeep.reclaimed(incarnation, count) or self._doubt
+            case ExpirySwept(count=count):
+                self._answered(now_s)
+                self.upkeep.swept(count, now_s)
+            case Forgotten():
+                self._answered(now_s)
+                self._doubt = True
+            case CallFailed(call=call):
+                self._failed(call, now_s)
+            case InstanceAnnounced(facts=facts):
+                slot = self.board.slots.get(facts.name)
+                self._doubt = self._doubt or slot is None or slot.facts != facts or not slot.alive
+            case LoadReported():
+                self._take_load(event)
+            case ReplanAsked(ask=ask):
+                self.reshaping.ask(ask)
+                self._doubt = True
+            case _:
+                assert_never(event)
+
+    def _load(self, snapshot: Snapshot, now_s: float) -> None:
+        before = {name: tuple(queue) for name, queue in self.board.queues.items()}
+        self._history.load(snapshot, self.board, now_s)
+        self._loaded = True
+        self._doubt = self._history.overflowed
+        policy = self.policy
+        period_s = policy.overview_every_s * max(1.0, len(self.board.groups) / policy.overview_groups)
+        self._overview_due_s = now_s + min(period_s, policy.overview_every_max_s)
+        self.upkeep.see(self.board)
+        self.intake.compare(snapshot.unplaced)
+        if self.estimates.ready:
+            in_grace = self._connection.in_grace(now_s)
+            self.reshaping.consider(self.board, self.estimates, now_s, in_grace=in_grace, taking_back=self._taking_back(now_s))
+        self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
+
+    def _taking_back(self, now_s: float) -> bool:
+        return self.upkeep.taking_back and not self._connection.in_grace(now_s)
+
+    def _placed(self, event: PlaceAnswered) -> None:
+        self._lane = None
+        assert len(event.done) == len(event.call.requests), "an answer for each request"
+        for placement, done in zip(event.call.requests, event.done, strict=True):
+            if not done:
+                self.board.drop_request(placement.group_id, placement.arrival.facts.prompt_tokens)
+        self._changed = True
+
+    def _chunk_answered(self, event: ChunkAnswered) -> None:
+        if event.applied:
+            apply_to_board(self.board, event.call)
+            self.board.plan_version = event.call.plan_version
+            self.board.versions.update(event.versions)
+            self.reshaping.chunk_applied(event.call)
+            self._changed = True
+        else:
+            self._doubt = self.reshaping.conflict() or self._doubt
+
+    def _take_load(self, event: LoadReported) -> None:
+        for slot in self.board.slots.values():
+            if slot.facts.incarnation == event.incarnation:
+                slot.active_model = event.active_model
+                slot.warm_models = event.warm_models
+                return
+        self._doubt = True
+
+    def _answered(self, now_s: float) -> None:
+        if self._connection.answered(now_s):
+            self._doubt = True
+
+    def _failed(self, call: Call, now_s: float) -> None:
+        """The call may have happened: what it could have changed is asked for again, and only a placement, which is safe to repeat,
+        is repeated as it was."""
+        self._connection.failed(now_s)
+        self._doubt = True
+        match call:
+            case Place():
+                self._lane = None
+                self._repeat = call
+            case ReadOverview():
+                self._lane = None
+                self._history.overview_failed()
+            case ApplyChunk():
+                self._lane = None
+                self.reshaping.conflict()
+            case ReadUnplaced():
+                self._lane = None
+            case ReadArrivals():
+                self._reading_arrivals = False
+                self.intake.rescan()
+            case ReadEvents():
+                self._reading_events = False
+            case Reclaim():
+                self.upkeep.reclaiming = ""
+            case Expire():
+                self.upkeep.expiring = False
+            case Forget():
+                self.upkeep.forgetting = ""
+            case _:
+                assert_never(call)
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def _calls(self, now_s: float) -> list[Effect]:
+        calls: list[Effect] = []
+        if self._lane is None:
+            self._lane = self._next_in_lane(now_s)
+            if self._lane is not None:
+                calls.append(self._lane)
+        if not self._loaded:
+            return calls
+        if not self._reading_arrivals and not self.intake.scanning and self.intake.has_room:
+            self._reading_arrivals = True
+            calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
+        if not self._reading_events:
+            self._reading_events = True
+            after = "{}-{}".format(*self._history.read_to)
+            calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
+        upkeep = (
+            self.upkeep.expire(now_s),
+            None if self._connection.in_grace(now_s) else self.upkeep.reclaim(),
+            self.upkeep.forget(self.board, now_s),
+        )
+        calls.extend(call for call in upkeep if call is not None)
+        return calls
+
+    def _next_in_lane(self, now_s: float) -> Call | None:
+        if self._repeat is not None:
+            repeat, self._repeat = self._repeat, None
+            return repeat
+        doubt = self._doubt and now_s >= self._overview_last_s + self.policy.overview_gap_s
+        if doubt or now_s >= self._overview_due_s:
+            self._overview_last_s = now_s
+            self._history.overview_begins()
+            return ReadOverview()
+        if not self.ready:
+            return None
+        if self.reshaping.target is not None:
+            chunk = next_chunk(self.board, self.reshaping.target)
+            if chunk is not None:
+                return chunk
+            self.reshaping.reached()
+        # A scan and the placements of what it found take turns.
+        scan = self.intake.scanning and self.intake.has_room
+        if scan and (self._scan_next or not self.intake.pending):
+            self._scan_next = False
+            return ReadUnplaced(after=self.intake.scan_after, count=self.policy.arrivals_max)
+        self._scan_next = True
+        if self.intake.pending:
+            return self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
+        return None

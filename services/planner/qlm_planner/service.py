@@ -1,0 +1,151 @@
+"""The gRPC service `Planner`: answered by the leader, refused by a standby with the leader's address."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import structlog
+
+from qlm.api.v1 import planner_pb2, planner_pb2_grpc, request_pb2
+from qlm_core.errors import InvalidRequest, LeaseLost, PreconditionFailed, Unavailable
+from qlm_core.instance import instance_of
+from qlm_core.request import SloKind
+from qlm_planner.events import InstanceAnnounced, LoadReported
+from qlm_planner.leadership import Leadership
+from qlm_planner.plan_view import GroupOutlook, PlanView
+from qlm_planner.watchers import Watchers
+from qlm_process.instance_wire import from_proto
+
+SLO_KINDS = {
+    SloKind.COMPLETION: request_pb2.SLO_KIND_COMPLETION,
+    SloKind.FIRST_TOKEN: request_pb2.SLO_KIND_FIRST_TOKEN,
+    SloKind.PRIORITY: request_pb2.SLO_KIND_PRIORITY,
+}
+WHY_BYTES_MAX = 256
+INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
+
+
+class PlannerService(planner_pb2_grpc.PlannerServicer):
+    """`leadership`: the term that runs, None on a standby. `leader_address`: asks the queue who leads."""
+
+    def __init__(
+        self, leadership: Callable[[], Leadership | None], leader_address: Callable[[], Awaitable[str]], watchers: Watchers
+    ) -> None:
+        self._leadership = leadership
+        self._leader_address = leader_address
+        self._watchers = watchers
+
+    async def RegisterInstance(  # noqa: N802
+        self, request: planner_pb2.RegisterInstanceRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> planner_pb2.RegisterInstanceResponse:
+        term = await self._leader()
+        try:
+            facts = from_proto(request.instance)
+        except ValueError as error:
+            raise InvalidRequest(str(error), details={"field": "instance", "rule": str(error)}) from error
+        _check_incarnation("instance.incarnation", facts.incarnation)
+        if instance_of(facts.incarnation) != facts.name:
+            rule = "the incarnation is that of the instance"
+            raise InvalidRequest(f"instance.incarnation: {rule}", details={"field": "instance.incarnation", "rule": rule})
+        term.tell(InstanceAnnounced(facts=facts))
+        return planner_pb2.RegisterInstanceResponse(plan_version=term.plan_version)
+
+    async def Heartbeat(  # noqa: N802
+        self, request: planner_pb2.HeartbeatRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> planner_pb2.HeartbeatResponse:
+        term = await self._leader()
+        _check_incarnation("incarnation", request.incarnation)
+        load = request.load
+        term.tell(
+            LoadReported(
+                incarnation=request.incarnation,
+                active_model=load.swapping_to or load.active_model,
+                warm_models=tuple(load.warm_models),
+            )
+        )
+        return planner_pb2.HeartbeatResponse(plan_version=term.plan_version)
+
+    async def WatchPlan(  # noqa: N802
+        self, request: planner_pb2.WatchPlanRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[planner_pb2.Plan]:
+        term = await self._leader()
+        with self._watchers.watch() as plans:
+            yield to_proto(await term.plan())
+            async for plan in plans:
+                yield plan
+        raise await self._not_leader()
+
+    async def Replan(  # noqa: N802
+        self, request: planner_pb2.ReplanRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> planner_pb2.ReplanResponse:
+        term = await self._leader()
+        if len(request.why.encode()) > WHY_BYTES_MAX:
+            raise InvalidRequest("why is too long", details={"field": "why", "rule": f"at most {WHY_BYTES_MAX} bytes"})
+        structlog.get_logger().info("replan_asked", why=request.why)
+        try:
+            version, moved = await term.replan()
+        except LeaseLost:
+            raise await self._not_leader() from None
+        return planner_pb2.ReplanResponse(plan_version=version, groups_moved=moved)
+
+    async def GetPlan(  # noqa: N802
+        self, request: planner_pb2.GetPlanRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> planner_pb2.Plan:
+        term = await self._leader()
+        return to_proto(await term.plan())
+
+    async def _leader(self) -> Leadership:
+        term = self._leadership()
+        if term is None:
+            raise await self._not_leader()
+        return term
+
+    async def _not_leader(self) -> PreconditionFailed:
+        try:
+            address = await self._leader_address()
+        except Unavailable:
+            address = ""
+        return PreconditionFailed("this planner is a standby", reason="NOT_LEADER", details={"leader": address})
+
+
+def _check_incarnation(field: str, incarnation: str) -> None:
+    if INCARNATION.fullmatch(incarnation) is None:
+        rule = "<instance>/<fence>, the instance 1 to 64 bytes of [A-Za-z0-9_.-]"
+        raise InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+
+
+async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
+    """Sends the plan to those who watch, when it has changed, at most once in `every_s`. Runs until cancelled."""
+    while True:
+        await term.changed.wait()
+        term.changed.clear()
+        if watchers.any:
+            watchers.send(to_proto(await term.plan()))
+        await asyncio.sleep(every_s)
+
+
+def to_proto(plan: PlanView) -> planner_pb2.Plan:
+    return planner_pb2.Plan(
+        version=plan.version,
+        made_s=plan.made_s,
+        queues=[
+            planner_pb2.PlannedQueue(instance=queue.instance, groups=[_group_to_proto(group) for group in queue.groups])
+            for queue in plan.queues
+        ],
+    )
+
+
+def _group_to_proto(group: GroupOutlook) -> planner_pb2.PlannedGroup:
+    return planner_pb2.PlannedGroup(
+        group_id=group.group_id,
+        model=group.model,
+        slo_kind=SLO_KINDS[group.slo_kind],
+        slo_class=group.slo_class,
+        waiting=group.waiting,
+        first_deadline_s=group.first_deadline_s,
+        completion_p50_s=group.completion_p50_s,
+        completion_p90_s=group.completion_p90_s,
+    )

@@ -1,0 +1,140 @@
+"""The planner process: waits for the lease as a standby, leads while it holds it, and goes back to waiting when it loses it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+from opentelemetry.sdk.trace import TracerProvider
+
+from qlm.api.v1 import planner_pb2_grpc
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_planner.config import PlannerConfig
+from qlm_planner.leadership import Leadership
+from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.policy import BATCH_MAX
+from qlm_planner.service import PlannerService, publish
+from qlm_planner.watchers import Watchers
+from qlm_process.grpc_server import GrpcServer
+from qlm_process.lease_keeper import LeaseKeeper, RoleElection
+from qlm_process.server_clock import ServerClock
+from qlm_queue import port
+from qlm_queue.port import PLANNER_ROLE, Queue
+
+START_RETRY_S = 0.5
+"""Between two tries to reach the queue's server at the start; a stop ends the trying."""
+
+SERVICE_NAME = "qlm.api.v1.Planner"
+
+assert port.BATCH_MAX == BATCH_MAX, "the machine fills calls of the size that the queue takes"
+
+
+class PlannerShell:
+    """Built in `__main__`; `run` once. `queue` is not started."""
+
+    def __init__(self, config: PlannerConfig, queue: Queue, metrics: PlannerMetrics, provider: TracerProvider) -> None:
+        self._config = config
+        self._queue = queue
+        self._metrics = metrics
+        self._tracer = provider.get_tracer("qlm_planner")
+        self._shipped = shipped_snapshot()
+        self._clock = ServerClock(queue)
+        self._watchers = Watchers(config.planner.watchers_max)
+        self._term: Leadership | None = None
+        service = PlannerService(lambda: self._term, lambda: queue.leader_address(PLANNER_ROLE), self._watchers)
+        self._server = GrpcServer(
+            config.planner.listen,
+            [lambda server: planner_pb2_grpc.add_PlannerServicer_to_server(service, server)],
+            [SERVICE_NAME],
+            config.planner.grpc,
+        )
+        self.ready = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """What others dial; once it is `ready`."""
+        return self._config.planner.advertise or self._server.address
+
+    @property
+    def term(self) -> Leadership | None:
+        """The term that runs, None on a standby."""
+        return self._term
+
+    async def run(self, stop: asyncio.Event, metrics_port: int = 0) -> None:
+        """Until `stop` is set. Raises ConfigError where it cannot listen. `metrics_port`: for the `ready` log line."""
+        await self._server.start()
+        try:
+            if not await self._reach_queue(stop):
+                return
+            # A standby serves too: it answers who leads, and takes over.
+            await self._server.set_serving(True)
+            structlog.get_logger().info("ready", address=self.address, metrics_port=metrics_port)
+            self.ready.set()
+            work = asyncio.create_task(self._work(), name="planner-work")
+            stopping = asyncio.create_task(stop.wait(), name="planner-stop")
+            try:
+                await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self._server.set_serving(False)
+                for task in (work, stopping):
+                    task.cancel()
+                await asyncio.wait([work, stopping])
+            if not work.cancelled():
+                work.result()
+        finally:
+            self._watchers.end()
+            await self._server.stop()
+            await self._clock.stop()
+            await self._queue.stop()
+
+    async def _reach_queue(self, stop: asyncio.Event) -> bool:
+        while not stop.is_set():
+            try:
+                await self._queue.start()
+                await self._clock.start()
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_unreachable", error=str(error))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), START_RETRY_S)
+            else:
+                return True
+        return False
+
+    async def _work(self) -> None:
+        queue = self._config.queue
+        election = RoleElection(self._queue, PLANNER_ROLE, self.address, ttl_s=queue.lease_ttl_s, renew_s=queue.lease_renew_s)
+        while True:
+            keeper = await election.win()
+            try:
+                await self._lead(keeper)
+            except LeaseLost:
+                structlog.get_logger().warning("planner_leads_no_more", fence=keeper.lease.fence)
+
+    async def _lead(self, keeper: LeaseKeeper) -> None:
+        """One term. Gives the lease back when the process stops, so that a standby need not wait for it to expire."""
+        try:
+            term = Leadership(
+                self._queue,
+                keeper,
+                self._clock.now_s,
+                policy=self._config.policy(),
+                catalogue=self._config.catalogue(),
+                shipped=self._shipped,
+                profiles_every_s=self._config.planner.profiles_every_s,
+                inbox_max=self._config.planner.inbox_max,
+                metrics=self._metrics,
+                tracer=self._tracer,
+            )
+            self._term = term
+            publisher = asyncio.create_task(publish(term, self._watchers, self._config.planner.publish_every_s), name="planner-publish")
+            try:
+                await term.run()
+            finally:
+                publisher.cancel()
+                await asyncio.wait([publisher])
+        finally:
+            self._term = None
+            self._watchers.end()
+            await keeper.stop(release=True)

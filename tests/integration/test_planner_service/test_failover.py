@@ -1,0 +1,139 @@
+"""Planners that are killed, stand by and take over; a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import grpc
+import grpc.aio
+import pytest
+
+from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
+from qlm.wire_errors import from_rpc_error
+from qlm_core.errors import InvalidRequest, PreconditionFailed
+from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.port import PLANNER_ROLE
+
+from .cluster import Cluster, kill, until
+
+
+async def test_a_killed_planner_is_replaced_and_nothing_is_lost(cluster: Cluster) -> None:
+    await cluster.join("a")
+    await cluster.join("b", "H100-80GB")
+    first = await cluster.process("planner-0")
+    second = None
+    try:
+        keys = await cluster.submit("mistral-7b", count=200)
+        await until(cluster.all_placed, "the first planner places")
+        leader = await cluster.queue.leader_address(PLANNER_ROLE)
+        # Killed while more arrive, read by it or not.
+        submitting = asyncio.create_task(cluster.submit("vicuna-13b", count=300))
+        await asyncio.sleep(0)
+        kill(first)
+        await first.wait()
+        keys += await submitting
+        second = await cluster.process("planner-1")
+        await until(cluster.all_placed, "the second planner takes over and places the rest")
+        assert await cluster.queue.leader_address(PLANNER_ROLE) not in ("", leader)
+        groups = (await cluster.overview()).groups
+        assert {group_id.partition("-")[0] for group_id in groups} <= {"g1", "g2"}
+        assert await cluster.serve("a") + await cluster.serve("b") == 500
+        assert await cluster.ended(keys)
+    finally:
+        for process in (first, second):
+            if process is not None and process.returncode is None:
+                process.terminate()
+                assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_a_standby_refuses_and_takes_over(cluster: Cluster) -> None:
+    await cluster.join("a")
+    leader = await cluster.process("planner-0")
+    try:
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed by the leader")
+        address = await cluster.queue.leader_address(PLANNER_ROLE)
+        async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
+            stub = planner_pb2_grpc.PlannerStub(channel)
+            with pytest.raises(grpc.RpcError) as refusal:
+                await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=10)
+            error = from_rpc_error(refusal.value)
+            assert isinstance(error, PreconditionFailed)
+            assert error.reason == "NOT_LEADER"
+            assert error.details["leader"] == address
+            kill(leader)
+            await leader.wait()
+            await cluster.submit("mistral-7b", count=10)
+            await until(cluster.all_placed, "placed by the standby")
+            plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=10)
+            assert sum(group.waiting for queue in plan.queues for group in queue.groups) == 20
+    finally:
+        if leader.returncode is None:
+            leader.kill()
+            await leader.wait()
+
+
+async def test_a_stopped_planner_gives_its_lease_back(cluster: Cluster) -> None:
+    async with cluster.planner() as shell:
+
+        async def leads() -> bool:
+            return shell.term is not None
+
+        await until(leads, "it leads")
+        assert await cluster.queue.leader_address(PLANNER_ROLE) == shell.address
+    assert await cluster.queue.leader_address(PLANNER_ROLE) == ""
+
+
+async def test_the_server_goes_away_and_comes_back(cluster: Cluster, server: EmbeddedServer) -> None:
+    """The planner survives it (as a new leader where its lease ended) and goes on where it was."""
+    await cluster.join("a")
+    async with cluster.planner() as shell:
+        await cluster.submit("mistral-7b", count=20)
+        await until(cluster.all_placed, "placed")
+        await server.stop()
+        await asyncio.sleep(1.5)  # longer than a lease
+        await server.start()
+
+        async def again() -> bool:
+            return shell.term is not None and shell.term.caught_up.is_set()
+
+        keys = await cluster.submit("vicuna-13b", count=20)
+        await until(cluster.all_placed, "placed after the server came back")
+        await until(again, "the planner has caught up")
+        assert await cluster.serve("a") == 40
+        assert await cluster.ended(keys)
+
+
+async def test_bad_input_is_refused(cluster: Cluster) -> None:
+    async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
+
+        async def leads() -> bool:
+            return shell.term is not None and shell.term.caught_up.is_set()
+
+        await until(leads, "it leads")
+        stub = planner_pb2_grpc.PlannerStub(channel)
+        nameless = instance_pb2.Instance(incarnation="x/1", n_gpu=1)
+        unregistered = instance_pb2.Instance(name="x", n_gpu=1)
+        other = instance_pb2.Instance(name="x", incarnation="y/1", n_gpu=1)
+        frozen = instance_pb2.Instance(name="x", incarnation="x/1", n_gpu=1, time_scale=float("nan"))
+        bad: list[Awaitable[object]] = [
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=other), timeout=10),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=frozen), timeout=10),
+            stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x" * 1000 + "/1"), timeout=10),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(), timeout=10),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=nameless), timeout=10),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=unregistered), timeout=10),
+            stub.Heartbeat(planner_pb2.HeartbeatRequest(), timeout=10),
+            stub.Replan(planner_pb2.ReplanRequest(why="é" * 129), timeout=10),
+        ]
+        for call in bad:
+            with pytest.raises(grpc.RpcError) as refusal:
+                await call
+            assert isinstance(from_rpc_error(refusal.value), InvalidRequest)
+        # An instance that is not registered in the queue is looked for there, and not believed.
+        stranger = instance_pb2.Instance(name="x", incarnation="x/7", n_gpu=1, models=["mistral-7b"])
+        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=stranger), timeout=10)
+        await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x/7"), timeout=10)
+        answer = await stub.Replan(planner_pb2.ReplanRequest(why="nothing to do"), timeout=10)
+        assert answer.groups_moved == 0

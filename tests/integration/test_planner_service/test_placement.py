@@ -1,0 +1,121 @@
+"""The planner on a real server: requests find groups, and none is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm_core.instance import UNASSIGNED
+
+from .cluster import TRACEPARENT, Cluster, until
+
+
+async def test_requests_are_placed_pulled_and_traced(cluster: Cluster) -> None:
+    await cluster.join("a")
+    await cluster.join("b", "H100-80GB")
+    async with cluster.planner():
+        keys = await cluster.submit("mistral-7b", count=50)
+        keys += await cluster.submit("vicuna-13b", count=50)
+        await until(cluster.all_placed, "all requests are placed")
+        assert await cluster.waiting_on("a") + await cluster.waiting_on("b") == 100
+        served = await cluster.serve("a") + await cluster.serve("b")
+        assert served == 100
+        assert await cluster.ended(keys)
+    spans = [span for span in cluster.spans.get_finished_spans() if span.name == "qlm.placement"]
+    assert len(spans) == 100
+    for span in spans:
+        assert span.parent is not None
+        assert span.attributes is not None
+        assert f"{span.parent.trace_id:032x}-{span.parent.span_id:016x}" in TRACEPARENT
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert 0 <= span.end_time - span.start_time < 20e9
+        assert str(span.attributes["qlm.group_id"]).startswith("g")
+
+
+async def test_arrivals_while_groups_drain(cluster: Cluster) -> None:
+    """A request that arrives as its group drains is opened again on its queue: everything is served, with no overview to help."""
+    await cluster.join("a")
+    total = 600
+    served = 0
+    async with cluster.planner(overview_every_s=1000.0):
+
+        async def drain() -> None:
+            nonlocal served
+            while served < total:
+                served += await cluster.serve("a")
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(30):
+            draining = asyncio.create_task(drain())
+            keys = []
+            for _ in range(total // 3):
+                keys += await cluster.submit("mistral-7b", count=3)
+            await draining
+        assert await cluster.ended(keys)
+
+
+async def test_expired_requests_are_swept(cluster: Cluster) -> None:
+    await cluster.join("a")
+    async with cluster.planner():
+        keys = await cluster.submit("mistral-7b", count=3, expire_after_s=0.2)
+        await until(lambda: cluster.ended(keys), "expired requests end")
+    assert (await cluster.overview()).live == 0
+
+
+async def test_an_unserved_model_waits_for_an_instance(cluster: Cluster) -> None:
+    await cluster.join("a", models=["mistral-7b"])
+    async with cluster.planner():
+        await cluster.submit("vicuna-13b", count=5)
+        await until(cluster.all_placed, "placed")
+        assert await cluster.waiting_on(UNASSIGNED) == 5
+        await cluster.join("b", models=["vicuna-13b"])
+
+        async def moved() -> bool:
+            return await cluster.waiting_on("b") == 5
+
+        await until(moved, "the groups move to the instance that joined")
+
+
+async def test_a_lost_instance_gives_back_what_it_ran(cluster: Cluster) -> None:
+    incarnation = await cluster.join("a")
+    async with cluster.planner():
+        await cluster.submit("mistral-7b", slo_s=600.0, count=40)
+        await until(cluster.all_placed, "placed")
+        pulled = await cluster.pull("a", "mistral-7b", 15)
+        assert len(pulled) == 15
+        await cluster.join("b")
+        await cluster.kill_agent("a")
+
+        async def moved() -> bool:
+            overview = await cluster.overview()
+            return incarnation not in overview.incarnations and await cluster.waiting_on("b") == 40
+
+        await until(moved, "everything is with the other instance")
+        assert await cluster.serve("b") == 40
+
+
+async def test_the_plan_over_grpc(cluster: Cluster) -> None:
+    await cluster.join("a")
+    async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
+        stub = planner_pb2_grpc.PlannerStub(channel)
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        watch = stub.WatchPlan(planner_pb2.WatchPlanRequest(), timeout=20)
+        plans = aiter(watch)
+        first = await anext(plans)
+        assert {queue.instance for queue in first.queues} == {"a", UNASSIGNED}
+        assert sum(group.waiting for queue in first.queues for group in queue.groups) == 10
+        group = next(group for queue in first.queues for group in queue.groups)
+        assert first.made_s < group.completion_p50_s < group.completion_p90_s
+        await cluster.submit("vicuna-13b", count=1)
+        async with asyncio.timeout(20):
+            async for plan in plans:
+                if any(group.model == "vicuna-13b" for queue in plan.queues for group in queue.groups):
+                    break
+        watch.cancel()
+        answer = await stub.Replan(planner_pb2.ReplanRequest(why="a test"), timeout=20)
+        plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=20)
+        assert plan.version >= answer.plan_version

@@ -1,0 +1,146 @@
+"""Request groups: algorithm 1 of the QLM paper, as requests arrive."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from qlm_core.request import SloKind
+from qlm_planner.effects import Place
+from qlm_planner.group_meta import from_meta, group_id_of, order_of, to_meta
+from qlm_planner.policy import Policy
+
+from .test_insertion import group
+from .world import LEASE_S, World
+
+
+async def sizes(world: World) -> list[int]:
+    overview = await world.queue.overview()
+    return [overview.groups[group_id].waiting for group_id in sorted(overview.groups, key=order_of)]
+
+
+async def test_a_group_holds_delta_average_batches() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", slo_s=36_000.0, count=1500)
+    await world.settle()
+    found = next(iter(machine.board.groups.values()))
+    limits = machine.estimates.limits(machine.board.slots["a"], found.traits.key, found.traits.slo_s, 200.0)
+    # 40,000 tokens of KV, 200 prompt + about 52 output tokens each: 158 at once.
+    assert limits.live == pytest.approx(4 * 158, rel=0.1)
+    assert await sizes(world) == [limits.live, limits.live, 1500 - 2 * limits.live]
+
+
+async def test_delta_is_configurable() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, delta=1.0))
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=36_000.0, count=500)
+    await world.settle()
+    assert max(await sizes(world)) < 170
+
+
+async def test_a_group_is_served_within_its_share_of_the_slo() -> None:
+    """20 s class: 5 s of service at about 21 ms a request."""
+    world = World()
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=20.0, count=1000)
+    await world.settle()
+    assert 150 < max(await sizes(world)) < 300
+
+
+async def test_deadlines_in_a_group_are_close_together() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, group_spread_fraction=0.5))
+    await world.join("a")
+    machine = await world.lead()
+    for _ in range(10):
+        await world.submit("alpha", slo_s=60.0)
+        await world.advance(10.0)
+    assert await sizes(world) == [4, 4, 2]
+    groups = sorted(machine.board.groups.values(), key=lambda group: group.order)
+    assert [round(after.first_deadline_s - before.first_deadline_s) for before, after in itertools.pairwise(groups)] == [40, 40]
+
+
+async def test_what_makes_requests_different() -> None:
+    """Model, SLO kind and class, prompt length class, priority."""
+    world = World()
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", 60.0, prompt_tokens=200)
+    await world.submit("alpha", 50.0, prompt_tokens=100)  # the same classes
+    for different in (
+        world.submit("beta", 60.0),
+        world.submit("alpha", 600.0),
+        world.submit("alpha", 60.0, prompt_tokens=2000),
+        world.submit("alpha", 60.0, kind=SloKind.FIRST_TOKEN),
+        world.submit("alpha", priority=1),
+        world.submit("alpha", priority=2),
+    ):
+        await different
+    await world.settle()
+    assert await sizes(world) == [2, 1, 1, 1, 1, 1, 1]
+
+
+async def test_an_earlier_deadline_counts_for_the_group() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 60.0)
+    await world.submit("alpha", 40.0)
+    await world.settle()
+    [found] = machine.board.groups.values()
+    assert found.first_deadline_s == pytest.approx(world.now_s + 40.0)
+    assert (await world.queue.overview()).groups[found.group_id].first_deadline_s == pytest.approx(world.now_s + 40.0)
+
+
+async def test_new_groups_stand_where_the_machine_put_them() -> None:
+    """Several groups of one call, in front of each other: the queue has the machine's order."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    for slo_s in (500.0, 60.0, 3000.0, 30.0, 200.0):
+        await world.submit("alpha", slo_s)
+        await world.submit("beta", slo_s)
+    world.calls.clear()
+    await world.settle()
+    assert len([call for call in world.calls if isinstance(call, Place)]) == 1
+    assert len(machine.board.queues["a"]) == 10
+    assert machine.board.queues["a"] == await world.group_ids("a")
+
+
+def test_ids_never_repeat_across_leaders() -> None:
+    assert group_id_of(3, 7) == "g3-7"
+    assert order_of("g3-7") == (3, 7)
+    assert order_of("g2-900") < order_of("g3-1")
+    assert order_of("something") == (0, 0)
+
+
+@pytest.mark.parametrize("made", [group(1, "alpha", 60.0), group(2, "beta", 0.0, priority=-3)])
+def test_meta_tells_everything_after_a_restart(made: object) -> None:
+    traits = made.traits  # type: ignore[attr-defined]
+    assert from_meta(to_meta(traits)) == traits
+
+
+def test_meta_of_another_version_is_read_with_what_it_has() -> None:
+    traits = from_meta({"model": "alpha", "slo_s": "nan"})
+    assert traits.key.model == "alpha"
+    assert math.isinf(traits.slo_s)
+
+
+async def test_running_requests_count_for_the_limit() -> None:
+    """The limit is on the whole group: what runs of it may come back."""
+    world = World(Policy(lease_ttl_s=LEASE_S, delta=1.0))
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", slo_s=36_000.0, count=140)
+    await world.settle()
+    await world.pull("a", "alpha", 130)
+    await world.settle()
+    await world.submit("alpha", slo_s=36_000.0, count=100)
+    await world.settle()
+    assert max(group.live for group in machine.board.groups.values()) < 170
+    assert len(machine.board.groups) == 2

@@ -1,0 +1,153 @@
+"""The objective: times as `qlm_core.prediction` has them, cost as the design states it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.prediction import GroupView, QueueView, group_times
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.board import Group, Slot, band_of
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import traits_of
+from qlm_planner.insertion import Line
+from qlm_planner.policy import Policy
+from qlm_planner.timeline import Cost
+
+from .world import CATALOGUE, MODELS, START_S, profiles
+
+SNAPSHOT = profiles()
+FACTS = InstanceFacts(name="a", incarnation="a/1", gpu="big", n_gpu=1, engine="simulated", models=MODELS)
+
+
+def estimates(policy: Policy | None = None) -> Estimates:
+    made = Estimates(policy or Policy())
+    made.load(CATALOGUE, SNAPSHOT)
+    return made
+
+
+def group(number: int, model: str, count: int, slo_s: float = 60.0, kind: SloKind = SloKind.COMPLETION, prompt_tokens: int = 200) -> Group:
+    facts = RequestFacts(
+        queue_id=f"{number}-0",
+        key=RequestKey("t", str(number)),
+        acceptance_number=number,
+        accepted_s=START_S,
+        model=model,
+        slo=Slo(kind=kind, seconds=slo_s),
+        prompt_tokens=prompt_tokens,
+        output_tokens_max=256,
+    )
+    traits = traits_of(facts)
+    return Group(
+        group_id=f"g1-{number}",
+        order=(1, number),
+        traits=traits,
+        band=band_of(traits, 0),
+        instance="a",
+        first_deadline_s=facts.deadline_s,
+        waiting=count,
+        live=count,
+        waiting_prompt_tokens=count * prompt_tokens,
+    )
+
+
+def line(groups: Sequence[Group], *, active: str = "", running: int = 0, warm: Sequence[str] = ()) -> Line:
+    slot = Slot(facts=FACTS, running=running, active_model=active, warm_models=tuple(warm))
+    return Line.of(slot, groups, estimates())
+
+
+def views(groups: Sequence[Group], *, active: str, running: int, warm: Sequence[str]) -> QueueView:
+    return QueueView(
+        instance=FACTS,
+        active_model=active,
+        running=running,
+        warm_models=tuple(warm),
+        groups=tuple(
+            GroupView(
+                group_id=each.group_id,
+                model=each.traits.key.model,
+                slo_class=each.traits.key.slo_class,
+                token_class=each.traits.key.token_class,
+                waiting=each.waiting,
+                waiting_prompt_tokens=each.waiting_prompt_tokens,
+                first_deadline_s=each.first_deadline_s,
+            )
+            for each in groups
+        ),
+    )
+
+
+@pytest.mark.parametrize("running", [0, 100])
+@pytest.mark.parametrize("active", ["", "alpha", "beta"])
+@pytest.mark.parametrize("warm", [(), ("beta", "gamma")])
+@pytest.mark.parametrize("counts", [(400, 300, 800, 200), (200, 1000, 500, 500)])
+def test_times_agree_with_the_prediction(running: int, active: str, warm: Sequence[str], counts: Sequence[int]) -> None:
+    """The planner adds the same services up in closed form: starts and ends are those of `group_times` to within a few percent of the
+    queue's length (a request is taken to decode beside its own group, not beside those that join behind)."""
+    if not active:
+        running = 0
+    models = ("alpha", "alpha", "beta", "alpha")
+    groups = [group(number, model, count) for number, (model, count) in enumerate(zip(models, counts, strict=True))]
+    expected = group_times(views(groups, active=active, running=running, warm=warm), CATALOGUE, SNAPSHOT)
+    found = line(groups, active=active, running=running, warm=warm).timeline(START_S)
+    length_s = expected[-1].completion.mean
+    for place, time in enumerate(expected):
+        assert found.start_s[place] == pytest.approx(time.wait.mean, abs=0.1 * length_s)
+        assert found.end_s[place] == pytest.approx(time.completion.mean, abs=0.1 * length_s)
+    assert found.end_s[-1] == pytest.approx(length_s, rel=0.1)
+
+
+def test_a_swap_costs_its_time_unless_the_model_is_active_or_warm() -> None:
+    only = [group(1, "alpha", 10)]
+    cold, warm, active = line(only), line(only, warm=["alpha"]), line(only, active="alpha")
+    assert [each.timeline(START_S).cost.swap_s for each in (cold, warm, active)] == pytest.approx([10.0, 2.0, 0.0])
+    assert [each.timeline(START_S).cost.swaps for each in (cold, warm, active)] == [1, 1, 0]
+
+
+def test_loading_from_disk_hides_behind_the_run_before() -> None:
+    """The next model comes to host memory while the one before is served: only the last part of the swap is waited for."""
+    cost = line([group(1, "alpha", 2000, 3600.0), group(2, "beta", 10, 3600.0)], active="alpha").timeline(START_S).cost
+    assert cost.swap_s == pytest.approx(2.0)
+
+
+def test_late_requests_are_counted_each_with_its_place() -> None:
+    """Equation for a normal: all late, none late, and a part of a group that is served across its deadline."""
+    assert line([group(1, "alpha", 100, 600.0)], active="alpha").timeline(START_S).cost.late == pytest.approx(0.0, abs=1e-3)
+    assert line([group(1, "alpha", 100, 0.5)], active="alpha").timeline(START_S).cost.late == pytest.approx(100.0, abs=1e-3)
+    across = line([group(1, "alpha", 4000, 45.0)], active="alpha").timeline(START_S)
+    assert 1000 < across.cost.late < 3000
+    assert across.cost.tardiness_s > 1000
+
+
+def test_first_token_deadlines_do_not_wait_for_the_output() -> None:
+    completion = line([group(1, "alpha", 10, 0.8)], active="alpha").timeline(START_S).cost
+    first_token = line([group(1, "alpha", 10, 0.8, SloKind.FIRST_TOKEN)], active="alpha").timeline(START_S).cost
+    assert completion.late > 9.0
+    assert first_token.late < 1.0
+
+
+def test_requests_without_a_deadline_are_never_late() -> None:
+    lonely = group(1, "alpha", 10_000, math.inf, SloKind.PRIORITY)
+    cost = line([lonely], active="alpha").timeline(START_S).cost
+    assert cost.late == 0.0
+    assert cost.tardiness_s == 0.0
+    assert math.isfinite(cost.weighed(Policy()))
+
+
+def test_weights_are_those_of_the_design() -> None:
+    """One late request outweighs 1,000 request-seconds of tardiness and 100 GPU-seconds of work."""
+    policy = Policy()
+    late = Cost(late=1.0).weighed(policy)
+    assert late >= Cost(tardiness_s=1000.0).weighed(policy)
+    assert late >= Cost(swap_s=100.0).weighed(policy)
+    assert Cost(late=1.0, swaps=1) + Cost(late=2.0, swaps=2) == Cost(late=3.0, swaps=3)
+
+
+def test_a_group_that_the_instance_cannot_serve_weighs_nothing() -> None:
+    stranger = group(1, "delta", 100)
+    cost = line([stranger, group(2, "alpha", 1)], active="alpha").timeline(START_S).cost
+    assert cost.late == pytest.approx(0.0, abs=1e-6)
+    assert math.isfinite(cost.weighed(Policy()))

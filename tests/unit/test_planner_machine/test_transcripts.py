@@ -1,0 +1,238 @@
+"""The machine alone, by hand: what it is told (>), and what it wants (<)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.effects import (
+    ApplyChunk,
+    Effect,
+    Expire,
+    Place,
+    PlanChanged,
+    ReadArrivals,
+    ReadEvents,
+    ReadOverview,
+    ReadUnplaced,
+    Reclaim,
+)
+from qlm_planner.events import (
+    ArrivalsRead,
+    CallFailed,
+    Change,
+    ChangeKind,
+    ChunkAnswered,
+    Event,
+    EventEntry,
+    EventsRead,
+    ExpirySwept,
+    OverviewRead,
+    PlaceAnswered,
+    ProfilesRead,
+    Reclaimed,
+    Tick,
+    UnplacedRead,
+)
+from qlm_planner.group_meta import to_meta, traits_of
+from qlm_planner.machine import PlannerMachine
+from qlm_planner.policy import Policy
+from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot
+
+from .world import CATALOGUE, START_S, profiles
+
+
+def arrival(number: int, model: str = "alpha", slo_s: float = 60.0) -> Arrival:
+    return Arrival(
+        facts=RequestFacts(
+            queue_id=f"{number}-0",
+            key=RequestKey("t", str(number)),
+            acceptance_number=number,
+            accepted_s=START_S,
+            model=model,
+            slo=Slo(kind=SloKind.COMPLETION, seconds=slo_s),
+            prompt_tokens=200,
+            output_tokens_max=256,
+        )
+    )
+
+
+def snapshot(
+    queues: Mapping[str, Sequence[str]],
+    *,
+    lost: Sequence[str] = (),
+    owning: Mapping[str, bool] | None = None,
+    models: Mapping[str, str] | None = None,
+    last_event: tuple[int, int] = (0, 0),
+) -> Snapshot:
+    """Groups of 10 waiting requests each; `models`: of groups other than alpha's."""
+    groups = {}
+    for instance, group_ids in queues.items():
+        for number, group_id in enumerate(group_ids):
+            traits = traits_of(arrival(number, (models or {}).get(group_id, "alpha")).facts)
+            groups[group_id] = GroupRow(
+                group_id=group_id,
+                instance=instance,
+                last_instance=instance,
+                waiting=10,
+                live=10,
+                waiting_prompt_tokens=2000,
+                first_deadline_s=START_S + 60.0 + number,
+                meta=to_meta(traits),
+            )
+    facts = [
+        InstanceFacts(name=name, incarnation=f"{name}/1", gpu="big", n_gpu=1, engine="simulated", models=("alpha", "beta"))
+        for name in queues
+        if name != UNASSIGNED
+    ]
+    return Snapshot(
+        plan_version=4,
+        unplaced=0,
+        queues=tuple(QueueRow(instance=name, version=7, group_ids=tuple(ids), running=0) for name, ids in queues.items()),
+        groups=groups,
+        instances=tuple(InstanceRow(facts=each, alive=each.name not in lost) for each in facts),
+        incarnations=owning or {},
+        last_event_id=last_event,
+    )
+
+
+def tell(effect: Effect) -> str:
+    match effect:
+        case Place(groups=groups, requests=requests):
+            where = " ".join(f"{group.group_id}@{group.instance}<{group.before or 'end'}" for group in groups)
+            return f"place {len(requests)}: {where}"
+        case ApplyChunk(plan_version=version, versions=versions, segments=segments):
+            moves = " ".join(f"{segment.instance}[{segment.start}]={','.join(segment.group_ids)}" for segment in segments)
+            return f"apply v{version} {dict(versions)} {moves}"
+        case ReadOverview():
+            return "overview"
+        case ReadUnplaced(after=after):
+            return f"unplaced after {after or 'the start'}"
+        case ReadArrivals():
+            return "arrivals"
+        case ReadEvents(after=after):
+            return f"events after {after}"
+        case Reclaim(incarnation=incarnation):
+            return f"reclaim {incarnation}"
+        case Expire():
+            return "expire"
+        case PlanChanged(plan_version=version):
+            return f"plan v{version}"
+    return type(effect).__name__
+
+
+class Script:
+    """Steps a machine and writes down what it wants."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.machine = PlannerMachine(policy or Policy(lease_ttl_s=3.0), 9, START_S)
+        self.last: list[Effect] = []
+
+    def at(self, after_s: float, event: Event) -> list[str]:
+        self.last = self.machine.step(START_S + after_s, event)
+        return [tell(effect) for effect in self.last]
+
+
+def test_a_leader_rebuilds_then_reads() -> None:
+    script = Script()
+    assert script.at(0.0, ProfilesRead(catalogue=CATALOGUE, profiles=profiles())) == ["overview"]
+    # Nothing else until the queue is known. Then the scan for what another planner read and did not place.
+    assert script.at(0.1, Tick()) == []
+    assert script.at(0.2, OverviewRead(snapshot=snapshot({"a": ["g8-1"]}, last_event=(5, 1)))) == [
+        "unplaced after the start",
+        "events after 5-1",
+        "expire",
+        "plan v4",
+    ]
+    # The page is placed before the next page is read; g8-1 was opened by the leader before and is joined.
+    assert script.at(0.3, UnplacedRead(arrivals=(arrival(20), arrival(21)), read_to="21-0")) == ["place 2: g8-1@a<end"]
+    place = script.last[0]
+    assert isinstance(place, Place)
+    assert script.at(0.4, PlaceAnswered(call=place, done=(True, True))) == ["unplaced after 21-0", "plan v4"]
+    assert script.at(0.5, UnplacedRead(arrivals=(), read_to="")) == ["arrivals"]
+    assert script.machine.caught_up
+    # What the scan has found is not taken a second time.
+    assert script.at(0.6, ArrivalsRead(arrivals=(arrival(21), arrival(22)))) == ["place 1: g8-1@a<end", "arrivals"]
+
+
+def leading(script: Script, start: Snapshot) -> None:
+    script.at(0.0, ProfilesRead(catalogue=CATALOGUE, profiles=profiles()))
+    script.at(0.0, OverviewRead(snapshot=start))
+    script.at(0.0, UnplacedRead(arrivals=(), read_to=""))
+    script.at(0.0, ExpirySwept(count=0))
+
+
+def test_requests_gather_while_a_call_is_under_way() -> None:
+    script = Script()
+    leading(script, snapshot({"a": []}))
+    assert script.at(0.1, ArrivalsRead(arrivals=(arrival(1),))) == ["place 1: g9-1@a<end", "arrivals"]
+    first = script.last[0]
+    assert isinstance(first, Place)
+    assert script.at(0.11, ArrivalsRead(arrivals=(arrival(2), arrival(3)))) == ["arrivals"]
+    assert script.at(0.12, ArrivalsRead(arrivals=(arrival(4, "beta"),))) == ["arrivals"]
+    assert script.at(0.13, PlaceAnswered(call=first, done=(True,))) == ["place 3: g9-2@a<end g9-1@a<g9-2", "plan v4"]
+
+
+def test_events_and_overviews_are_brought_into_one_order() -> None:
+    """A pull that an overview under way does not hold yet is counted on top of it; one that it holds is not counted again."""
+    script = Script(Policy(lease_ttl_s=3.0, overview_every_s=0.5))
+    leading(script, snapshot({"a": ["g8-1"]}, last_event=(5, 0)))
+    waiting = script.machine.board.groups["g8-1"]
+    assert "overview" in script.at(0.6, Tick())
+
+    def pulls(entry: tuple[int, int], count: int) -> EventsRead:
+        change = Change(kind=ChangeKind.PULLED, group_id="g8-1", incarnation="a/1", prompt_tokens=200)
+        return EventsRead(entries=(EventEntry(entry_id=entry, changes=(change,) * count),))
+
+    script.at(0.61, pulls((6, 0), 3))
+    assert waiting.waiting == 7
+    script.at(0.62, OverviewRead(snapshot=snapshot({"a": ["g8-1"]}, last_event=(5, 9))))
+    assert script.machine.board.groups["g8-1"].waiting == 7
+    assert script.at(0.63, pulls((7, 0), 2))[-1] == "plan v4"
+    assert script.machine.board.groups["g8-1"].waiting == 5
+    script.at(1.2, Tick())
+    script.at(1.21, OverviewRead(snapshot=snapshot({"a": ["g8-1"]}, last_event=(8, 0))))
+    script.at(1.22, pulls((8, 0), 4))
+    assert script.machine.board.groups["g8-1"].waiting == 10
+
+
+def test_a_lost_instance_in_order() -> None:
+    """First what ran is taken back to its groups, then the groups move, on the versions of an overview that saw that."""
+    script = Script(Policy(lease_ttl_s=3.0, overview_every_s=5.0))
+    both = {"a": ["g8-1", "g8-2"], "b": ["g8-3"]}
+    leading(script, snapshot(both))
+    gone = snapshot(both, lost=["a"], owning={"a/1": False})
+    assert script.at(5.1, Tick()) == ["overview", "expire"]
+    assert script.at(5.2, OverviewRead(snapshot=gone)) == ["reclaim a/1"]
+    assert script.at(5.3, Reclaimed(incarnation="a/1", count=500)) == ["reclaim a/1"]
+    assert script.at(5.4, Reclaimed(incarnation="a/1", count=0)) == ["overview"]
+    assert script.at(5.5, OverviewRead(snapshot=snapshot(both, lost=["a"]))) == ["apply v5 {'a': 7, 'b': 7} b[1]=g8-1,g8-2"]
+    chunk = script.last[0]
+    assert isinstance(chunk, ApplyChunk)
+    assert script.at(5.6, ChunkAnswered(call=chunk, applied=True, versions={"a": 8, "b": 8}, moved=2)) == ["plan v5"]
+    assert script.machine.board.queues["b"] == ["g8-3", "g8-1", "g8-2"]
+    assert script.machine.board.versions["b"] == 8
+
+
+def test_calls_that_fail_are_repeated_after_a_pause() -> None:
+    script = Script()
+    leading(script, snapshot({"a": []}))
+    script.at(0.1, ArrivalsRead(arrivals=(arrival(1),)))
+    place = script.last[0]
+    assert isinstance(place, Place)
+    assert script.at(0.2, CallFailed(call=place)) == []
+    assert script.machine.wake_s == START_S + 0.2 + 0.05
+    # The placement as it was, and only then an overview: it tells what became of both.
+    assert script.at(0.25, Tick()) == ["place 1: g9-1@a<end"]
+    assert script.at(0.3, PlaceAnswered(call=place, done=(True,))) == ["overview", "plan v4"]
+
+
+def test_arrivals_that_may_be_lost_are_looked_for() -> None:
+    """A read whose answer was lost has given its requests to nobody: they are pending there, and only a scan finds them."""
+    script = Script()
+    leading(script, snapshot({"a": []}))
+    assert script.at(0.1, CallFailed(call=ReadArrivals(count=500, block_s=1.0))) == []
+    assert script.at(0.2, Tick()) == ["overview"]
+    assert script.at(0.3, OverviewRead(snapshot=snapshot({"a": []}))) == ["unplaced after the start"]
+    assert script.at(0.4, UnplacedRead(arrivals=(), read_to="")) == ["arrivals"]

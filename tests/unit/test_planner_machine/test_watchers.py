@@ -1,0 +1,99 @@
+"""Watchers of the plan, metrics, and settings."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from qlm.api.v1 import planner_pb2
+from qlm_core.errors import ConfigError, Unavailable
+from qlm_planner.config import PlannerConfig
+from qlm_planner.effects import ApplyChunk, Place
+from qlm_planner.events import ArrivalsRead, ChunkAnswered, ExpirySwept, PlaceAnswered, Reclaimed
+from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.policy import Policy
+from qlm_planner.watchers import Watchers
+from qlm_process.config import load_config
+
+from .world import World
+
+
+async def test_a_slow_watcher_skips_to_the_newest_plan() -> None:
+    watchers = Watchers(2)
+    with watchers.watch() as slow, watchers.watch() as fast:
+        seen = []
+        for version in range(1, 6):
+            watchers.send(planner_pb2.Plan(version=version))
+            seen.append((await anext(fast)).version)
+        assert seen == [1, 2, 3, 4, 5]
+        assert (await anext(slow)).version == 5
+        watchers.end()
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(slow), 5)
+    assert not watchers.any
+
+
+def test_too_many_watchers_are_refused() -> None:
+    watchers = Watchers(1)
+    with watchers.watch(), pytest.raises(Unavailable), watchers.watch():
+        pass
+    with watchers.watch():
+        pass
+
+
+async def test_metrics_count_what_happens() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", count=3)
+    await world.settle()
+    metrics = PlannerMetrics()
+    chunk = ApplyChunk(plan_version=1, versions={}, segments=())
+    metrics.count(ArrivalsRead(arrivals=()))
+    metrics.count(PlaceAnswered(call=Place(groups=(), requests=()), done=(True, True, False)))
+    metrics.count(Reclaimed(incarnation="a/1", count=7))
+    metrics.count(ExpirySwept(count=2))
+    metrics.count(ChunkAnswered(call=chunk, applied=True, versions={}, moved=4))
+    metrics.count(ChunkAnswered(call=chunk, applied=False, versions={}, moved=0))
+    metrics.show(machine)
+    value = metrics.registry.get_sample_value
+    assert value("qlm_planner_placed_total") == 2
+    assert value("qlm_planner_stale_total") == 1
+    assert value("qlm_planner_reclaims_total") == 7
+    assert value("qlm_planner_expired_total") == 2
+    assert value("qlm_planner_groups_moved_total") == 4
+    assert value("qlm_planner_conflicts_total") == 1
+    assert value("qlm_planner_groups") == 1
+    metrics.standby()
+    assert value("qlm_planner_groups") == 0
+
+
+def test_settings_reach_the_policy() -> None:
+    overrides: dict[str, object] = {
+        "models": "[{name: m, profile: p}]",
+        "planner.delta": "2",
+        "planner.slo_band": "-1",
+        "queue.lease_ttl_s": "5",
+    }
+    config = load_config(PlannerConfig, None, overrides=overrides, environment={})
+    assert config.policy().delta == 2.0
+    assert config.policy().lease_ttl_s == 5.0
+    assert config.policy().slo_band == -1
+    assert config.catalogue()["m"].profile == "p"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("planner.delta", "0"), ("planner.late_weight", "nan"), ("planner.speed", "1"), ("models", "[]")],
+)
+def test_wrong_settings_are_named(setting: str, value: str) -> None:
+    overrides: dict[str, object] = {"models": "[{name: m, profile: p}]", setting: value}
+    with pytest.raises(ConfigError, match=setting.rpartition(".")[2]):
+        load_config(PlannerConfig, None, overrides=overrides, environment={})
+
+
+@pytest.mark.parametrize("wrong", [{"delta": 0.0}, {"late_weight": float("inf")}, {"head_gain": -1.0}])
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Policy(**wrong)  # type: ignore[arg-type]
