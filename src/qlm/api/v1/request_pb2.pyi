@@ -129,7 +129,7 @@ class Request(_message.Message):
     request; with another body it is refused. Empty: the gateway makes one, and a repeat is a new request.
     """
     expire_after_s: _builtins.float
-    """Seconds after acceptance at which nobody waits for the answer any more: > 0. The request then ends as EXPIRED.
+    """Seconds after acceptance at which nobody waits for the answer any more: 1 ms to 365 days. The request then ends as EXPIRED.
     Absent: never. This is not the SLO: a late request is still served.
     """
     @_builtins.property
@@ -358,7 +358,7 @@ class Slo(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     kind: Global___SloKind.ValueType
     seconds: _builtins.float
-    """COMPLETION and FIRST_TOKEN: finite, > 0 and at most 30 days. PRIORITY: absent."""
+    """COMPLETION and FIRST_TOKEN: 1 ms to 30 days. PRIORITY: absent."""
     priority: _builtins.int
     """PRIORITY: -1,000 to 1,000. Else absent."""
     def __init__(

@@ -1,0 +1,156 @@
+"""The demo: a whole cluster on this machine, a replay with kills half way, and the client's account of what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+import qlm
+from qlm_load.chaos import Chaos, plan_kills
+from qlm_load.cluster import Cluster, serving_pids
+from qlm_load.counters import CounterSums
+from qlm_load.ledger import Ledger, Report
+from qlm_load.progress_bar import show_progress
+from qlm_load.replay import Replay, ReplaySettings
+from qlm_load.settings import DemoConfig
+from qlm_load.summary import ServerCounts, print_kills, print_report, summary_of
+from qlm_load.trace import read_trace
+from qlm_load.watch import Watch
+from qlm_load.workload import Workload, generate_rows, make_workload
+
+LEAD_S = 1.0
+"""Real seconds between the cluster's being ready and the first arrival."""
+RESTART_TIMEOUT_S = 30.0
+"""How long a killed process may take to serve again after the last answer."""
+ACTIVATIONS_COUNTER = "qlm_agent_model_swaps_total"
+"""Models made active, the first of an agent's life included, which replaces none."""
+EVICTIONS_COUNTER = 'qlm_agent_returned_requests_total{cause="evicted"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`failures`: why the demo did not show what it is for; empty if it did."""
+
+    report: Report
+    counts: ServerCounts
+    chaos: Chaos
+    failures: tuple[str, ...]
+    setup_s: float
+    total_s: float
+
+
+def demo_workload(config: DemoConfig, trace_path: str | None, minutes: float | None) -> Workload:
+    """Generated, or the first rows of a trace at the rate of the settings."""
+    load = config.load
+    run_id = f"demo-{load.seed}"
+    if trace_path is None:
+        rows = generate_rows(load.requests, load.seed, load.rate_per_s)
+        return make_workload(rows, config.shares(), load.seed, run_id=run_id)
+    rows = read_trace(trace_path).head(load.requests, None if minutes is None else minutes * 60)
+    return make_workload(rows, config.shares(), load.seed, rate_per_s=load.rate_per_s, run_id=run_id)
+
+
+async def run_demo(
+    console: Console, config: DemoConfig, workload: Workload, config_path: str, overrides: Mapping[str, object], out: Path
+) -> Outcome:
+    """Starts the cluster, replays, kills, reads everything again, stops. Raises Unavailable where the cluster does not come up."""
+    load = config.load
+    begun_s = time.monotonic()
+    simulated = {"agent.simulated.time_scale": load.time_scale, "agent.simulated.seed": load.seed}
+    cluster = Cluster(out, config_path, {**overrides, **simulated})
+    try:
+        state = await cluster.start(load.start_timeout_s)
+        setup_s = time.monotonic() - begun_s
+        addresses = tuple(gateway.address for gateway in state.of("gateway"))
+        console.print(
+            f"cluster of {len(state.processes)} processes up after {setup_s:.1f} s; logs in {out / 'state' / 'logs'}", highlight=False
+        )
+        settings = ReplaySettings(
+            addresses=addresses, time_scale=load.time_scale, in_flight_max=load.in_flight_max, drain_timeout_s=load.drain_timeout_s
+        )
+        start_s = time.monotonic() + LEAD_S
+        ledger = Ledger(workload, load.time_scale, start_s)
+        replay = Replay(workload, ledger, settings)
+        names = {service: [process.name for process in state.of(service)] for service in ("agent", "planner", "gateway")}
+        plans = plan_kills(load.seed, names["agent"], names["planner"], names["gateway"])
+        chaos = Chaos(plans, held_min=load.held_min, seed=load.seed, start_s=start_s)
+        async with qlm.AsyncClient(addresses) as client:
+            watch = Watch(cluster, client, replay, chaos, console)
+            await _replay(console, replay, ledger, watch, start_s)
+            await _until_restarted(watch, cluster, chaos)
+            await replay.read_again()
+            await watch.scrape()
+        report = ledger.report(time.monotonic())
+        counts = server_counts(watch.counters)
+        failures = find_failures(report, counts, chaos)
+    finally:
+        stopped_well = await cluster.stop()
+    if not stopped_well:
+        failures = (*failures, f"the cluster did not stop in order (see {cluster.log_path})")
+    return Outcome(report=report, counts=counts, chaos=chaos, failures=failures, setup_s=setup_s, total_s=time.monotonic() - begun_s)
+
+
+async def _replay(console: Console, replay: Replay, ledger: Ledger, watch: Watch, start_s: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch.run(), name="watch")
+        showing = group.create_task(show_progress(console, replay, ledger, start_s), name="progress")
+        await replay.run(start_s)
+        watching.cancel()
+        showing.cancel()
+
+
+async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos) -> None:
+    """Waits until all who were killed serve again; gives up after RESTART_TIMEOUT_S (the kill log then says so)."""
+    deadline_s = time.monotonic() + RESTART_TIMEOUT_S
+    while any(kill.new_pid is None for kill in chaos.log) and time.monotonic() < deadline_s:
+        chaos.note_restarts(time.monotonic(), serving_pids(cluster.state()))
+        await asyncio.sleep(0.1)
+    await watch.scrape()
+
+
+def server_counts(counters: CounterSums) -> ServerCounts:
+    """Of all agents over all their lives."""
+    return ServerCounts(swaps=counters.total_beyond_first(ACTIVATIONS_COUNTER), evictions=counters.total(EVICTIONS_COUNTER))
+
+
+def find_failures(report: Report, counts: ServerCounts, chaos: Chaos) -> tuple[str, ...]:
+    """Why a run fails: anything lost, doubled or wrong, anything that did not happen that should have."""
+    checks = (
+        (report.lost == 0, f"{report.lost:,} requests lost"),
+        (report.doubled == 0, f"{report.doubled:,} requests doubled"),
+        (report.wrong == 0, f"{report.wrong:,} requests with wrong tokens"),
+        (report.refused == 0, f"{report.refused:,} requests never accepted"),
+        (report.failed == 0, f"{report.failed:,} requests failed"),
+        (counts.swaps > 0, "no model was swapped"),
+        (report.recovered > 0, "no request was recovered"),
+        (not chaos.spared, "killed nobody, for holding too little, of: " + ", ".join(plan.role for plan in chaos.spared)),
+        (
+            all(kill.new_pid is not None for kill in chaos.log),
+            "not up again: " + ", ".join(kill.process for kill in chaos.log if kill.new_pid is None),
+        ),
+    )
+    return tuple(text for passed, text in checks if not passed)
+
+
+def write_summary(path: Path, outcome: Outcome, setting: dict[str, object]) -> None:
+    """summary.json, with the keys that load/README.md names."""
+    summary = summary_of(outcome.report, outcome.counts, outcome.chaos.log, setting)
+    summary |= {"failures": list(outcome.failures), "setup_s": round(outcome.setup_s, 2), "total_s": round(outcome.total_s, 2)}
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> None:
+    """The kill log, the tables and the verdict."""
+    print_kills(console, outcome.chaos.log, config.load.seed)
+    print_report(console, outcome.report, outcome.counts, config.load.time_scale)
+    if outcome.failures:
+        for failure in outcome.failures:
+            console.print(f"FAILED: {failure}", markup=False, style="bold red")
+    else:
+        console.print(f"Nothing lost, nothing doubled; {outcome.total_s:.0f} s in all.", style="bold green", highlight=False)

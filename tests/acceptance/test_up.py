@@ -1,0 +1,198 @@
+"""`qlm up` as a user runs it: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qlm
+from running_cluster import RunningCluster, gone, wait_until
+
+MODEL = "mistral-7b"
+COMMAND_TIMEOUT_S = 60
+ANSWER_S = 60.0
+FAST = {"agent.simulated.time_scale": "20"}
+SLOW = {"agent.simulated.time_scale": "0.05"}
+"""An engine step takes so long that nothing ends by itself while a test looks."""
+
+
+def command(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A `qlm` command, with plain wide output."""
+    environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
+    return subprocess.run(
+        [sys.executable, "-m", "qlm.cli", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    with RunningCluster(tmp_path_factory.mktemp("up") / "state", FAST) as cluster:
+        yield cluster
+
+
+def test_all_processes_serve(cluster: RunningCluster) -> None:
+    state = cluster.state
+    assert [(process.service, process.name, process.serving) for process in state.processes] == [
+        ("server", "server", True),
+        ("gateway", "gateway-0", True),
+        ("planner", "planner-0", True),
+        ("estimator", "estimator-0", True),
+        ("agent", "a100-0", True),
+        ("agent", "h100-0", True),
+    ]
+    assert all(process.metrics_port for process in state.processes if process.service != "server")
+    wait_until(lambda: f"Ready. Gateway on {cluster.address}." in cluster.log(), 10.0, "the last line of the table")
+
+
+def test_the_sdk_gets_an_answer(cluster: RunningCluster) -> None:
+    with qlm.Client(cluster.address) as client:
+        first = client.generate(MODEL, "The same prompt.", slo_s=30, max_tokens=30, request_id="sdk-1")
+        ids = [token for chunk in first for token in chunk.token_ids]
+        assert first.result is not None
+        assert first.result.state is qlm.RequestState.COMPLETED
+        assert len(ids) == first.result.output_tokens > 0
+        stored = client.result("sdk-1")
+        assert stored is not None
+        assert list(stored.token_ids) == ids
+        second = client.generate(MODEL, "The same prompt.", slo_s=30, max_tokens=30)
+        assert [token for chunk in second for token in chunk.token_ids] == ids
+
+
+def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:
+    arguments = ("submit", "--address", cluster.address, "--model", MODEL, "--slo", "30", "--max-tokens", "20")
+    streamed = command(*arguments, "--request-id", "cli-1", "A prompt.")
+    assert streamed.returncode == 0, streamed.stderr
+    assert streamed.stdout.strip()
+    assert "cli-1: completed" in streamed.stderr
+    piped = command(*arguments, "--no-stream", text="A prompt.")
+    assert piped.stdout == streamed.stdout
+    document = json.loads(command(*arguments, "--json", "A prompt.").stdout)
+    assert document["text"] == streamed.stdout.rstrip("\n")
+    assert document["result"]["state"] == "completed"
+    accepted = command(*arguments, "--no-wait", "--request-id", "cli-2", "A prompt.")
+    assert accepted.stdout == "cli-2\n"
+    assert "prompt tokens" in accepted.stderr
+
+
+def test_refusals_are_told_in_one_line(cluster: RunningCluster) -> None:
+    arguments = ("submit", "--address", cluster.address)
+    unknown = command(*arguments, "--model", "gpt-9", "A prompt.")
+    assert unknown.returncode == 1
+    assert "[UNKNOWN_MODEL]" in unknown.stderr
+    assert "Traceback" not in unknown.stderr
+    empty = command(*arguments, "--model", MODEL, text="")
+    assert "[EMPTY_PROMPT]" in empty.stderr
+    both = command(*arguments, "--model", MODEL, "--slo", "1", "--priority", "1", "A prompt.")
+    assert both.returncode == 2
+
+
+def test_status_shows_queues_models_and_a_request(cluster: RunningCluster) -> None:
+    shown = command("status", "--address", cluster.address)
+    assert shown.returncode == 0, shown.stderr
+    for word in ("a100-0", "h100-0", "vicuna-13b", "mistral-7b-code", "approximate"):
+        assert word in shown.stdout
+    document = json.loads(command("status", "--address", cluster.address, "--json").stdout)
+    assert {queue["instance"] for queue in document["virtual_queues"]} >= {"a100-0", "h100-0"}
+    missing = command("status", "--address", cluster.address, "--request", "nobody")
+    assert missing.returncode == 1
+    assert "[UNKNOWN_REQUEST]" in missing.stderr
+
+
+def test_a_killed_process_comes_back(cluster: RunningCluster) -> None:
+    before = {process.name: process for process in cluster.state.processes}
+    for name in ("gateway-0", "a100-0", "planner-0", "server"):
+        os.kill(before[name].pid, signal.SIGKILL)
+    cluster.wait_for(lambda state: state.ready and all(process.restarts == 1 for process in state.processes if process.name in
+                     ("gateway-0", "a100-0", "planner-0", "server")))  # fmt: skip
+    assert cluster.address == before["gateway-0"].address
+    with qlm.Client(cluster.address) as client:
+        result = client.generate(MODEL, "After the kills.", slo_s=30, max_tokens=20)
+        assert sum(chunk.count for chunk in result) > 0
+
+
+def test_a_second_cluster_in_the_folder_is_refused(cluster: RunningCluster) -> None:
+    second = command("up", "--state-dir", str(cluster.state_dir))
+    assert second.returncode == 2
+    assert "another `qlm up` runs in" in second.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with RunningCluster(tmp_path / "state", FAST) as cluster:
+        with qlm.Client(cluster.address) as client:
+            stream = client.generate(MODEL, "Last words.", slo_s=30, max_tokens=200)
+            next(stream)
+            pids = cluster.pids
+            cluster.send(number)
+            rest = sum(chunk.count for chunk in stream)
+        assert rest > 0
+        assert cluster.wait() == 0, cluster.log()
+        assert [pid for pid in pids if not gone(pid)] == []
+        assert not (cluster.state_dir / "up.json").exists()
+
+
+def test_a_restart_keeps_an_accepted_request(tmp_path: Path) -> None:
+    cluster = RunningCluster(tmp_path / "state", SLOW)
+    with cluster, qlm.Client(cluster.address) as client:
+        accepted = client.submit(MODEL, "Keep me.", slo_s=3600, max_tokens=30, request_id="kept")
+        assert not accepted.duplicate
+        pids = cluster.pids
+        cluster.send(signal.SIGINT)
+        cluster.send(signal.SIGTERM)  # not a second SIGINT: two that are pending are one
+        wait_until(lambda: all(gone(pid) for pid in pids), 20.0, "all processes gone")
+        assert cluster.wait() == 1
+    again = RunningCluster(tmp_path / "state", FAST)
+    with again, qlm.Client(again.address) as client:
+        result = client.result("kept", wait_s=ANSWER_S)
+        assert result is not None
+        assert result.state is qlm.RequestState.COMPLETED
+        assert result.queue_id == accepted.queue_id
+        repeated = client.submit(MODEL, "Keep me.", slo_s=3600, max_tokens=30, request_id="kept")
+        assert repeated.duplicate
+
+
+def test_a_killed_supervisor_takes_all_processes_along(tmp_path: Path) -> None:
+    with RunningCluster(tmp_path / "state", FAST) as cluster:
+        pids = cluster.pids
+        assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
+        wait_until(lambda: all(gone(pid) for pid in pids), 20.0, "all processes gone")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("queue.durability=never", "queue.durability"),
+        ("gateway.listen=nowhere", "gateway.listen"),
+        ("agents.a100-0.models=[nothing]", "a100-0"),
+        ("up.nonsense=1", "up.nonsense: unknown setting"),
+    ],
+)
+def test_a_wrong_setting_stops_it_with_its_name(tmp_path: Path, setting: str, message: str) -> None:
+    ended = command("up", "--state-dir", str(tmp_path / "state"), "--set", "gateways=[{name: gateway-0}]", "--set", setting)
+    assert ended.returncode == 2, ended.stderr
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_process_that_does_not_come_up_fails_it_in_a_line(tmp_path: Path) -> None:
+    # An agent whose server is not there registers nowhere, so it never serves.
+    ended = command(
+        "up", "--state-dir", str(tmp_path / "state"), "--set", 'gateways=[{name: gateway-0, listen: "127.0.0.1:0"}]',
+        "--set", "queue.url=redis://127.0.0.1:1", "--set", "up.start_timeout_s=3", "--set", "up.stop_timeout_s=10",
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert "not serving after 3 s: gateway-0, planner-0, estimator-0, a100-0, h100-0" in ended.stderr
+    assert "Traceback" not in ended.stderr

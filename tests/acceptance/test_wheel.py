@@ -1,0 +1,90 @@
+"""The wheel: built once, it holds everything and runs outside of the source tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 110
+PACKAGES = tuple(
+    ROOT / package
+    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+)
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment with the wheel alone."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=False)
+    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """The dependencies of this environment, which is not asked for our own packages: .pth files work in site folders alone."""
+    return {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+
+
+def test_every_package_and_data_file_is_in_the_wheel(wheel: Path) -> None:
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    in_tree = {
+        str(path.relative_to(package.parent))
+        for package in PACKAGES
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name.partition("/")[0] for name in in_tree} == {package.name for package in PACKAGES}
+    assert in_tree <= in_wheel
+    for package in PACKAGES:
+        assert f"{package.name}/py.typed" in in_wheel
+    assert "qlm/cli/default_config.yaml" in in_wheel
+
+
+def test_no_package_of_the_tree_is_left_out() -> None:
+    roots = [*ROOT.glob("src/*/__init__.py"), *ROOT.glob("services/*/*/__init__.py"), *ROOT.glob("load/*/__init__.py")]
+    assert {path.parent for path in roots} == set(PACKAGES)
+
+
+def test_the_command_runs_from_a_fresh_environment(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    assert "qlm, version" in run(installed / "bin/qlm", "--version", cwd=tmp_path, env=environment)
+    for command in ("up", "gateway", "planner", "estimator", "agent", "submit", "status", "load"):
+        assert "--help" in run(installed / "bin/qlm", command, "--help", cwd=tmp_path, env=environment)
+
+
+def test_every_package_is_imported_from_there(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    names = [package.name for package in PACKAGES]
+    script = f"import importlib\nfor name in {names}: print(importlib.import_module(name).__file__)"
+    files = run(installed / "bin/python", "-c", script, cwd=tmp_path, env=environment).split()
+    assert len(files) == len(names)
+    assert all(file.startswith(str(installed)) for file in files)
+
+
+def test_the_shipped_configuration_is_read_from_there(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    script = "from qlm.cli.options import default_config_path as path; print(open(path()).read())"
+    text = run(installed / "bin/python", "-c", script, cwd=tmp_path, env=environment)
+    assert "a100-0" in text
