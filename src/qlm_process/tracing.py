@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanContext, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanContext, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -64,10 +64,11 @@ def record_span(
     start_s: float,
     end_s: float,
     attributes: Mapping[str, AttributeValue] | None = None,
+    links: Sequence[Link] = (),
 ) -> Span:
     """Records a span after the fact, as a child of `context`. Times in seconds since the epoch; an end before its start is taken as
     the start (the server's clock and an estimate of it differ by less than a millisecond)."""
-    span = tracer.start_span(name, context=context, attributes=attributes, start_time=_nanoseconds(start_s))
+    span = tracer.start_span(name, context=context, attributes=attributes, links=links, start_time=_nanoseconds(start_s))
     span.end(end_time=_nanoseconds(max(start_s, end_s)))
     return span
 

@@ -1,0 +1,70 @@
+"""Telling the planner that this instance is there, and its load. Best effort: the queue is what counts, so a failure is only logged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+import structlog
+
+from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
+from qlm_core.errors import Unavailable
+from qlm_core.instance import InstanceFacts
+from qlm_process.instance_wire import to_proto
+from qlm_queue.port import PLANNER_ROLE, Queue
+
+DEADLINE_S = 1.0
+
+
+class Announcer:
+    """Announces each incarnation once to each leader, and then reports its load every `every_s`."""
+
+    def __init__(
+        self, queue: Queue, every_s: float, facts: Callable[[], InstanceFacts], load: Callable[[], instance_pb2.InstanceLoad]
+    ) -> None:
+        """`load` is asked every `every_s` in any case, so that it may feed the metrics."""
+        self._queue = queue
+        self._every_s = every_s
+        self._facts = facts
+        self._load = load
+        self._address = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._announced = ("", "")
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                try:
+                    await self._announce()
+                except (Unavailable, grpc.aio.AioRpcError) as error:
+                    self._announced = ("", "")
+                    structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
+                await asyncio.sleep(self._every_s)
+        finally:
+            await self._close()
+
+    async def _announce(self) -> None:
+        facts, load = self._facts(), self._load()
+        if not facts.incarnation:
+            return
+        address = await self._queue.leader_address(PLANNER_ROLE)
+        if address != self._address:
+            await self._close()
+            self._address = address
+        if not address:
+            return
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        stub: planner_pb2_grpc.PlannerAsyncStub = planner_pb2_grpc.PlannerStub(self._channel)
+        if self._announced != (address, facts.incarnation):
+            await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=DEADLINE_S)
+            self._announced = (address, facts.incarnation)
+        await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation=facts.incarnation, load=load), timeout=DEADLINE_S)
+
+    async def _close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)

@@ -1,0 +1,138 @@
+"""Settings of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.simulated.engine import SimulatedLimits, SimulatedModel
+from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
+from qlm_core.errors import ConfigError
+from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
+
+
+class SimulatedSettings(Section):
+    """The simulated engine."""
+
+    time_scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="How many times faster than its profile the engine runs.")
+    seed: int = Field(1, ge=0, description="Seed of its noise and its hidden bias, together with the agent's name.")
+    step_noise: float = Field(
+        STEP_NOISE_MIN, ge=STEP_NOISE_MIN, le=1.0, description="Relative standard deviation of the duration of a step."
+    )
+    bias_max: float = Field(
+        BIAS_MAX, ge=0, le=BIAS_MAX, description="Most that this engine is faster or slower than its profile, relative."
+    )
+    prefill_chunk_tokens: Count = Field(2048, description="Prompt tokens that one step takes in at most.")
+    host_memory_gb: float = Field(64.0, ge=0, allow_inf_nan=False, description="Host memory for the weights of warm models, in GB.")
+    kv_capacity_tokens: int = Field(0, ge=0, description="Tokens of KV; 0: as the profile says.")
+    tell_every_s: Seconds = Field(0.02, description="How often running requests hand out their tokens.")
+
+
+class AgentSettings(Section):
+    """One agent: an engine and its GPUs."""
+
+    name: str = Field("agent-0", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$", description="The instance's name in its queue.")
+    listen: ListenAddress = Field("127.0.0.1:0", description="Where its Agent service listens; port 0: any free one.")
+    advertise: str = Field("", description="Its address as others see it; empty: the host of listen, with the bound port.")
+    gpu: str = Field("A100-80GB", min_length=1, description="GPU, as in the hardware profiles.")
+    n_gpu: Count = Field(1, description="GPUs of this instance, as in the hardware profiles.")
+    engine: Literal["simulated"] = Field("simulated", description="What generates the tokens.")
+    models: tuple[str, ...] = Field((), description="Models that it serves. Empty: all that have a profile on its GPUs.")
+    batch_max: Count = Field(BATCH_MAX_DEFAULT, description="Most requests that run at once.")
+    lookahead_requests: int = Field(
+        0, ge=0, le=1_000, description="Requests pulled beyond those that run, for the engine's policy to order."
+    )
+    coalesce_s: float = Field(0.05, ge=0, le=1.0, description="Longest that output waits for more; first and last output never wait.")
+    buffer_tokens_max: Count = Field(500_000, description="Output tokens held while the server is away; there the engine pauses.")
+    poll_s: Seconds = Field(1.0, description="How often an idle agent looks at its virtual queue by itself.")
+    drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
+    heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
+    simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
+
+
+class AgentConfig(Section):
+    """What an agent reads of the configuration file."""
+
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it serves.")
+    models: tuple[ModelSettings, ...] = Field((), description="The served models.")
+    agent: AgentSettings = Field(default_factory=AgentSettings, description="This agent.")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
+
+
+def simulated_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str, SimulatedModel]:
+    """The models that the agent serves, with their profiles. Raises ConfigError for a model that is not in the catalogue or has no profile
+    on the agent's GPUs, and where none is left."""
+    agent = config.agent
+    catalogue = {model.name: model for model in config.models}
+    unknown = [name for name in agent.models if name not in catalogue]
+    if unknown:
+        raise ConfigError(f"agent.models: {', '.join(unknown)} not in models; may be {', '.join(catalogue) or 'none: models is empty'}")
+    rows: dict[str, HardwareProfile] = {
+        row.model: row for row in profiles.hardware if not row.instance and (row.gpu, row.n_gpu) == (agent.gpu, agent.n_gpu)
+    }
+    found: dict[str, SimulatedModel] = {}
+    for name in agent.models or tuple(catalogue):
+        model = catalogue[name]
+        row = rows.get(model.profile)
+        if row is None and agent.models:
+            raise ConfigError(
+                f"agent.gpu: no profile of {model.profile} on {agent.n_gpu} x {agent.gpu}; there is one of {', '.join(rows) or 'none'}"
+            )
+        if row is not None:
+            found[name] = SimulatedModel(spec=_spec(model), profile=row)
+    if not found:
+        raise ConfigError(f"agent.models: no model of models has a profile on {agent.n_gpu} x {agent.gpu}")
+    return found
+
+
+def _spec(model: ModelSettings) -> ModelSpec:
+    return ModelSpec(
+        name=model.name, profile=model.profile, context_tokens_max=model.context_tokens_max, vocabulary_size=model.vocabulary_size
+    )
+
+
+def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
+    """What the simulated engine takes of the settings."""
+    return SimulatedLimits(
+        time_scale=agent.simulated.time_scale,
+        batch_max=agent.batch_max,
+        prefill_chunk_tokens=agent.simulated.prefill_chunk_tokens,
+        host_memory_gb=agent.simulated.host_memory_gb,
+        kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
+        tell_every_s=agent.simulated.tell_every_s,
+    )
+
+
+def machine_settings(agent: AgentSettings, models: tuple[str, ...]) -> MachineSettings:
+    """What the machine takes of the settings."""
+    return MachineSettings(
+        models=models,
+        batch_max=agent.batch_max,
+        lookahead_requests=agent.lookahead_requests,
+        coalesce_s=agent.coalesce_s,
+        buffer_tokens_max=agent.buffer_tokens_max,
+        poll_s=agent.poll_s,
+        drain_finish_s=agent.drain_finish_s,
+    )
+
+
+def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) -> InstanceFacts:
+    """The instance as it is registered; the incarnation is not known yet."""
+    return InstanceFacts(
+        name=agent.name,
+        incarnation="",
+        gpu=agent.gpu,
+        n_gpu=agent.n_gpu,
+        engine=agent.engine,
+        models=models,
+        address=address,
+        time_scale=agent.simulated.time_scale if agent.engine == "simulated" else 1.0,
+        batch_max=agent.batch_max,
+    )

@@ -1,0 +1,134 @@
+"""Between the machine and the engine: performs engine effects in order, and turns outputs into events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import structlog
+
+from qlm_agent.effects import AbortRuns, LoadModel, PauseEngine, ResumeEngine, StartRun
+from qlm_agent.engine import Engine, EngineOutput, ModelLoadFailed, Tier
+from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded
+from qlm_agent.held_run import HeldRun
+from qlm_agent.telemetry import AgentTelemetry
+
+EngineEffect = StartRun | AbortRuns | LoadModel | PauseEngine | ResumeEngine
+
+
+class EngineDriver:
+    """`held`: the runs of the agent, shared with the shell. The queue of effects is bounded by the runs and transfers that there can be."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        held: dict[str, HeldRun],
+        telemetry: AgentTelemetry,
+        *,
+        now_s: Callable[[], float],
+        step: Callable[[Event], None],
+    ) -> None:
+        self._engine = engine
+        self._held = held
+        self._telemetry = telemetry
+        self._now_s = now_s
+        self._step = step
+        self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
+
+    def put(self, effect: EngineEffect) -> None:
+        """Has an effect performed after those before it."""
+        self._effects.put_nowait(effect)
+
+    async def drive(self) -> None:
+        """Performs effects until it is cancelled. A transfer goes on beside what comes after it."""
+        async with asyncio.TaskGroup() as transfers:
+            while True:
+                effect = await self._effects.get()
+                match effect:
+                    case StartRun():
+                        held = self._held.get(effect.run_id)
+                        if held is not None:
+                            assert held.request is not None
+                            await self._engine.add(held.request)
+                    case AbortRuns():
+                        await self._engine.abort(effect.run_ids)
+                    case PauseEngine():
+                        structlog.get_logger().warning("engine_paused")
+                        await self._engine.pause()
+                    case ResumeEngine():
+                        structlog.get_logger().info("engine_resumed")
+                        await self._engine.resume()
+                    case LoadModel():
+                        transfers.create_task(self._load(effect), name=f"load-{effect.model}")
+                    case _:
+                        assert_never(effect)
+
+    async def read(self) -> None:
+        """Reads outputs until it is cancelled."""
+        while True:
+            self._told(await self._engine.outputs())
+
+    def _told(self, outputs: Sequence[EngineOutput]) -> None:
+        to_server_s = self._now_s() - time.monotonic()
+        counts: list[tuple[str, int]] = []
+        ended: list[EngineEnd] = []
+        for output in outputs:
+            held = self._held.get(output.run_id)
+            if held is None:
+                continue
+            tokens = held.output.add(output)
+            if not held.started_s:
+                held.started_s = output.started_s + to_server_s
+                if tokens and tokens == len(held.output):
+                    held.first_token_s = output.first_s + to_server_s
+            held.last_token_s = output.last_s + to_server_s
+            if output.finish is None and output.failure is None:
+                counts.append((output.run_id, tokens))
+            else:
+                ended.append(_end(output, tokens))
+        self._step(EngineTold(counts=counts, ended=ended))
+
+    async def _load(self, effect: LoadModel) -> None:
+        began_s = self._now_s()
+        metrics = self._telemetry.metrics
+        try:
+            took_s = await self._engine.load_model(effect.model, effect.tier)
+        except ModelLoadFailed as error:
+            structlog.get_logger().error("model_not_loaded", model=effect.model, tier=effect.tier.value, error=error.message)
+            metrics.failed_loads.labels(model=effect.model).inc()
+            stats = self._engine.stats()
+            self._step(
+                ModelNotLoaded(
+                    model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
+                )
+            )
+            return
+        structlog.get_logger().info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
+        if effect.tier is Tier.ACTIVE:
+            metrics.swaps.labels(model=effect.model).inc()
+            metrics.swap_s.observe(took_s)
+        self._telemetry.swapped(effect.model, effect.tier.value, began_s, self._now_s())
+        stats = self._engine.stats()
+        self._step(
+            ModelLoaded(
+                model=effect.model,
+                tier=effect.tier,
+                took_s=took_s,
+                active=stats.active_model,
+                warm=stats.warm_models,
+                kv_capacity_tokens=stats.kv_capacity_tokens,
+            )
+        )
+
+
+def _end(output: EngineOutput, tokens: int) -> EngineEnd:
+    failure = output.failure
+    return EngineEnd(
+        run_id=output.run_id,
+        tokens=tokens,
+        finish=output.finish,
+        failure=None if failure is None else failure.kind,
+        message="" if failure is None else failure.message,
+    )

@@ -1,0 +1,199 @@
+"""What an agent's machine is told. Answers carry the number of the call that they answer; late ones of unknown calls change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from qlm_agent.engine import FailureKind, FinishReason, Tier
+
+
+class Outcome(Enum):
+    """What became of one item of a call (`qlm_queue.port.StepStatus`)."""
+
+    DONE = "done"
+    STALE = "stale"
+    GAP = "gap"
+    ENDED = "ended"
+
+
+class Message(StrEnum):
+    """Kinds of control messages (`qlm_queue.port.ControlKind`)."""
+
+    WAKE = "wake"
+    HEAD_CHANGED = "head"
+    CANCEL = "cancel"
+    GATEWAY_REBOUND = "rebound"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulledRun:
+    """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why it cannot be read, else ""."""
+
+    run_id: str
+    queue_id: str
+    model: str
+    prompt_tokens: int
+    output_tokens_max: int
+    stored: int
+    refusal: str = ""
+
+
+# The server --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    call: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWasLost:
+    """The lease of this incarnation expired or another incarnation registered."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullAnswered:
+    """`blocked_tokens` as in `qlm_queue.port.PullResult`."""
+
+    call: int
+    pulled: tuple[PulledRun, ...]
+    head_group: str
+    head_model: str
+    blocked_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedAnswered:
+    call: int
+    owned: tuple[PulledRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsAnswered:
+    """To Emit, Complete and GiveBack: the outcome of each item, in order."""
+
+    call: int
+    outcomes: Sequence[Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAnswered:
+    """To calls that answer nothing but that they are done."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLost:
+    """The server is away or did not answer in time: the call may or may not have happened."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A control message; `run_id` for those about a run, else ""."""
+
+    message: Message
+    run_id: str = ""
+
+
+# The engine --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnd:
+    """A run ended on the engine with `tokens` new tokens; one of `finish` and `failure` is set."""
+
+    run_id: str
+    tokens: int
+    finish: FinishReason | None = None
+    failure: FailureKind | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTold:
+    """New tokens of runs that go on, as (run, how many), and runs that ended."""
+
+    counts: Sequence[tuple[str, int]] = ()
+    ended: Sequence[EngineEnd] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoaded:
+    """A transfer is done. `active`, `warm`: as all models are now; `kv_capacity_tokens` of the active one."""
+
+    model: str
+    tier: Tier
+    took_s: float
+    active: str
+    warm: tuple[str, ...]
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNotLoaded:
+    """A transfer failed; all models are where they were, as told."""
+
+    model: str
+    tier: Tier
+    message: str
+    active: str
+    warm: tuple[str, ...]
+
+
+# People and processes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The first event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """`next_wakeup_s` was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked:
+    """Stop pulling; runs may go on for `finish_s`. `stop`: the process ends afterwards. `ask`: who wants an answer, 0 for nobody."""
+
+    finish_s: float
+    stop: bool
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAsked:
+    """Bring a model to host memory (WARM), or drop it from there (COLD)."""
+
+    ask: int
+    model: str
+    tier: Tier
+
+
+Event = (
+    Started
+    | TimePassed
+    | Registered
+    | LeaseWasLost
+    | PullAnswered
+    | OwnedAnswered
+    | ItemsAnswered
+    | CallAnswered
+    | CallLost
+    | Told
+    | EngineTold
+    | ModelLoaded
+    | ModelNotLoaded
+    | DrainAsked
+    | LoadAsked
+)

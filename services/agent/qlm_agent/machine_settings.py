@@ -1,0 +1,24 @@
+"""What an agent's machine is set to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSettings:
+    """`models`: those it can serve. `lookahead_requests`: how many it may pull beyond what runs at once. `coalesce_s`: longest that output
+    waits for more, but for the first and last of a run. `buffer_tokens_max`: output held while the server is away; the engine pauses
+    there. `poll_s`: how often an idle agent looks at its queue by itself. `owned_check_s`: how often it compares what it owns with the
+    server. `drain_finish_s`: how long runs may go on where a drain does not say. `give_up_s`: how long after the end of a drain it tries
+    to give back what is left before it stops anyway."""
+
+    models: tuple[str, ...]
+    batch_max: int = 256
+    lookahead_requests: int = 0
+    coalesce_s: float = 0.05
+    buffer_tokens_max: int = 500_000
+    poll_s: float = 1.0
+    owned_check_s: float = 15.0
+    drain_finish_s: float = 30.0
+    give_up_s: float = 10.0

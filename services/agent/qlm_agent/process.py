@@ -1,0 +1,96 @@
+"""One agent, put together from its settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from opentelemetry.sdk.trace import TracerProvider
+
+from qlm.api.v1 import agent_pb2_grpc
+from qlm_agent.config import AgentConfig, instance_facts, machine_settings, simulated_limits, simulated_models
+from qlm_agent.engine_policy import FirstComeFirstServed
+from qlm_agent.service import AgentService
+from qlm_agent.shell import AgentShell, ShellSettings
+from qlm_agent.simulated.engine import SimulatedEngine
+from qlm_agent.simulated.timing import InstanceNoise
+from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
+from qlm_core.errors import Unavailable
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process.grpc_server import GrpcServer
+from qlm_process.server_clock import ServerClock
+from qlm_queue.port import Queue
+
+SERVICE_NAME = "qlm.api.v1.Agent"
+CONNECT_RETRY_S = 0.5
+
+
+class AgentProcess:
+    """An agent and its gRPC server on a queue. Raises ConfigError for settings that do not fit each other."""
+
+    def __init__(self, config: AgentConfig, queue: Queue, metrics: AgentMetrics, provider: TracerProvider) -> None:
+        agent = config.agent
+        models = simulated_models(config, shipped_snapshot())
+        names = tuple(models)
+        simulated = agent.simulated
+        noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
+        engine = SimulatedEngine(models, noise, FirstComeFirstServed(), simulated_limits(agent))
+        settings = ShellSettings(
+            lease_ttl_s=config.queue.lease_ttl_s,
+            lease_renew_s=config.queue.lease_renew_s,
+            heartbeat_s=agent.heartbeat_s,
+            drain_finish_s=agent.drain_finish_s,
+        )
+        self._queue = queue
+        self._advertise = agent.advertise
+        self._clock = ServerClock(queue)
+        self._serving: asyncio.Queue[bool] = asyncio.Queue()  # changes not yet told to health; each is taken at once
+        self.shell = AgentShell(
+            queue,
+            engine,
+            instance_facts(agent, names, address=""),
+            machine_settings(agent, names),
+            settings,
+            AgentTelemetry(agent.name, metrics, provider),
+            now_s=self._clock.now_s,
+            on_serving=self._serving.put_nowait,
+        )
+        service = AgentService(self.shell)
+        self._server = GrpcServer(
+            agent.listen, [lambda server: agent_pb2_grpc.add_AgentServicer_to_server(service, server)], [SERVICE_NAME], agent.grpc
+        )
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+        """Serves until `stop` is set and all work is finished or given back. `on_ready` gets the address of the Agent service."""
+        try:
+            if not await self._connect(stop):
+                return
+            await self._server.start()
+            health = asyncio.create_task(self._tell_health(), name="health")
+            try:
+                on_ready(self._server.address)
+                await self.shell.run(stop, self._advertise or self._server.address)
+            finally:
+                health.cancel()
+                await asyncio.wait([health])
+        finally:
+            await self._server.stop()
+            await self._clock.stop()
+
+    async def _connect(self, stop: asyncio.Event) -> bool:
+        """Waits for the queue's server, up to `stop`; whether it answered."""
+        while not stop.is_set():
+            try:
+                await self._queue.start()
+                await self._clock.start()
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_awaited", error=error.message)
+                await asyncio.sleep(CONNECT_RETRY_S)
+            else:
+                return True
+        return False
+
+    async def _tell_health(self) -> None:
+        while True:
+            await self._server.set_serving(await self._serving.get())

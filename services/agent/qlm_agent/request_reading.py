@@ -1,0 +1,116 @@
+"""From a pulled request to what the engine takes. The one place of the agent that reads request messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from google.protobuf.message import DecodeError
+
+from qlm.api.v1 import request_pb2
+from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
+from qlm_core.group import slo_class
+from qlm_core.request import Slo, SloKind
+from qlm_process.tracing import context_of
+from qlm_queue.port import Pulled
+
+SLO_KINDS: Mapping[request_pb2.SloKind.ValueType, SloKind] = {
+    request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION,
+    request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN,
+    request_pb2.SLO_KIND_PRIORITY: SloKind.PRIORITY,
+}
+
+
+def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float) -> HeldRun:
+    """`engine_clock_s`: what to add to the queue's clock to get the engine's. A body that cannot be read gives a run with a refusal."""
+    try:
+        message = request_pb2.Request.FromString(pulled.body)
+    except DecodeError:
+        message = request_pb2.Request()
+    output = HeldOutput(pulled.progress, text=tells_text)
+    slo = _slo(message)
+    refusal = _refusal(message, slo)
+    request = None
+    if not refusal:
+        deadline_s = slo.deadline_s(pulled.accepted_s) + engine_clock_s if slo is not None else math.inf
+        request = _engine_request(message, pulled, output, deadline_s, slo)
+    return HeldRun(
+        run_id=run_id_of(pulled.queue_id, pulled.attempt),
+        pulled=pulled,
+        request=request,
+        refusal=refusal,
+        model=message.model,
+        prompt_tokens=message.admission.prompt_tokens,
+        output_tokens_max=message.admission.output_tokens_max,
+        slo_class=slo_class(slo) if slo is not None else "",
+        trace=context_of(message.trace.traceparent, message.trace.tracestate),
+        output=output,
+        prefix=make_prefix(pulled),
+        pulled_s=pulled_s,
+    )
+
+
+def _refusal(message: request_pb2.Request, slo: Slo | None) -> str:
+    """Why the stored body is not one that a gateway accepts, "" if it is."""
+    if not message.model:
+        return "the stored request cannot be read"
+    if message.WhichOneof("prompt") is None:
+        return "the stored request has no prompt"
+    if message.admission.prompt_tokens < 1 or message.admission.output_tokens_max < 1 or slo is None:
+        return "the stored request was not admitted by a gateway"
+    return ""
+
+
+def _slo(message: request_pb2.Request) -> Slo | None:
+    slo = message.admission.slo
+    kind = SLO_KINDS.get(slo.kind)
+    if kind is None:
+        return None
+    if kind is SloKind.PRIORITY:
+        return Slo(kind=kind, priority=slo.priority)
+    return Slo(kind=kind, seconds=slo.seconds) if math.isfinite(slo.seconds) and slo.seconds > 0.0 else None
+
+
+def _engine_request(message: request_pb2.Request, pulled: Pulled, output: HeldOutput, deadline_s: float, slo: Slo | None) -> EngineRequest:
+    return EngineRequest(
+        run_id=run_id_of(pulled.queue_id, pulled.attempt),
+        model=message.model,
+        prompt=_prompt(message),
+        prompt_tokens=message.admission.prompt_tokens,
+        output_tokens_max=message.admission.output_tokens_max,
+        produced=output.token_ids,
+        produced_pieces=output.pieces,
+        sampling=_sampling(message.sampling),
+        arrival=pulled.acceptance_number,
+        deadline_s=deadline_s,
+        priority=0 if slo is None else slo.priority,
+    )
+
+
+def _prompt(message: request_pb2.Request) -> Prompt:
+    match message.WhichOneof("prompt"):
+        case "tokens":
+            return TokenPrompt(ids=tuple(message.tokens.ids))
+        case "chat":
+            return ChatPrompt(messages=tuple((part.role, part.content) for part in message.chat.messages))
+        case _:
+            return TextPrompt(text=message.text)
+
+
+def _sampling(params: request_pb2.SamplingParams) -> Sampling:
+    return Sampling(
+        temperature=params.temperature if params.HasField("temperature") else None,
+        top_p=params.top_p if params.HasField("top_p") else None,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        stop=tuple(params.stop),
+        seed=params.seed if params.HasField("seed") else None,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else None,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+        json_schema=params.json_schema,
+        regex=params.regex,
+    )

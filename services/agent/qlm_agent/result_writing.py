@@ -1,0 +1,54 @@
+"""From the end of a run to what the queue stores: the Result and the caller's part of the lifecycle event."""
+
+from __future__ import annotations
+
+from qlm.api.v1 import request_pb2
+from qlm.internal.v1 import events_pb2
+from qlm_agent.effects import CompleteItem
+from qlm_agent.engine import FinishReason
+from qlm_agent.held_run import HeldRun
+from qlm_core.request import RequestState
+from qlm_queue.port import Completion
+
+FINISH_REASONS = {
+    FinishReason.STOP: request_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: request_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion:
+    """The completion that ends a run. Times of an earlier attempt are not known to this one: `started_s` is this attempt's, and
+    `first_token_s` is 0 where the first token was made before it."""
+    finish = item.ending.finish
+    result = request_pb2.Result(
+        model=held.model,
+        usage=request_pb2.Usage(prompt_tokens=held.prompt_tokens, output_tokens=item.end),
+        timing=request_pb2.Timing(started_s=held.started_s, first_token_s=held.first_token_s),
+    )
+    if finish is not None:
+        result.finish_reason = FINISH_REASONS[finish]
+    else:
+        result.error.CopyFrom(failure_error(item.ending.reason, item.ending.message))
+    event = events_pb2.RequestEvent(
+        model=held.model,
+        output_tokens=item.end,
+        started_s=held.started_s,
+        first_token_s=held.first_token_s,
+        finished_s=now_s,
+        slo_class=held.slo_class,
+    )
+    return Completion(
+        last=held.emission(item.start, item.end),
+        state=RequestState.COMPLETED if finish is not None else RequestState.FAILED,
+        result=result.SerializeToString(),
+        event=event.SerializeToString(),
+    )
+
+
+def failure_result(message: str) -> bytes:
+    """The Result of a request whose attempts all failed."""
+    return request_pb2.Result(error=failure_error("ATTEMPTS_EXHAUSTED", message)).SerializeToString()
+
+
+def failure_error(reason: str, message: str) -> request_pb2.ResultError:
+    return request_pb2.ResultError(reason=reason, message=message)

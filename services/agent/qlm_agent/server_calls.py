@@ -1,0 +1,177 @@
+"""The machine's calls to the queue: each effect becomes one call of the port, and its answer an event. Raises Unavailable and LeaseLost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from qlm_agent.delivery import ITEMS_MAX
+from qlm_agent.effects import Complete, Deregister, Describe, Emit, GiveBack, Pull, ReadOwned, Register
+from qlm_agent.events import CallAnswered, Event, ItemsAnswered, Outcome, OwnedAnswered, PullAnswered, PulledRun, Registered
+from qlm_agent.held_run import HeldOutput, HeldRun, run_id_of
+from qlm_agent.request_reading import read_pulled
+from qlm_agent.result_writing import completion_of, failure_result
+from qlm_agent.runs import ReturnCause
+from qlm_agent.telemetry import AgentTelemetry
+from qlm_core.instance import InstanceFacts
+from qlm_process.instance_wire import to_body
+from qlm_process.lease_keeper import LeaseKeeper, new_nonce
+from qlm_queue.port import BATCH_MAX, PullBudget, Pulled, Queue, RequeueCause, StepStatus
+
+ServerEffect = Register | Describe | Deregister | Pull | ReadOwned | Emit | Complete | GiveBack
+
+OUTCOMES = {
+    StepStatus.DONE: Outcome.DONE,
+    StepStatus.STALE: Outcome.STALE,
+    StepStatus.GAP: Outcome.GAP,
+    StepStatus.ENDED: Outcome.ENDED,
+}
+CAUSES = {ReturnCause.DRAINED: RequeueCause.DRAINED, ReturnCause.FAILED: RequeueCause.FAILED}
+
+assert ITEMS_MAX <= BATCH_MAX
+
+
+class ServerCalls:
+    """`held`: the runs of this agent, shared with the shell; a pull adds to it. Keeps the lease."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        facts: InstanceFacts,
+        held: dict[str, HeldRun],
+        telemetry: AgentTelemetry,
+        *,
+        now_s: Callable[[], float],
+        tells_text: bool,
+        lease_ttl_s: float,
+        lease_renew_s: float,
+    ) -> None:
+        self._queue = queue
+        self._held = held
+        self._telemetry = telemetry
+        self._now_s = now_s
+        self._tells_text = tells_text
+        self._lease_ttl_s = lease_ttl_s
+        self._lease_renew_s = lease_renew_s
+        self._nonce = new_nonce()
+        self._process_nonce = self._nonce
+        self.facts = facts
+        self.keeper: LeaseKeeper | None = None
+
+    async def perform(self, effect: ServerEffect) -> Event:
+        """Makes the call and returns its answer."""
+        match effect:
+            case Register():
+                return await self._register(effect)
+            case Describe():
+                assert self.keeper is not None
+                self.facts = replace(self.facts, draining=True)
+                await self._queue.describe(self.keeper.lease, to_body(self.facts))
+                return CallAnswered(call=effect.call)
+            case Deregister():
+                assert self.keeper is not None
+                await self.keeper.stop()
+                await self._queue.deregister(self.keeper.lease)
+                return CallAnswered(call=effect.call)
+            case Pull():
+                return await self._pull(effect)
+            case ReadOwned():
+                owned = await self._queue.owned(self.facts.incarnation)
+                return OwnedAnswered(call=effect.call, owned=tuple(self._take(pulled, None) for pulled in owned))
+            case Emit():
+                return await self._emit(effect)
+            case Complete():
+                return await self._complete(effect)
+            case GiveBack():
+                return await self._give_back(effect)
+            case _:
+                assert_never(effect)
+
+    async def stop(self) -> None:
+        """Ends the renewing of the lease, which then runs out. Safe twice."""
+        if self.keeper is not None:
+            await self.keeper.stop()
+
+    async def _register(self, effect: Register) -> Event:
+        await self.stop()
+        nonce = f"{self._process_nonce}-{effect.nonce_number}"
+        incarnation, lease = await self._queue.register(self.facts.name, nonce, to_body(self.facts), self._lease_ttl_s)
+        self.facts = replace(self.facts, incarnation=incarnation)
+        self.keeper = LeaseKeeper(self._queue, lease, ttl_s=self._lease_ttl_s, renew_s=self._lease_renew_s)
+        await self.keeper.start()
+        return Registered(call=effect.call, incarnation=incarnation)
+
+    async def _pull(self, effect: Pull) -> Event:
+        assert self.keeper is not None
+        began_s = self._now_s()
+        budget = PullBudget(
+            requests_max=effect.requests_max, kv_tokens=effect.kv_tokens, output_reserve_tokens=effect.output_reserve_tokens
+        )
+        result = await self._queue.pull(self.keeper.lease, effect.model, budget)
+        metrics = self._telemetry.metrics
+        metrics.pulls.inc(bool(result.pulled))
+        metrics.pulled.inc(len(result.pulled))
+        return PullAnswered(
+            call=effect.call,
+            pulled=tuple(self._take(pulled, began_s) for pulled in result.pulled),
+            head_group=result.head_group,
+            head_model=result.head_model,
+            blocked_tokens=result.blocked_tokens,
+        )
+
+    def _take(self, pulled: Pulled, began_s: float | None) -> PulledRun:
+        """Holds a run that is new; `began_s`: start of the pull that gave it, None where it was found otherwise."""
+        run_id = run_id_of(pulled.queue_id, pulled.attempt)
+        held = self._held.get(run_id)
+        if held is None:
+            now_s = self._now_s()
+            held = read_pulled(pulled, tells_text=self._tells_text, pulled_s=now_s, engine_clock_s=time.monotonic() - now_s)
+            self._held[run_id] = held
+            self._telemetry.pulled(held, now_s if began_s is None else began_s)
+        return PulledRun(
+            run_id=run_id,
+            queue_id=pulled.queue_id,
+            model=held.model,
+            prompt_tokens=held.prompt_tokens,
+            output_tokens_max=held.output_tokens_max,
+            stored=len(HeldOutput(pulled.progress, text=self._tells_text)),
+            refusal=held.refusal,
+        )
+
+    async def _emit(self, effect: Emit) -> Event:
+        emissions = [self._held[item.run_id].emission(item.start, item.end) for item in effect.items]
+        statuses = await self._queue.emit(self.facts.incarnation, emissions)
+        done = (item.end - item.start for item, status in zip(effect.items, statuses, strict=True) if status is StepStatus.DONE)
+        self._telemetry.metrics.emitted.inc(sum(done))
+        return _items_answered(effect.call, statuses)
+
+    async def _complete(self, effect: Complete) -> Event:
+        began_s = self._now_s()
+        helds = [self._held[item.run_id] for item in effect.items]
+        completions = [completion_of(held, item, began_s) for held, item in zip(helds, effect.items, strict=True)]
+        statuses = await self._queue.complete(self.facts.incarnation, completions)
+        ended_s = self._now_s()
+        metrics = self._telemetry.metrics
+        for held, item, completion, status in zip(helds, effect.items, completions, statuses, strict=True):
+            if status is StepStatus.DONE:
+                metrics.emitted.inc(item.end - item.start)
+                metrics.ended.labels(state=completion.state.name).inc()
+                self._telemetry.completed(held, began_s, ended_s)
+        return _items_answered(effect.call, statuses)
+
+    async def _give_back(self, effect: GiveBack) -> Event:
+        owned = [self._held[run_id].owned for run_id in effect.run_ids]
+        if effect.cause is ReturnCause.UNSTARTED:
+            statuses = await self._queue.unpull(self.facts.incarnation, owned)
+        else:
+            failure = failure_result(effect.failure)
+            statuses = await self._queue.requeue(self.facts.incarnation, owned, CAUSES[effect.cause], failure)
+        done = sum(status is not StepStatus.STALE for status in statuses)
+        self._telemetry.metrics.returned.labels(cause=effect.cause.value).inc(done)
+        return _items_answered(effect.call, statuses)
+
+
+def _items_answered(call: int, statuses: Sequence[StepStatus]) -> ItemsAnswered:
+    return ItemsAnswered(call=call, outcomes=tuple(OUTCOMES[status] for status in statuses))

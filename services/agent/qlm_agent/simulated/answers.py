@@ -1,0 +1,74 @@
+"""From an engine request to the whole answer of a simulated model, before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
+from qlm_core.errors import InvalidRequest
+from qlm_core.model import ModelSpec
+from qlm_core.simulated_model import (
+    LENGTH_TOKEN_BASE,
+    TOKEN_BYTES,
+    answer_length,
+    answer_tokens,
+    chat_text,
+    prompt_digest,
+    text_token_ids,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer of `target_tokens`, of which `resumed_tokens` were produced before; `tokens` holds the rest as little-endian uint32.
+    `cut`: `output_tokens_max` ended it."""
+
+    prompt_tokens: int
+    target_tokens: int
+    resumed_tokens: int
+    cut: bool
+    tokens: bytes
+
+    def slice(self, start: int, end: int) -> bytes:
+        """Tokens `start` to `end` of the whole answer."""
+        return self.tokens[(start - self.resumed_tokens) * TOKEN_BYTES : (end - self.resumed_tokens) * TOKEN_BYTES]
+
+
+def answer_to(request: EngineRequest, spec: ModelSpec) -> Answer:
+    """Raises InvalidRequest for a prompt that is empty, has ids outside of the vocabulary or leaves no room in the context, and for
+    produced tokens that are not this model's answer to this prompt: going on after them would hide a fault."""
+    ids = _prompt_ids(request.prompt, spec)
+    if len(ids) == 0:
+        raise InvalidRequest("the prompt has no tokens")
+    # A simulated model takes one kind of id beyond its vocabulary: the answer's length, last in the prompt.
+    highest = max(ids[:-1], default=0)
+    if highest >= spec.vocabulary_size or (ids[-1] >= spec.vocabulary_size and ids[-1] < LENGTH_TOKEN_BASE):
+        raise InvalidRequest(f"token ids of {spec.name} are below {spec.vocabulary_size}")
+    room = spec.context_tokens_max - len(ids)
+    if room < 1:
+        raise InvalidRequest(f"a prompt of {len(ids)} tokens leaves no room in a context of {spec.context_tokens_max}")
+    limit = min(request.output_tokens_max, room)
+    wanted = limit if request.sampling.ignore_eos else answer_length(ids)
+    target = min(wanted, limit)
+    resumed = len(request.produced) // TOKEN_BYTES
+    digest = prompt_digest(spec.name, ids)
+    tokens = answer_tokens(digest, 0, target, spec.vocabulary_size)
+    if resumed > target or tokens[: resumed * TOKEN_BYTES] != request.produced:
+        raise InvalidRequest(f"the {resumed} tokens produced before are not the beginning of the model's answer")
+    return Answer(
+        prompt_tokens=len(ids),
+        target_tokens=target,
+        resumed_tokens=resumed,
+        cut=target < wanted or request.sampling.ignore_eos,
+        tokens=tokens[resumed * TOKEN_BYTES :],
+    )
+
+
+def _prompt_ids(prompt: Prompt, spec: ModelSpec) -> list[int]:
+    match prompt:
+        case TokenPrompt():
+            return list(prompt.ids)
+        case TextPrompt():
+            return text_token_ids(prompt.text, spec.vocabulary_size)
+        case ChatPrompt():
+            return text_token_ids(chat_text(prompt.messages), spec.vocabulary_size)

@@ -1,0 +1,291 @@
+"""Continuous batching, step by step: chunked prefill, paged KV, preemption by recomputation. Pure; seconds are passed in.
+
+A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill
+when it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the
+policy's victims go back to the waiting runs and recompute prompt + produced later.
+
+Costs O(1) a step while runs only decode: a run's tokens follow from the count of decode steps since it joined, the blocks that a step needs
+from a count of runs per residue of their length, and the next end from a heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from qlm_agent.engine import EngineFailure, FailureKind
+from qlm_agent.engine_policy import EnginePolicy, SequenceView
+from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
+from qlm_agent.simulated.sequences import Phase, Progress, RunState
+
+StepDuration = Callable[[int, int, Sequence[tuple[int, int]]], float]
+"""Seconds of a step: decoding runs, their context tokens, prefill chunks as (tokens before, tokens)."""
+
+WATERMARK = 0.01
+"""Share of the blocks that admission leaves free while others run, so that a new run is not preempted at once."""
+
+
+class SimulatedBatch:
+    """The runs of one active model. Calls come with times that do not go back."""
+
+    def __init__(
+        self, *, step_s: StepDuration, kv_capacity_tokens: int, batch_max: int, prefill_chunk_tokens: int, policy: EnginePolicy
+    ) -> None:
+        self.preemptions = 0
+        self.decode_steps = 0
+        self.kv = KvBlocks(kv_capacity_tokens)
+        self._step_s = step_s
+        self._batch_max = batch_max
+        self._chunk_tokens = prefill_chunk_tokens
+        self._policy = policy
+        self._runs: dict[str, RunState] = {}
+        self._waiting: list[RunState] = []
+        self._reorder_at_s: float | None = None
+        self._changed = False  # the waiting runs are other than when the policy ordered them
+        self._prefilling: dict[str, RunState] = {}
+        self._decoding: dict[str, RunState] = {}
+        self._context_tokens = 0  # KV written of all decoding runs
+        self._residues = [0] * BLOCK_TOKENS  # decoding runs that need a block at steps of this residue
+        self._ends: list[tuple[int, int, RunState]] = []
+        self._joins = 0
+        self._news: dict[str, RunState] = {}
+        self._time_s = 0.0  # simulated up to here
+        self._last_step_s = 0.0
+        self._step_end_s: float | None = None
+        self._chunks: list[tuple[RunState, int]] = []  # prefills of the step under way
+
+    @property
+    def running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self.kv.used * BLOCK_TOKENS
+
+    @property
+    def next_due_s(self) -> float | None:
+        """The end of the step under way; None while there is nothing to do."""
+        if self._step_end_s is None and self._runs:
+            return self._time_s
+        return self._step_end_s
+
+    def add(self, now_s: float, run: RunState) -> None:
+        """Takes a waiting run; it is considered at the next step. One that can never fit fails."""
+        assert run.run_id not in self._runs, f"run {run.run_id} twice"
+        if self._step_end_s is None and not self._runs:
+            self._time_s = max(self._time_s, now_s)
+        self._runs[run.run_id] = run
+        if blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
+            self._fail(run)
+            return
+        self._waiting.append(run)
+        self._changed = True
+
+    def abort(self, run_id: str) -> None:
+        """Drops a run and what it has not told; unknown ones are ignored."""
+        run = self._runs.pop(run_id, None)
+        self._news.pop(run_id, None)
+        if run is None or run.phase is Phase.GONE:
+            return
+        if run.phase is Phase.WAITING:
+            self._waiting.remove(run)
+            self._changed = True
+        else:
+            self._leave(run)
+        run.phase = Phase.GONE
+
+    def postpone(self, seconds: float) -> None:
+        """The engine stood still for so long."""
+        self._time_s += seconds
+        if self._step_end_s is not None:
+            self._step_end_s += seconds
+
+    def advance(self, until_s: float) -> None:
+        """Makes every step that ends by then."""
+        while True:
+            if self._step_end_s is None and not self._begin_step():
+                self._time_s = max(self._time_s, until_s)
+                return
+            assert self._step_end_s is not None
+            if self._step_end_s > until_s:
+                return
+            self._finish_step(self._step_end_s)
+
+    def news(self) -> list[Progress]:
+        """First tokens and ends since the last call; told once."""
+        told = [self._tell(run) for run in self._news.values()]
+        self._news.clear()
+        return told
+
+    def progress(self) -> list[Progress]:
+        """All that was produced and not told; told once."""
+        told = self.news()
+        told += [self._tell(run) for run in self._decoding.values() if run.produced_at(self.decode_steps) > run.told]
+        return told
+
+    # A step -----------------------------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> bool:
+        """Chooses what the next step does and how long it takes; False if there is nothing to do."""
+        self._ask_policy()
+        preempted = self._free_for_decode()
+        self.kv.take(self._residues[self.decode_steps % BLOCK_TOKENS])
+        budget = self._chunk_tokens
+        for run in self._prefilling.values():
+            budget -= self._schedule_chunk(run, budget)
+        # Who was just preempted is not admitted in the same step: it would take the blocks back.
+        while budget > 0 and not preempted and self._waiting and self._admits(self._waiting[0]):
+            run = self._waiting.pop(0)
+            self._admit(run)
+            budget -= self._schedule_chunk(run, budget)
+        decoding = len(self._decoding)
+        if not decoding and not self._chunks:
+            return False
+        chunks = [(run.prefill_done, tokens) for run, tokens in self._chunks]
+        self._step_end_s = self._time_s + self._step_s(decoding, self._context_tokens + decoding, chunks)
+        return True
+
+    def _finish_step(self, end_s: float) -> None:
+        self._time_s = self._last_step_s = end_s
+        self._step_end_s = None
+        self._context_tokens += len(self._decoding)
+        self.decode_steps += 1
+        while self._ends and self._ends[0][0] <= self.decode_steps:
+            step, _, run = heapq.heappop(self._ends)
+            # Of a run that was preempted or aborted since, the entry is old.
+            if run.phase is Phase.DECODE and run.end_step() == step:
+                self._end(run)
+        for run, tokens in self._chunks:
+            if run.phase is Phase.PREFILL:
+                run.prefill_done += tokens
+                if run.prefill_done == run.prefill_tokens:
+                    self._join(run)
+        self._chunks.clear()
+
+    def _schedule_chunk(self, run: RunState, budget: int) -> int:
+        tokens = min(budget, run.prefill_tokens - run.prefill_done)
+        if tokens > 0:
+            self._chunks.append((run, tokens))
+        return tokens
+
+    def _admits(self, run: RunState) -> bool:
+        if self.running >= self._batch_max:
+            return False
+        spare = round(self.kv.capacity * WATERMARK) if self.running else 0
+        return blocks_for(run.prompt_tokens + run.produced) + spare <= self.kv.free
+
+    def _admit(self, run: RunState) -> None:
+        run.phase = Phase.PREFILL
+        run.prefill_tokens = run.prompt_tokens + run.produced
+        run.prefill_done = 0
+        run.started_s = self._time_s if run.started_s is None else run.started_s
+        self.kv.take(blocks_for(run.prefill_tokens))
+        self._prefilling[run.run_id] = run
+
+    def _join(self, run: RunState) -> None:
+        """The end of a prefill gives the first token, and the run decodes from the next step on."""
+        del self._prefilling[run.run_id]
+        run.phase = Phase.DECODE
+        run.produced += 1
+        run.joined_step = self.decode_steps
+        run.first_token_s = self._time_s if run.first_token_s is None else run.first_token_s
+        self._decoding[run.run_id] = run
+        self._context_tokens += run.held_at(self.decode_steps)
+        self._residues[self._residue(run)] += 1
+        if run.told == run.produced - 1:
+            self._news[run.run_id] = run
+        if run.produced >= run.target_tokens:
+            self._end(run)
+        else:
+            self._joins += 1
+            heapq.heappush(self._ends, (run.end_step(), self._joins, run))
+
+    def _end(self, run: RunState) -> None:
+        self._leave(run)
+        run.phase = Phase.GONE
+        self._news[run.run_id] = run
+
+    def _fail(self, run: RunState) -> None:
+        tokens = run.prompt_tokens + run.produced
+        message = f"{tokens} tokens need more KV than the {self.kv.capacity * BLOCK_TOKENS} tokens of this engine"
+        run.failure = EngineFailure(kind=FailureKind.KV_CAPACITY, message=message)
+        run.phase = Phase.GONE
+        self._news[run.run_id] = run
+
+    # KV ---------------------------------------------------------------------------------------------------------------
+
+    def _residue(self, run: RunState) -> int:
+        """A decode step writes one token, so a run needs a block when what it holds fills its blocks: at decode steps of this residue."""
+        return (run.joined_step - (run.prompt_tokens + run.produced - 1)) % BLOCK_TOKENS
+
+    def _leave(self, run: RunState) -> None:
+        """Gives back the KV of a running run and settles what it produced."""
+        if run.phase is Phase.PREFILL:
+            del self._prefilling[run.run_id]
+            self.kv.give_back(blocks_for(run.prefill_tokens))
+            return
+        del self._decoding[run.run_id]
+        held = run.held_at(self.decode_steps)
+        self._context_tokens -= held
+        self._residues[self._residue(run)] -= 1
+        # In the middle of a step (abort) the block that the step writes to is taken already.
+        self.kv.give_back(blocks_for(held + (self._step_end_s is not None)))
+        run.produced = run.produced_at(self.decode_steps)
+        run.joined_step = self.decode_steps
+
+    def _free_for_decode(self) -> bool:
+        """Preempts until the decode step fits; tells whether any run still waits for that."""
+        residue = self.decode_steps % BLOCK_TOKENS
+        if self._residues[residue] <= self.kv.free:
+            return False
+        for run_id in self._policy.victims(self._time_s, self._views(self._running_runs())):
+            if self._residues[residue] <= self.kv.free:
+                break
+            self._preempt(self._runs[run_id])
+        return self.running > 0
+
+    def _preempt(self, run: RunState) -> None:
+        alone = self.running == 1
+        self._leave(run)
+        run.phase = Phase.WAITING
+        if alone and blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
+            self._fail(run)
+            return
+        self.preemptions += 1
+        self._waiting.insert(0, run)
+        self._changed = True
+
+    # Policy -----------------------------------------------------------------------------------------------------------
+
+    def _ask_policy(self) -> None:
+        due = self._reorder_at_s is not None and self._time_s >= self._reorder_at_s
+        if not self._waiting or not (self._changed or due):
+            return
+        for run_id in self._policy.preempt(self._time_s, self._views(self._waiting), self._views(self._running_runs())):
+            self._preempt(self._runs[run_id])
+        order = self._policy.order(self._time_s, self._views(self._waiting))
+        self._waiting = [self._runs[run_id] for run_id in order]
+        self._changed = False
+        self._reorder_at_s = self._policy.next_wakeup_s(self._time_s)
+
+    def _running_runs(self) -> list[RunState]:
+        return [*self._prefilling.values(), *self._decoding.values()]
+
+    def _views(self, runs: Iterable[RunState]) -> list[SequenceView]:
+        return [run.view(self.decode_steps) for run in runs]
+
+    # Telling ----------------------------------------------------------------------------------------------------------
+
+    def _tell(self, run: RunState) -> Progress:
+        start, run.told = run.told, max(run.told, run.produced_at(self.decode_steps))
+        done = run.phase is Phase.GONE
+        if done:
+            self._runs.pop(run.run_id, None)
+        last_s = self._last_step_s
+        first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
+        started_s = last_s if run.started_s is None else run.started_s
+        return Progress(run.run_id, start, run.told, started_s, first_s, last_s, done, run.failure)

@@ -1,0 +1,139 @@
+"""The Agent service, health, and the announcements to the planner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from qlm.api.v1 import agent_pb2, agent_pb2_grpc, planner_pb2, planner_pb2_grpc
+from qlm.wire_errors import from_rpc_error
+from qlm_queue.port import PLANNER_ROLE
+
+from .rig import Rig, RunningAgent, until
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+async def agent(rig: Rig) -> RunningAgent:
+    return await rig.agent()
+
+
+@pytest.fixture
+async def stub(agent: RunningAgent) -> AsyncIterator[agent_pb2_grpc.AgentAsyncStub]:
+    async with grpc.aio.insecure_channel(agent.address) as channel:
+        yield agent_pb2_grpc.AgentStub(channel)
+
+
+async def test_status(rig: Rig, agent: RunningAgent, stub: agent_pb2_grpc.AgentAsyncStub) -> None:
+    names = await rig.accept(3, answer=2000)
+    await rig.place(names)
+    await rig.read_until(lambda: all(rig.outputs.get(name) for name in names), "all run")
+    status = await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=TIMEOUT_S)
+    assert (status.instance.name, status.instance.incarnation, status.instance.address) == ("a", "a/1", agent.address)
+    assert list(status.instance.models) == ["m", "n"]
+    assert (status.load.active_model, status.load.running, status.load.kv_capacity_tokens) == ("m", 3, 460_416)
+    assert status.load.kv_used_tokens >= 3 * 30
+    for name in names:
+        await rig.cancel(name)
+
+
+async def test_models_are_warmed_and_dropped(agent: RunningAgent, stub: agent_pb2_grpc.AgentAsyncStub) -> None:
+    loaded = await stub.LoadModel(agent_pb2.LoadModelRequest(model="n"), timeout=TIMEOUT_S)
+    assert loaded.took_s > 0.05
+    assert list(agent.process.shell.load().warm_models) == ["n"]
+    await stub.UnloadModel(agent_pb2.UnloadModelRequest(model="n"), timeout=TIMEOUT_S)
+    assert list(agent.process.shell.load().warm_models) == []
+
+
+async def test_errors_have_codes_and_reasons(rig: Rig, stub: agent_pb2_grpc.AgentAsyncStub) -> None:
+    names = await rig.accept(1)
+    await rig.place(names)
+    await rig.results_of(names)
+    calls: list[tuple[Awaitable[object], grpc.StatusCode, str]] = [
+        (stub.LoadModel(agent_pb2.LoadModelRequest(model="x")), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+        (stub.LoadModel(agent_pb2.LoadModelRequest()), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+        (stub.UnloadModel(agent_pb2.UnloadModelRequest(model="m")), grpc.StatusCode.FAILED_PRECONDITION, "MODEL_BUSY"),
+        *(
+            (stub.Drain(agent_pb2.DrainRequest(finish_s=wrong)), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+            for wrong in (-1.0, 3601.0, float("nan"), float("inf"))
+        ),
+    ]
+    for call, code, reason in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is code
+        assert from_rpc_error(caught.value).reason == reason
+
+
+async def test_drain_answers_when_nothing_is_owned(rig: Rig, agent: RunningAgent, stub: agent_pb2_grpc.AgentAsyncStub) -> None:
+    names = await rig.accept(4, answer=3000)
+    await rig.place(names)
+    await rig.read_until(lambda: all(rig.outputs.get(name) for name in names), "all run")
+    answer = await stub.Drain(agent_pb2.DrainRequest(finish_s=0.0), timeout=TIMEOUT_S)
+    assert (answer.finished, answer.requeued) == (0, 4)
+    assert agent.owned == 0
+    status = await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=TIMEOUT_S)
+    assert status.instance.draining
+
+
+async def test_health_follows_the_agent(agent: RunningAgent) -> None:
+    async with grpc.aio.insecure_channel(agent.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def status() -> int:
+            answer = await health.Check(health_pb2.HealthCheckRequest(service="qlm.api.v1.Agent"), timeout=TIMEOUT_S)
+            return int(answer.status)
+
+        seen = [await status()]
+        assert seen == [health_pb2.HealthCheckResponse.SERVING]
+        await agent.process.shell.drain(0.0)
+        assert await status() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Planner(planner_pb2_grpc.PlannerServicer):
+    """Only listens."""
+
+    def __init__(self) -> None:
+        self.announced: list[str] = []
+        self.heartbeats: list[planner_pb2.HeartbeatRequest] = []
+
+    async def RegisterInstance(self, request: planner_pb2.RegisterInstanceRequest, context: object) -> planner_pb2.RegisterInstanceResponse:
+        self.announced.append(request.instance.incarnation)
+        return planner_pb2.RegisterInstanceResponse()
+
+    async def Heartbeat(self, request: planner_pb2.HeartbeatRequest, context: object) -> planner_pb2.HeartbeatResponse:
+        self.heartbeats.append(request)
+        return planner_pb2.HeartbeatResponse()
+
+    def WatchPlan(self, request: object, context: object) -> NoReturn:
+        raise AssertionError("an agent does not ask that")
+
+    async def Replan(self, request: object, context: object) -> NoReturn:
+        raise AssertionError("an agent does not ask that")
+
+    async def GetPlan(self, request: object, context: object) -> NoReturn:
+        raise AssertionError("an agent does not ask that")
+
+
+async def test_the_planner_is_told(rig: Rig) -> None:
+    planner = Planner()
+    server = grpc.aio.server()
+    planner_pb2_grpc.add_PlannerServicer_to_server(planner, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    agent = await rig.agent()  # no leader yet: it serves all the same
+    await rig.expire_lease(PLANNER_ROLE)
+    await rig.queue.acquire_lease(PLANNER_ROLE, "other", 600.0, f"127.0.0.1:{port}")
+    await until(lambda: len(planner.heartbeats) >= 2, "heartbeats")
+    assert planner.announced == ["a/1"]
+    assert planner.heartbeats[0].incarnation == "a/1"
+    await rig.expire_lease("a/1")
+    await until(lambda: planner.announced == ["a/1", "a/2"], "the next incarnation is announced")
+    await server.stop(None)
+    await agent.stop()

@@ -1,0 +1,149 @@
+"""When the agent pulls and how much (QLM section 5, request pulling)."""
+
+from __future__ import annotations
+
+from qlm_agent.events import Message, Outcome, Told
+
+from .transcript import CAPACITY, Transcript, ended, pulled
+
+DONE = Outcome.DONE
+
+
+def test_life_of_one_request() -> None:
+    t = Transcript()
+    assert t.register() == ["pull nothing"]
+    assert t.answer_pull(head="m") == ["load m active"]
+    assert t.loaded("m") == ["pull m x100"]
+    assert t.answer_pull(pulled("1")) == ["start 1"]
+    assert t.at(1.0).produce(("1", 1)) == ["emit 1[0:1]"]  # the first token at once
+    assert t.answer_items("emit", DONE) == []
+    assert t.at(1.01).produce(("1", 1)) == []
+    assert t.at(1.03).produce(("1", 1)) == []
+    assert t.wake() == ["emit 1[1:3]"]  # 50 ms after the first of them
+    assert t.now_s == 1.06
+    assert t.answer_items("emit", DONE) == []
+    assert t.at(1.07).end(ended("1", 2)) == ["complete 1[3:5]=STOP"]  # the last ones with the end
+    assert t.answer_items("complete", DONE) == ["forget 1 written"]
+    assert len(t.machine.runs) == 0
+
+
+def test_pulls_again_while_there_is_more_and_room() -> None:
+    t = Transcript(batch_max=3)
+    assert t.serve() == ["pull m x3"]
+    assert t.answer_pull(pulled("1"), pulled("2"), head="m") == ["start 1", "start 2", "pull m x1"]
+    assert t.answer_pull(pulled("3"), head="m") == ["start 3"]  # the batch is full
+    assert t.end(ended("2", 5)) == ["pull m x1", "complete 2[0:5]=STOP"]  # a seat is free
+
+
+def test_an_empty_queue_is_left_alone_until_told() -> None:
+    t = Transcript(poll_s=1.0)
+    t.serve()
+    assert t.answer_pull() == []
+    assert t.at(0.5).step(Told(message=Message.WAKE)) == ["pull m x100"]
+    assert t.answer_pull() == []
+    assert t.wake() == ["pull m x100"]  # a message may be lost: it looks by itself
+    assert t.now_s == 1.0
+
+
+def test_a_signal_during_a_pull_is_not_lost() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.step(Told(message=Message.WAKE)) == []
+    assert t.answer_pull() == ["pull m x100"]  # the answer may be older than the signal
+
+
+def test_budget_is_what_the_predicted_need_of_the_running_leaves() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.pull is not None
+    assert t.pull.kv_tokens == CAPACITY
+    reserve = t.pull.output_reserve_tokens
+    assert reserve == 212  # the stated prior of a model without data
+    t.answer_pull(pulled("1", prompt=300), pulled("2", prompt=50, output_max=10), head="m")
+    assert t.pull.kv_tokens == CAPACITY - (300 + reserve) - (50 + 10)  # never more than a request may produce
+
+
+def test_a_run_that_outgrows_its_reserve_takes_more() -> None:
+    t = Transcript()
+    t.serve()
+    t.answer_pull(pulled("1", prompt=300, output_max=1000))
+    t.produce(("1", 400))
+    assert t.machine.runs.kv_reserved == 300 + 600
+    t.produce(("1", 400))
+    assert t.machine.runs.kv_reserved == 300 + 1000  # not beyond what it may produce
+
+
+def test_expected_output_follows_what_ends() -> None:
+    t = Transcript()
+    t.serve()
+    t.answer_pull(*(pulled(str(number)) for number in range(100)))
+    for number in range(100):
+        t.end(ended(str(number), 10))
+    assert 10 < t.machine.pulling.expected_output_tokens("m") < 60
+    assert t.machine.pulling.expected_output_tokens("n") == 212  # another model's is its own
+
+
+def test_blocked_by_kv_until_enough_is_free() -> None:
+    t = Transcript()
+    t.serve()
+    big = [pulled(str(number), prompt=4000) for number in (1, 2)]
+    assert t.answer_pull(*big, head="m", blocked=4212) == ["start 1", "start 2"]  # 4,212 more do not fit
+    assert t.produce(("1", 1)) == ["emit 1[0:1]"]
+    assert t.end(ended("2", 3))[0] == "pull m x100"
+
+
+def test_lookahead_pulls_beyond_the_batch() -> None:
+    t = Transcript(batch_max=2, lookahead_requests=3)
+    assert t.serve() == ["pull m x5"]
+    starts = ["start 1", "start 2", "start 3", "start 4", "start 5"]
+    assert t.answer_pull(*(pulled(str(number)) for number in range(1, 6)), head="m") == starts
+
+
+def test_what_can_never_fit_fails_and_blocks_nobody() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.answer_pull(pulled("1", prompt=CAPACITY), pulled("2")) == ["start 2", "complete 1[0:0]=KV_CAPACITY_EXCEEDED"]
+
+
+def test_an_unreadable_body_fails() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.answer_pull(pulled("1", refusal="cannot be read")) == ["complete 1[0:0]=ENGINE_FAILURE"]
+
+
+def test_resumed_with_all_its_tokens_is_completed_without_the_engine() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.answer_pull(pulled("1", output_max=7, stored=7)) == ["complete 1[7:7]=LENGTH"]
+
+
+def test_a_lost_pull_is_looked_up_before_the_next() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.lose("pull") == []
+    assert t.wake() == ["read owned"]
+    assert t.answer_owned(pulled("1"), pulled("2", stored=3)) == ["start 1", "start 2", "pull m x100"]
+    assert t.answer_pull(pulled("1")) == []  # known
+
+
+def test_a_pull_of_another_model_that_came_late_goes_back() -> None:
+    t = Transcript()
+    t.serve()
+    assert t.answer_pull(pulled("1", model="n"), head="m") == ["pull m x100", "give back 1 unstarted"]
+
+
+def test_the_head_is_looked_at_even_when_the_batch_is_full() -> None:
+    t = Transcript(batch_max=1)
+    t.serve()
+    t.answer_pull(pulled("1"), head="m")
+    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.answer_pull(head="n") == ["load n warm"]
+
+
+def test_what_is_owned_is_compared_now_and_then() -> None:
+    t = Transcript(owned_check_s=15.0)
+    t.serve()
+    t.answer_pull()
+    assert t.wake() == ["read owned"]
+    assert t.now_s == 15.0
+    assert t.answer_owned(pulled("9")) == ["start 9"]
