@@ -25,6 +25,7 @@ class InstanceFacts:
     address: str = ""
     time_scale: float = 1.0
     draining: bool = False
+    active_model: str = ""
     batch_max: int = BATCH_MAX_DEFAULT
 
 

@@ -114,6 +114,9 @@ def _channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        # In a burst grpc cancels calls at random above 1,000 that no handler has picked up yet: here the limit on calls in progress holds.
+        ("grpc.server.max_pending_requests", settings.concurrent_rpcs_max),
+        ("grpc.server.max_pending_requests_hard_limit", settings.concurrent_rpcs_max),
         # Two processes must not share a port in silence.
         ("grpc.so_reuseport", 0),
     ]

@@ -22,6 +22,7 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
         time_scale=facts.time_scale,
         draining=facts.draining,
         batch_max=facts.batch_max,
+        active_model=facts.active_model,
     )
 
 
@@ -44,6 +45,7 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
         time_scale=time_scale,
         draining=message.draining,
         batch_max=message.batch_max or BATCH_MAX_DEFAULT,
+        active_model=message.active_model,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import structlog
 
@@ -27,11 +26,9 @@ def instances_in(overview: Overview) -> tuple[InstanceFacts, ...]:
     return tuple(found)
 
 
-def queue_views(overview: Overview, active_models: Mapping[str, str] | None = None) -> tuple[QueueView, ...]:
-    """One view for each instance whose lease holds. `active_models`: instance -> model, from whoever knows (heartbeats, finished requests).
-    Where it is silent, an instance that runs something is taken to have the model of its first group, the one it pulls from, and an idle
-    one to have none loaded, so that the wait includes a load."""
-    known = active_models or {}
+def queue_views(overview: Overview) -> tuple[QueueView, ...]:
+    """One view for each instance whose lease holds. One that has not said which model is active has none loaded, so that the wait
+    includes a load."""
     queues = {record.instance: record for record in overview.virtual_queues}
     views: list[QueueView] = []
     for facts in instances_in(overview):
@@ -40,8 +37,7 @@ def queue_views(overview: Overview, active_models: Mapping[str, str] | None = No
         if record is not None:
             groups = tuple(group_view(overview.groups[group_id]) for group_id in record.group_ids if group_id in overview.groups)
         running = 0 if record is None else record.running
-        first_model = groups[0].model if groups and running else ""
-        views.append(QueueView(instance=facts, active_model=known.get(facts.name, first_model), running=running, groups=groups))
+        views.append(QueueView(instance=facts, active_model=facts.active_model, running=running, groups=groups))
     return tuple(views)
 
 

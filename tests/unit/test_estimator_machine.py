@@ -276,15 +276,6 @@ def test_events_before_the_reading_of_the_queue_are_not_counted_twice() -> None:
     assert row.slowdown == pytest.approx(1.0, abs=0.02), "it ran by itself: none of the two is taken to run still"
 
 
-def test_the_model_of_an_instance_is_remembered() -> None:
-    driver = Driver()
-    driver.seen()
-    driver.run(0, 3, "1", model="big")
-    assert driver.machine.active_models == {"a": "big"}
-    driver.seen(instances=())
-    assert driver.machine.active_models == {}
-
-
 # The stream -----------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ FACTS = InstanceFacts(
     time_scale=20.0,
     draining=True,
     batch_max=64,
+    active_model="chat",
 )
 
 
@@ -165,9 +166,9 @@ def test_views_of_a_reading() -> None:
     assert (fresh.instance.name, fresh.groups, fresh.running) == ("fresh", (), 0)
 
 
-def test_the_active_model_is_told_or_guessed() -> None:
-    assert queue_views(_overview(), {"a": "big"})[0].active_model == "big"
-    assert queue_views(_overview(running=0))[0].active_model == ""
+def test_an_instance_that_has_not_said_its_model_has_none() -> None:
+    silent = instance_wire.to_body(replace(FACTS, active_model=""))
+    assert queue_views(_overview(body=silent))[0].active_model == ""
 
 
 def test_dead_and_unreadable_instances_are_left_out() -> None:

@@ -1,16 +1,17 @@
-"""Telling the planner that this instance is there, and its load. Best effort: the queue is what counts, so a failure is only logged."""
+"""Telling the queue which model is active, and the planner that this instance is there, with its load. Best effort: what the queue says of
+requests is what counts, so a failure is only logged, and everything is told again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
 import structlog
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
-from qlm_core.errors import Unavailable
+from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_process.instance_wire import to_proto
 from qlm_queue.port import PLANNER_ROLE, Queue
@@ -22,13 +23,19 @@ class Announcer:
     """Announces each incarnation once to each leader, and then reports its load every `every_s`."""
 
     def __init__(
-        self, queue: Queue, every_s: float, facts: Callable[[], InstanceFacts], load: Callable[[], instance_pb2.InstanceLoad]
+        self,
+        queue: Queue,
+        every_s: float,
+        facts: Callable[[], InstanceFacts],
+        load: Callable[[], instance_pb2.InstanceLoad],
+        tell_active_model: Callable[[str], Awaitable[None]],
     ) -> None:
         """`load` is asked every `every_s` in any case, so that it may feed the metrics."""
         self._queue = queue
         self._every_s = every_s
         self._facts = facts
         self._load = load
+        self._tell_active_model = tell_active_model
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "")
@@ -39,7 +46,7 @@ class Announcer:
             while True:
                 try:
                     await self._announce()
-                except (Unavailable, grpc.aio.AioRpcError) as error:
+                except (Unavailable, LeaseLost, grpc.aio.AioRpcError) as error:
                     self._announced = ("", "")
                     structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
                 await asyncio.sleep(self._every_s)
@@ -50,6 +57,7 @@ class Announcer:
         facts, load = self._facts(), self._load()
         if not facts.incarnation:
             return
+        await self._tell_active_model(load.swapping_to or load.active_model)
         address = await self._queue.leader_address(PLANNER_ROLE)
         if address != self._address:
             await self._close()

@@ -89,6 +89,13 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
+    async def tell_active_model(self, model: str) -> None:
+        """Publishes the model that is active or becomes it, where that is news. Raises Unavailable, LeaseLost."""
+        if self.keeper is None or model == self.facts.active_model:
+            return
+        await self._queue.describe(self.keeper.lease, to_body(replace(self.facts, active_model=model)))
+        self.facts = replace(self.facts, active_model=model)
+
     async def stop(self) -> None:
         """Ends the renewing of the lease, which then runs out. Safe twice."""
         if self.keeper is not None:

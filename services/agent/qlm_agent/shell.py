@@ -130,7 +130,9 @@ class AgentShell:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                announcer = Announcer(self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load)
+                announcer = Announcer(
+                    self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._calls.tell_active_model
+                )
                 after = f"{int(self._now_s() * 1000)}-0"
                 background = [
                     group.create_task(self._driver.read(), name="engine-outputs"),

@@ -46,11 +46,10 @@ class Counts:
 
 
 class EstimatorMachine:
-    """One queue's estimator, from an empty or restored state. `active_models`: instance -> model of the last request it finished."""
+    """One queue's estimator, from an empty or restored state."""
 
     def __init__(self, *, learning: Learning, catalogue: Mapping[str, ModelSpec], shipped: tuple[HardwareProfile, ...]) -> None:
         self.counts = Counts()
-        self.active_models: dict[str, str] = {}
         self._learning = learning
         self._catalogue = catalogue
         self._lengths = LengthLearner(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
@@ -113,8 +112,6 @@ class EstimatorMachine:
         """Incarnations that are new to the machine begin with what the reading says of them; others go on by their events."""
         self._groups = seen.groups
         self._instances = {facts.incarnation: facts for facts in seen.instances}
-        names = {facts.name for facts in seen.instances}
-        self.active_models = {name: model for name, model in self.active_models.items() if name in names}
         self._activities = {
             incarnation: self._activities.get(incarnation)
             or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
@@ -156,7 +153,7 @@ class EstimatorMachine:
             return
         group = self._groups.get(event.group_id)
         instance = self._instances[event.incarnation]
-        model = group.model if group is not None else self.active_models.get(instance.name, "")
+        model = group.model if group is not None else instance.active_model
         spec = self._catalogue.get(model)
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
         activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
@@ -190,7 +187,6 @@ class EstimatorMachine:
         instance = self._instances.get(event.incarnation)
         if instance is None:
             return
-        self.active_models[instance.name] = spec.name
         # A run that took over the output of an earlier one made less than its request.
         if run is not None and run.run.attempt == event.attempt == 1:
             left_tokens = self._left_tokens(spec.name)

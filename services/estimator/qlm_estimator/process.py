@@ -45,13 +45,11 @@ class EstimatorProcess:
         """Serves and learns until `stop`; `on_ready` is told the address. The server of the queue is waited for."""
         settings = self._config.estimator
         clock = ServerClock(self._queue)
-        shell: EstimatorShell | None = None
         service = EstimatorService(
             queue=self._queue,
             clock=clock,
             catalogue=self._catalogue,
             shipped=self._shipped,
-            active_models=lambda: {} if shell is None else shell.active_models,
             metrics=self._metrics,
             fresh_s=settings.overview_fresh_s,
         )

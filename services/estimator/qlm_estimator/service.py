@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
@@ -40,7 +40,6 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         clock: ServerClock,
         catalogue: Mapping[str, ModelSpec],
         shipped: ProfileSnapshot,
-        active_models: Callable[[], Mapping[str, str]],
         metrics: EstimatorMetrics,
         fresh_s: float,
     ) -> None:
@@ -48,7 +47,6 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         self._clock = clock
         self._catalogue = catalogue
         self._snapshot = shipped
-        self._active_models = active_models
         self._metrics = metrics
         self._fresh_s = fresh_s
         self._reading = asyncio.Lock()
@@ -94,7 +92,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             now_s = self._clock.now_s()
             if not 0.0 <= now_s - self._read_s <= self._fresh_s:
                 await self._newest()
-                self._views = queue_views(await self._queue.overview(), self._active_models())
+                self._views = queue_views(await self._queue.overview())
                 self._read_s = now_s
             return self._snapshot, self._views
 

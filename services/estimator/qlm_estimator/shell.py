@@ -24,7 +24,7 @@ from qlm_queue.port import Overview, Queue, StreamEntry
 
 
 class EstimatorShell:
-    """Learns while it leads. `active_models`: instance -> model, as far as the leader knows; empty on a standby."""
+    """Learns while it leads."""
 
     def __init__(
         self,
@@ -44,11 +44,6 @@ class EstimatorShell:
         self._catalogue = catalogue
         self._shipped = shipped
         self._metrics = metrics
-        self._machine: EstimatorMachine | None = None
-
-    @property
-    def active_models(self) -> Mapping[str, str]:
-        return {} if self._machine is None else dict(self._machine.active_models)
 
     async def run(self) -> None:
         """Stands by, leads, and stands by again after a lost lease, until it is cancelled."""
@@ -57,7 +52,6 @@ class EstimatorShell:
             try:
                 await self._lead(keeper)
             finally:
-                self._machine = None
                 self._metrics.leader.set(0)
                 await keeper.stop(release=True)
 
@@ -93,7 +87,6 @@ class EstimatorShell:
         snapshot = self._parsed(version, body)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
         after = f"{max(0, round(snapshot.made_s * 1000.0))}-0"
-        self._machine = machine
         self._metrics.new_leader()
         self._metrics.report_snapshot(machine.snapshot)
         self._metrics.leader.set(1)

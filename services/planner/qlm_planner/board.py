@@ -134,7 +134,7 @@ class Board:
                 self._end(group)
 
     def load(self, snapshot: Snapshot, now_s: float) -> None:
-        """Takes an overview as the truth. What only agents report (the active model) is kept."""
+        """Takes an overview as the truth. What agents reported since (the active model) is kept."""
         self.plan_version = max(self.plan_version, snapshot.plan_version)
         self._load_slots(snapshot, now_s)
         self.incarnations = dict(snapshot.incarnations)
@@ -147,10 +147,6 @@ class Board:
             if queue.instance in self.queues:
                 self.queues[queue.instance] = [group_id for group_id in queue.group_ids if group_id in self.groups]
                 self.versions[queue.instance] = queue.version
-        for name, slot in self.slots.items():
-            if slot.running and not slot.active_model and self.queues[name]:
-                # Nobody has told yet: it pulls from the first group.
-                slot.active_model = self.groups[self.queues[name][0]].traits.key.model
         self.newest = {}
         for group in self.groups.values():
             if group.open:
@@ -186,7 +182,7 @@ class Board:
         for row in snapshot.instances:
             known = old.get(row.facts.name)
             same = known is not None and known.facts.incarnation == row.facts.incarnation
-            slot = known if known is not None and same else Slot(facts=row.facts)
+            slot = known if known is not None and same else Slot(facts=row.facts, active_model=row.facts.active_model)
             slot.facts = row.facts
             slot.alive = row.alive
             if row.alive:

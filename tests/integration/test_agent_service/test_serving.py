@@ -5,6 +5,7 @@ from __future__ import annotations
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
+from qlm_process.queue_views import instances_in
 from qlm_queue.port import TerminalRecord
 
 from .rig import TRACEPARENT, Rig, until
@@ -60,6 +61,9 @@ async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     assert max(finished[5:10]) <= min(finished[10:])
     load = agent.process.shell.load()
     assert (load.active_model, list(load.warm_models), load.model_swaps) == ("m", ["n"], 3)
+    await until(lambda: agent.process.shell.facts.active_model == "m", "the queue is told the active model")
+    (told,) = instances_in(await agent.queue.overview())
+    assert told.active_model == "m"
     swaps = [agent.metrics.registry.get_sample_value("qlm_agent_model_swaps_total", {"model": model}) for model in "mn"]
     assert swaps == [2.0, 1.0]
 

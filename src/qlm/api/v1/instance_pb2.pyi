@@ -33,6 +33,7 @@ class Instance(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ACTIVE_MODEL_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 bytes of [A-Za-z0-9_.-], unique in its queue."""
@@ -48,6 +49,8 @@ class Instance(_message.Message):
     time_scale: _builtins.float
     """Simulated engines: how many times faster than the profile the clock runs; real ones: 1."""
     draining: _builtins.bool
+    active_model: _builtins.str
+    """The model that it serves or is swapping to; empty before the first."""
     batch_max: _builtins.int
     """Most sequences that its engine decodes at once. 0: 256."""
     @_builtins.property
@@ -66,11 +69,12 @@ class Instance(_message.Message):
         address: _builtins.str = ...,
         time_scale: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        active_model: _builtins.str = ...,
         batch_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

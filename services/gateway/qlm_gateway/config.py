@@ -1,0 +1,79 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from qlm_core.errors import ConfigError
+from qlm_core.model import ModelSpec
+from qlm_core.request import Slo, SloKind
+from qlm_gateway.admission import SECONDS_MIN, SLO_S_MAX, AdmissionLimits
+from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.model_text import ModelText, open_text
+from qlm_gateway.readers import StreamLimits
+from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
+
+
+class GatewaySettings(Section):
+    """One gateway."""
+
+    name: str = Field("gateway-0", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$", description="Its name in logs and metrics.")
+    listen: ListenAddress = Field("127.0.0.1:50051", description="Where clients reach it; port 0: any free one.")
+    default_slo_s: float = Field(60.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of requests that name none, in seconds.")
+    prompt_bytes_max: Count = Field(4 << 20, description="Largest prompt in bytes of UTF-8, before tokens are counted.")
+    stream_buffer_tokens_max: Count = Field(4096, description="Tokens kept for a reader that is slower than its request.")
+    stream_poll_s: Seconds = Field(0.5, description="How often a request is looked at whose frames go to another gateway.")
+    stream_recheck_s: Seconds = Field(3.0, description="Silence after which a stream is looked at, in case frames were lost.")
+    stream_patience_s: Seconds = Field(60.0, description="How long open streams outlive a queue server that is away.")
+    drain_grace_s: Seconds = Field(20.0, description="How long open streams may go on when the gateway stops.")
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
+
+    def admission_limits(self) -> AdmissionLimits:
+        slo = Slo(kind=SloKind.COMPLETION, seconds=self.default_slo_s)
+        return AdmissionLimits(default_slo=slo, prompt_bytes_max=self.prompt_bytes_max)
+
+    def stream_limits(self) -> StreamLimits:
+        return StreamLimits(
+            buffer_tokens_max=self.stream_buffer_tokens_max,
+            poll_s=self.stream_poll_s,
+            recheck_s=self.stream_recheck_s,
+            patience_s=self.stream_patience_s,
+        )
+
+
+class GatewayConfig(Section):
+    """What a gateway reads of the configuration file."""
+
+    queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it takes requests into.")
+    models: tuple[ModelSettings, ...] = Field((), description="Served models; a request for another is refused.")
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings, description="This gateway.")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
+
+
+def open_texts(models: tuple[ModelSettings, ...]) -> Mapping[str, ModelText]:
+    """Tokenizers and templates of the served models, by name. Raises ConfigError for a file that cannot be read or a name given twice."""
+    texts: dict[str, ModelText] = {}
+    for model in models:
+        if model.name in texts:
+            raise ConfigError(f"models: {model.name!r} is given twice")
+        texts[model.name] = open_text(model.tokenizer, model.chat_template)
+    return texts
+
+
+def catalogue_of(models: tuple[ModelSettings, ...], texts: Mapping[str, ModelText]) -> Mapping[str, ModelEntry]:
+    """The served models as admission sees them, in the order of the settings."""
+    return {
+        model.name: ModelEntry(
+            spec=ModelSpec(
+                name=model.name,
+                profile=model.profile,
+                context_tokens_max=model.context_tokens_max,
+                vocabulary_size=model.vocabulary_size,
+            ),
+            exact=texts[model.name].exact,
+            token_bytes_max=texts[model.name].token_bytes_max,
+        )
+        for model in models
+    }

@@ -1,0 +1,47 @@
+"""A request as a client sent it, read from the message and not yet checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDraft:
+    """`SamplingParams` of request.proto; None where a field is absent."""
+
+    max_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloDraft:
+    """`Slo` of request.proto; `kind` is the number of its SloKind, known or not."""
+
+    kind: int
+    seconds: float = 0.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDraft:
+    """`Request` of request.proto. One of `text`, `chat` (role, content) and `token_ids` is set, or none."""
+
+    model: str
+    text: str | None = None
+    chat: tuple[tuple[str, str], ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    sampling: SamplingDraft | None = None
+    slo: SloDraft | None = None
+    tenant: str = ""
+    application: str = ""
+    request_id: str = ""
+    expire_after_s: float | None = None

@@ -1,0 +1,141 @@
+"""The way into the queue: a request is checked, counted, traced and made durable. The path that every request pays for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
+
+from qlm.api.v1.gateway_pb2 import Accepted
+from qlm.api.v1.request_pb2 import Request, TraceContext
+from qlm_core.errors import QlmError, QueueFull
+from qlm_core.group import slo_class
+from qlm_core.request import RequestKey
+from qlm_gateway.admission import AdmissionLimits, admit, check
+from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.model_text import ModelText
+from qlm_gateway.outlook import Asked
+from qlm_gateway.prompts import prepare
+from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.wire import accepted_message, body_digest, draft_of, prediction_message, stored_body
+from qlm_process.tracing import context_of, traceparent_of, tracestate_of
+from qlm_queue.port import Acceptance, AcceptReceipt, Queue
+
+SPAN_NAME = "qlm.gateway.accept"
+TRACEPARENT_BYTES_MAX = 256
+"""It has 55 bytes today; a later version may have more. A longer one starts a new trace: no request fails for its trace."""
+TRACESTATE_BYTES_MAX = 512
+"""W3C asks to carry at least so much; longer ones are dropped."""
+
+ACCEPTS_IN_FLIGHT_MAX = 64
+"""Calls of `accept` at a time. In a burst the others wait here for their turn, within their client's deadline: the deadline of a call to
+the queue is for the queue to keep, not for the crowd before it."""
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """A request that is in the queue now, or was before (`receipt.duplicate`)."""
+
+    key: RequestKey
+    model: str
+    receipt: AcceptReceipt
+    message: Accepted
+
+
+class Entry:
+    """Takes requests into a queue. `new_request_id`: for requests without one."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        catalogue: Mapping[str, ModelEntry],
+        texts: Mapping[str, ModelText],
+        limits: AdmissionLimits,
+        watch: QueueWatch,
+        metrics: GatewayMetrics,
+        tracer: Tracer,
+        new_request_id: Callable[[], str],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._catalogue = catalogue
+        self._texts = texts
+        self._limits = limits
+        self._watch = watch
+        self._metrics = metrics
+        self._tracer = tracer
+        self._new_request_id = new_request_id
+        self._monotonic = monotonic
+        self._turns = asyncio.Semaphore(ACCEPTS_IN_FLIGHT_MAX)
+
+    async def enter(self, request: Request, metadata: Metadata, gateway: str) -> Entered:
+        """Accepts a request, with its frames sent to `gateway` ("" for nowhere). Changes the message. Raises InvalidRequest, NotFound,
+        RequestIdConflict, QueueFull (with retry_after_s), Unavailable: it may or may not be in the queue."""
+        started_s = self._monotonic()
+        span = self._start_span(request, metadata)
+        try:
+            entered = await self._enter(request, gateway, span)
+        except QlmError as error:
+            if isinstance(error, QueueFull):
+                error.details["retry_after_s"] = f"{self._watch.drain_rate.retry_after_s():.3f}"
+            span.set_status(Status(StatusCode.ERROR, error.reason))
+            self._metrics.accepts.labels(error.reason).inc()
+            raise
+        finally:
+            span.end()
+        self._metrics.accepts.labels("duplicate" if entered.receipt.duplicate else "accepted").inc()
+        self._metrics.accept_seconds.observe(self._monotonic() - started_s)
+        return entered
+
+    async def _enter(self, request: Request, gateway: str, span: Span) -> Entered:
+        request.DiscardUnknownFields()
+        draft = draft_of(request)
+        model = check(draft, self._catalogue, self._limits)
+        prompt = await prepare(draft, self._texts[draft.model])
+        admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
+        span.set_attribute("qlm.request_id", admitted.key.request_id)
+        span.set_attribute("qlm.tenant", admitted.key.tenant)
+        span.set_attribute("qlm.model", draft.model)
+        digest = body_digest(request)
+        trace = TraceContext(traceparent=traceparent_of(span), tracestate=tracestate_of(span))
+        acceptance = Acceptance(
+            key=admitted.key,
+            body=stored_body(request, admitted, prompt, trace),
+            digest=digest,
+            gateway=gateway,
+            slo_class=slo_class(admitted.slo),
+            prompt_tokens=admitted.prompt_tokens,
+            expire_after_s=admitted.expire_after_s,
+        )
+        async with self._turns:
+            receipt = await self._queue.accept(acceptance)
+        span.set_attribute("qlm.queue_id", receipt.queue_id)
+        prediction = None
+        outlook = self._watch.outlook
+        if outlook is not None and not receipt.state.terminal:
+            asked = Asked(
+                model=draft.model,
+                slo=admitted.slo,
+                prompt_tokens=admitted.prompt_tokens,
+                output_tokens_max=admitted.output_tokens_max,
+            )
+            prediction = prediction_message(outlook.predict_new(asked))
+        message = accepted_message(admitted, receipt, prediction)
+        return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
+
+    def _start_span(self, request: Request, metadata: Metadata) -> Span:
+        """A child of the trace that the request names, else of the one that the call carries."""
+        traceparent, tracestate = request.trace.traceparent, request.trace.tracestate
+        if not traceparent:
+            carried = {key: value for key, value in metadata if isinstance(value, str)}
+            traceparent, tracestate = carried.get("traceparent", ""), carried.get("tracestate", "")
+        if len(traceparent) > TRACEPARENT_BYTES_MAX:
+            traceparent = ""
+        if len(tracestate) > TRACESTATE_BYTES_MAX:
+            tracestate = ""
+        return self._tracer.start_span(SPAN_NAME, context=context_of(traceparent, tracestate))

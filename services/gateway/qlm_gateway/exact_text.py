@@ -1,0 +1,81 @@
+"""Text of a model by its own tokenizer.json (the `tokenizers` library) and chat template (the `jinja2` library)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from qlm_core.errors import ConfigError
+from qlm_gateway.chat_template import ChatTemplate
+from qlm_gateway.model_text import CONTEXT_TOKENS, Detokenizer
+
+REPLACEMENT = "\ufffd"
+"""What a decoder makes of bytes that are no character yet."""
+
+
+class ExactText:
+    """A model's tokenizer.json and chat template. Raises ConfigError where they cannot be read."""
+
+    exact = True
+
+    def __init__(self, tokenizer_path: str, template_path: str) -> None:
+        try:
+            text = Path(tokenizer_path).read_text(encoding="utf-8")
+            self._tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise ConfigError(f"models.tokenizer: {tokenizer_path} cannot be read as a tokenizer.json: {error}") from error
+        self._template = ChatTemplate(template_path)
+        # Normalizers may shrink text, so a token can stand for more bytes than it has: leave a factor for that.
+        self.token_bytes_max = 4 * max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=4)
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        return self._template.render(messages)
+
+    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        return ids
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text).ids)
+
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        return _ExactDetokenizer(self._tokenizer, before)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+
+class _ExactDetokenizer:
+    """Decodes a short window of the last tokens, and gives what the new ones add to it: decoders strip or add blanks at the start of a
+    text and need several tokens for one character, so tokens cannot be decoded one by one."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(before[-CONTEXT_TOKENS:])
+        self._given = self._complete()
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        self._window.extend(token_ids)
+        text = self._complete()
+        # A decoder that changed what it said before has nothing new to add until it is longer.
+        new = text[len(self._given) :]
+        if new:
+            self._given = text
+        if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode().endswith(REPLACEMENT):
+            self._window = self._window[-CONTEXT_TOKENS:]
+            self._given = self._complete()
+        return new
+
+    def flush(self) -> str:
+        return self._decode()[len(self._given) :]
+
+    def _decode(self) -> str:
+        text: str = self._tokenizer.decode(self._window)
+        return text
+
+    def _complete(self) -> str:
+        """The window's text without an incomplete character at its end."""
+        return self._decode().rstrip(REPLACEMENT)

@@ -1,0 +1,366 @@
+"""The decisions of a gateway about its readers: who is given what, and when the queue is asked again. Pure.
+
+A reader follows one request by its absolute offset. Frames that overlap what it has are cut, duplicates dropped; at a gap it attaches
+again, from its offset. So whatever is lost, doubled or late, a reader is given each token once and in order.
+
+- Frames of a request go to one gateway: the last at which somebody asked for its tokens. Readers elsewhere (`mine` is False) look every
+  `poll_s`, without taking it back: two gateways must not fight. Readers here look too, when they heard nothing for `recheck_s`.
+- A reader that does not take what it is given falls `behind` when its buffer is full: frames pass it by, and it attaches again when it
+  has taken all. So the memory of a reader is bounded, and nothing is lost.
+- Frames may be read before the answer that says whose they are. While any such answer is awaited, what came for unknown requests is
+  remembered (not kept), so that the reader attaches again rather than waits for tokens that have passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import assert_never
+
+from qlm_core.errors import Unavailable
+from qlm_core.request import RequestKey
+from qlm_gateway.readers import Reader, StreamLimits
+from qlm_gateway.stream_events import (
+    Accepted,
+    AcceptSent,
+    Attach,
+    AttachFailure,
+    Closed,
+    DeliverFrame,
+    DeliverOutput,
+    DrainStarted,
+    Effect,
+    EndByFrame,
+    EndByRecord,
+    Event,
+    Find,
+    FrameFacts,
+    FramesRead,
+    Located,
+    LocateFailed,
+    Opened,
+    ReaderId,
+    ReaderKind,
+    Refusal,
+    Refuse,
+    Taken,
+    Tick,
+)
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+DRAINING_RETRY_AFTER_S = 0.1
+"""A client may go to another gateway at once."""
+
+
+class GatewayMachine:
+    """See above. `gateway`: the id that frames for this gateway carry."""
+
+    def __init__(self, gateway: str, limits: StreamLimits) -> None:
+        self.gateway = gateway
+        self.gaps = 0
+        self.overruns = 0
+        self._limits = limits
+        self._readers: dict[ReaderId, Reader] = {}
+        self._by_queue_id: dict[str, list[Reader]] = {}
+        self._accepting: set[ReaderId] = set()
+        self._unlocated = 0
+        self._unclaimed: dict[str, tuple[int, bool]] = {}
+        self._locates_in_flight = 0
+        self._locate_waits: deque[ReaderId] = deque()
+        self._rotation: deque[ReaderId] = deque()
+        self._draining = False
+        self._drained_at_s = math.inf
+
+    @property
+    def reader_count(self) -> int:
+        return len(self._readers)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def check_open(self) -> None:
+        """Raises Unavailable DRAINING where nothing new is taken."""
+        if self._draining:
+            raise draining()
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """What to do about an event. `now_s`: monotonic."""
+        effects: list[Effect] = []
+        match event:
+            case FramesRead(frames=frames):
+                self._frames(now_s, frames, effects)
+            case Taken(reader=reader):
+                self._taken(reader, effects)
+            case AcceptSent(reader=reader):
+                self._accepting.add(reader)
+            case Accepted(reader=reader, key=key, queue_id=queue_id):
+                self._accepted(now_s, reader, key, queue_id, effects)
+            case Opened():
+                self._opened(now_s, event, effects)
+            case Located():
+                self._located(now_s, event, effects)
+            case LocateFailed(reader=reader, failure=failure):
+                self._locate_failed(now_s, reader, failure, effects)
+            case Closed(reader=reader):
+                self._closed(reader)
+            case Tick():
+                self._tick(now_s, effects)
+            case DrainStarted(grace_s=grace_s):
+                self._draining = True
+                self._drained_at_s = min(self._drained_at_s, now_s + grace_s)
+            case _:
+                assert_never(event)
+        return effects
+
+    # Readers come and go ----------------------------------------------------------------------------------------------
+
+    def _accepted(self, now_s: float, reader_id: ReaderId, key: RequestKey, queue_id: str, effects: list[Effect]) -> None:
+        if reader_id not in self._accepting:
+            return  # closed while the accept was under way
+        reader = Reader(reader=reader_id, kind=ReaderKind.TOKENS, key=key, next=0, mine=True, heard_s=now_s)
+        self._add(reader)
+        self._claim(reader, queue_id)
+        self._accepting.discard(reader_id)
+        self._forget_unclaimed()
+        if self._is_short(reader):
+            self._locate(reader, effects)
+
+    def _opened(self, now_s: float, event: Opened, effects: list[Effect]) -> None:
+        self._accepting.discard(event.reader)
+        bind = event.kind is ReaderKind.TOKENS
+        reader = Reader(reader=event.reader, kind=event.kind, key=event.key, next=event.offset, bind=bind, heard_s=now_s)
+        self._unlocated += 1
+        self._add(reader)
+        self._locate(reader, effects)
+
+    def _add(self, reader: Reader) -> None:
+        self._readers[reader.reader] = reader
+        self._rotation.append(reader.reader)
+
+    def _claim(self, reader: Reader, queue_id: str) -> None:
+        reader.queue_id = queue_id
+        self._by_queue_id.setdefault(queue_id, []).append(reader)
+        high, end_seen = self._unclaimed.get(queue_id, (0, False))
+        reader.high = max(reader.high, high)
+        reader.end_seen = reader.end_seen or end_seen
+
+    def _closed(self, reader_id: ReaderId) -> None:
+        self._accepting.discard(reader_id)
+        reader = self._readers.pop(reader_id, None)
+        if reader is not None:
+            if reader.queue_id:
+                readers = self._by_queue_id[reader.queue_id]
+                readers.remove(reader)
+                if not readers:
+                    del self._by_queue_id[reader.queue_id]
+            else:
+                self._unlocated -= 1
+        self._forget_unclaimed()
+
+    def _forget_unclaimed(self) -> None:
+        if self._unclaimed and not self._accepting and not self._unlocated:
+            self._unclaimed.clear()
+
+    # Frames -----------------------------------------------------------------------------------------------------------
+
+    def _frames(self, now_s: float, frames: Sequence[FrameFacts], effects: list[Effect]) -> None:
+        for index, frame in enumerate(frames):
+            readers = self._by_queue_id.get(frame.queue_id)
+            if readers is None:
+                if self._accepting or self._unlocated:
+                    self._remember(frame)
+                continue
+            for reader in tuple(readers) if frame.last else readers:
+                self._frame(now_s, reader, index, frame, effects)
+
+    def _remember(self, frame: FrameFacts) -> None:
+        high, end_seen = self._unclaimed.pop(frame.queue_id, (0, False))
+        if len(self._unclaimed) >= self._limits.unclaimed_max:
+            del self._unclaimed[next(iter(self._unclaimed))]  # its reader finds out by looking again
+        self._unclaimed[frame.queue_id] = (max(high, frame.offset + frame.count), end_seen or frame.last)
+
+    def _frame(self, now_s: float, reader: Reader, index: int, frame: FrameFacts, effects: list[Effect]) -> None:
+        reader.heard_s = now_s
+        reader.mine = True
+        end = frame.offset + frame.count
+        if frame.count and end > reader.high:
+            reader.high = end
+        if frame.last:
+            reader.end_seen = True
+        if reader.kind is ReaderKind.END:
+            if frame.last:
+                self._locate(reader, effects)
+            return
+        if reader.behind:
+            return
+        if frame.count and end > reader.next:
+            if frame.offset > reader.next:
+                if not reader.locating:
+                    self.gaps += 1
+                self._locate(reader, effects)
+                return
+            if not self._has_room(reader, end):
+                return
+            effects.append(DeliverFrame(reader=reader.reader, frame=index, skip=reader.next - frame.offset, offset=reader.next))
+            reader.buffered += end - reader.next
+            reader.next = end
+        if frame.last:
+            # Only the last frame of a completed request says how much output there is; the rest is in its record.
+            if reader.next == frame.total:
+                effects.append(EndByFrame(reader=reader.reader, frame=index))
+                self._closed(reader.reader)
+            else:
+                self._locate(reader, effects)
+
+    def _has_room(self, reader: Reader, end: int) -> bool:
+        """Whether the tokens up to `end` can be delivered now. If not, the reader is behind from here on."""
+        # A chunk of any size fits into an empty buffer, so that a reader gets on.
+        if not reader.buffered or reader.buffered + end - reader.next <= self._limits.buffer_tokens_max:
+            return True
+        self.overruns += 1
+        reader.behind = True
+        return False
+
+    def _taken(self, reader_id: ReaderId, effects: list[Effect]) -> None:
+        reader = self._readers.get(reader_id)
+        if reader is None:
+            return
+        reader.buffered = 0
+        if reader.behind:
+            reader.behind = False
+            self._locate(reader, effects)
+
+    # Where a request is -----------------------------------------------------------------------------------------------
+
+    def _is_short(self, reader: Reader) -> bool:
+        """Whether frames passed by that it was not given."""
+        return reader.end_seen or (reader.kind is ReaderKind.TOKENS and reader.high > reader.next)
+
+    def _locate(self, reader: Reader, effects: list[Effect]) -> None:
+        if reader.locating:
+            return
+        reader.locating = True
+        reader.retry_at_s = math.inf
+        self._locate_waits.append(reader.reader)
+        self._send_locates(effects)
+
+    def _send_locates(self, effects: list[Effect]) -> None:
+        while self._locate_waits and self._locates_in_flight < self._limits.locates_max:
+            reader = self._readers.get(self._locate_waits.popleft())
+            if reader is None:
+                continue
+            self._locates_in_flight += 1
+            if reader.kind is ReaderKind.TOKENS or reader.bind:
+                reader.asked = reader.next
+                effects.append(Attach(reader=reader.reader, key=reader.key, bind=reader.bind, offset=reader.next))
+            else:
+                effects.append(Find(reader=reader.reader, key=reader.key))
+
+    def _located(self, now_s: float, event: Located, effects: list[Effect]) -> None:
+        self._locates_in_flight -= 1
+        self._send_locates(effects)
+        reader = self._readers.get(event.reader)
+        if reader is None:
+            return
+        reader.locating = False
+        reader.bind = False
+        reader.failures, reader.failing_since_s = 0, math.inf
+        reader.heard_s = now_s
+        reader.mine = event.gateway == self.gateway
+        if not reader.queue_id:
+            self._unlocated -= 1
+            self._claim(reader, event.queue_id)
+            self._forget_unclaimed()
+        if reader.kind is ReaderKind.END:
+            self._located_end(reader, event, effects)
+            return
+        if event.produced > reader.next and not self._has_room(reader, event.produced):
+            return  # asks again when it has taken what it has
+        if event.produced > reader.next:
+            effects.append(DeliverOutput(reader=reader.reader, skip=reader.next - reader.asked, offset=reader.next))
+            reader.buffered += event.produced - reader.next
+            reader.next = event.produced
+        if event.ended:
+            effects.append(EndByRecord(reader=reader.reader))
+            self._closed(reader.reader)
+        elif self._is_short(reader):
+            self._locate(reader, effects)
+
+    def _located_end(self, reader: Reader, event: Located, effects: list[Effect]) -> None:
+        if event.ended:
+            effects.append(EndByRecord(reader=reader.reader))
+            self._closed(reader.reader)
+        elif not event.gateway:
+            # Nobody follows it: have its frames sent here, so that the end is told at once.
+            reader.bind = True
+            self._locate(reader, effects)
+        elif reader.end_seen:
+            self._locate(reader, effects)
+
+    def _locate_failed(self, now_s: float, reader_id: ReaderId, failure: AttachFailure, effects: list[Effect]) -> None:
+        self._locates_in_flight -= 1
+        self._send_locates(effects)
+        reader = self._readers.get(reader_id)
+        if reader is None:
+            return
+        reader.locating = False
+        match failure:
+            case AttachFailure.UNKNOWN_REQUEST:
+                self._refuse(reader, Refusal.UNKNOWN_REQUEST, effects)
+            case AttachFailure.OFFSET_OUT_OF_RANGE:
+                self._refuse(reader, Refusal.OFFSET_OUT_OF_RANGE, effects)
+            case AttachFailure.UNREADABLE:
+                self._refuse(reader, Refusal.UNREADABLE, effects)
+            case AttachFailure.UNAVAILABLE:
+                reader.failing_since_s = min(reader.failing_since_s, now_s)
+                # One that just came goes to another gateway rather than waits here.
+                if not reader.queue_id or now_s - reader.failing_since_s >= self._limits.patience_s:
+                    self._refuse(reader, Refusal.QUEUE_UNAVAILABLE, effects)
+                    return
+                reader.retry_at_s = now_s + min(RETRY_FIRST_S * 2**reader.failures, RETRY_MAX_S)
+                reader.failures += 1
+            case _:
+                assert_never(failure)
+
+    def _refuse(self, reader: Reader, refusal: Refusal, effects: list[Effect]) -> None:
+        effects.append(Refuse(reader=reader.reader, refusal=refusal))
+        self._closed(reader.reader)
+
+    # Time -------------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now_s: float, effects: list[Effect]) -> None:
+        if now_s >= self._drained_at_s:
+            for reader in tuple(self._readers.values()):
+                self._refuse(reader, Refusal.DRAINING, effects)
+            return
+        looks = 0
+        for _ in range(min(len(self._rotation), self._limits.scanned_per_tick_max)):
+            reader_id = self._rotation.popleft()
+            reader_there = self._readers.get(reader_id)
+            if reader_there is None:
+                continue
+            self._rotation.append(reader_id)
+            if self._is_due(now_s, reader_there):
+                self._locate(reader_there, effects)
+                looks += 1
+                if looks >= self._limits.looks_per_tick_max:
+                    return  # the next tick goes on from here
+
+    def _is_due(self, now_s: float, reader: Reader) -> bool:
+        if reader.locating or reader.behind:
+            return False
+        if reader.failures:
+            return now_s >= reader.retry_at_s
+        return now_s - reader.heard_s >= (self._limits.recheck_s if reader.mine else self._limits.poll_s)
+
+
+def draining() -> Unavailable:
+    """This process is stopping."""
+    return Unavailable(
+        "this gateway is stopping; send the same request id to another",
+        reason="DRAINING",
+        details={"retry_after_s": f"{DRAINING_RETRY_AFTER_S:g}"},
+    )

@@ -1,0 +1,93 @@
+"""Text and tokens of a model: prompts in, output out. Two kinds, one port.
+
+`exact_text.ExactText` uses the model's own tokenizer.json (the `tokenizers` library) and its chat template. `ApproximateText` is for
+simulated models, which have none: a prompt counts as UTF-8 bytes / 4 rounded up, and output token 123 reads as " t123".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from qlm_core.errors import ConfigError
+from qlm_core.simulated_model import chat_text, text_token_count
+
+CONTEXT_TOKENS = 8
+"""Tokens before a piece of output that its text may depend on: a character has at most four byte tokens."""
+
+
+class Detokenizer(Protocol):
+    """Turns one output into text, piece by piece; the pieces joined are the text of the whole."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these next tokens complete."""
+
+    def flush(self) -> str:
+        """What is left at the end: an incomplete character, as replacement characters."""
+
+
+class ModelText(Protocol):
+    """`exact`: whether tokens are counted with the model's tokenizer. `token_bytes_max`: see ModelEntry."""
+
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def token_bytes_max(self) -> int: ...
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """A chat as one text. Raises InvalidRequest where the model's template refuses it."""
+
+    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
+        """Token ids of a text; None where only their number is known."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        """For output that follows these tokens, the last `CONTEXT_TOKENS` of what came before."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """A whole output as text."""
+
+
+class ApproximateText:
+    """See above."""
+
+    exact = False
+    token_bytes_max = 4
+
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        return chat_text(messages)
+
+    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
+        return None
+
+    def count(self, text: str) -> int:
+        return text_token_count(text)
+
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        return _ApproximateDetokenizer()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join([f" t{token}" for token in token_ids])
+
+
+class _ApproximateDetokenizer:
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join([f" t{token}" for token in token_ids])
+
+    def flush(self) -> str:
+        return ""
+
+
+def open_text(tokenizer_path: str, template_path: str) -> ModelText:
+    """The text of a model by its settings; "" for a path that is not set. Raises ConfigError."""
+    if not tokenizer_path:
+        return ApproximateText()
+    # Only gateways of real models need the libraries behind it.
+    try:
+        from qlm_gateway.exact_text import ExactText
+    except ImportError as error:
+        raise ConfigError(f"models.tokenizer: {tokenizer_path} needs {error.name}: pip install qlm-serving[gateway]") from error
+    return ExactText(tokenizer_path, template_path)

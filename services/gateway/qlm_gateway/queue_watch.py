@@ -1,0 +1,121 @@
+"""Background looks at the queue: the overview behind predictions and status, the drain rate, profiles, and the expiry sweep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from qlm.api.v1.request_pb2 import Result, ResultError
+from qlm_core.errors import Unavailable
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_gateway.drain_rate import DrainRate
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.outlook import Outlook
+from qlm_process import profile_wire
+from qlm_process.queue_views import queue_views
+from qlm_queue.port import BATCH_MAX, Queue
+
+OVERVIEW_EVERY_S = 0.5
+AWAY_AFTER_S = 5.0
+PROFILES_EVERY_S = 2.0
+EXPIRE_EVERY_S = 1.0
+EXPIRE_CALLS_MAX = 20
+"""Calls of one sweep: what is left is for the next."""
+
+EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
+
+
+class QueueWatch:
+    """`run` must be running. Nothing here is in the way of a request: it reads what the last look found."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        catalogue: Mapping[str, ModelSpec],
+        metrics: GatewayMetrics,
+        monotonic: Callable[[], float],
+        server_now_s: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._catalogue = catalogue
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._server_now_s = server_now_s
+        self._profiles: ProfileSnapshot = shipped_snapshot()
+        self._published = 0
+        self._outlook: Outlook | None = None
+        self._looking = asyncio.Lock()
+        self.drain_rate = DrainRate()
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """The last look, or None before the first."""
+        return self._outlook
+
+    @property
+    def away(self) -> bool:
+        """Whether no look has succeeded for `AWAY_AFTER_S`."""
+        return self._outlook is None or self._monotonic() - self._outlook.seen_s > AWAY_AFTER_S
+
+    async def run(self) -> None:
+        """Looks and sweeps until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat("overview", OVERVIEW_EVERY_S, self._look), name="overview")
+            tasks.create_task(self._repeat("read_profiles", PROFILES_EVERY_S, self._read_profiles), name="profiles")
+            tasks.create_task(self._repeat("expire", EXPIRE_EVERY_S, self._sweep), name="expiry")
+
+    async def fresh(self) -> Outlook:
+        """A look that began after the call; askers at the same time share one. Raises Unavailable."""
+        asked_s = self._monotonic()
+        async with self._looking:
+            outlook = self._outlook
+            return outlook if outlook is not None and outlook.seen_s >= asked_s else await self._look_now()
+
+    async def _repeat(self, name: str, every_s: float, call: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await call()
+            except Unavailable as error:
+                self._metrics.queue_away.labels(name).inc()
+                structlog.get_logger().debug("queue_away", call=name, error=str(error))
+            await asyncio.sleep(every_s)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            await self._look_now()
+
+    async def _look_now(self) -> Outlook:
+        seen_s = self._monotonic()
+        overview = await self._queue.overview()
+        self.drain_rate.observe(seen_s, overview.accepted_count - overview.live)
+        self._metrics.drain_per_second.set(self.drain_rate.per_s)
+        try:
+            views = queue_views(overview)
+        except ValueError as error:
+            # An instance that registered nonsense costs predictions, not the queue.
+            structlog.get_logger().error("instances_unreadable", error=str(error))
+            views = ()
+        made_s = self._server_now_s()
+        self._outlook = Outlook(overview, views, self._catalogue, self._profiles, seen_s=seen_s, made_s=made_s)
+        return self._outlook
+
+    async def _read_profiles(self) -> None:
+        version, body = await self._queue.read_profiles()
+        if version == self._published:
+            return
+        try:
+            self._profiles = profile_wire.from_body(body)
+        except ValueError as error:
+            structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
+        self._published = version
+
+    async def _sweep(self) -> None:
+        for _ in range(EXPIRE_CALLS_MAX):
+            expired = await self._queue.expire(EXPIRED_RESULT)
+            self._metrics.expired.inc(expired)
+            if expired < BATCH_MAX:
+                return

@@ -1,0 +1,177 @@
+"""The Gateway service of gateway.proto: one method for each call, on top of entry, hub and watch."""
+
+# ruff: noqa: N802 (methods are named by the proto)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc.aio
+
+from qlm.api.v1.gateway_pb2 import (
+    CancelRequest,
+    CancelResponse,
+    GenerateRequest,
+    ListModelsRequest,
+    ListModelsResponse,
+    QueueStatusRequest,
+    QueueStatusResponse,
+    ResultRequest,
+    ResultResponse,
+    StreamRequest,
+    StreamResponse,
+    SubmitRequest,
+    SubmitResponse,
+)
+from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
+from qlm.api.v1.request_pb2 import Result as ResultMessage
+from qlm.api.v1.request_pb2 import ResultError
+from qlm_core.request import RequestKey
+from qlm_gateway.admission import invalid, request_key
+from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.entry import Entry
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.model_text import ApproximateText, ModelText
+from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.reader_stream import ReaderStream
+from qlm_gateway.status import models_message, queue_message, request_message
+from qlm_gateway.stream_events import ReaderKind
+from qlm_gateway.stream_hub import StreamHub
+from qlm_gateway.wire import STATES, chunk_response, without_output
+from qlm_queue.port import Queue, TerminalRecord
+
+WAIT_S_MAX = 3_600.0
+CANCELLED_RESULT = ResultMessage(error=ResultError(reason="CANCELLED", message="a client cancelled it")).SerializeToString()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GatewayService(GatewayServicer):
+    """Errors are QlmErrors, which the server's interceptor turns into codes and reasons. Times out with its caller's deadline."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        catalogue: Mapping[str, ModelEntry],
+        texts: Mapping[str, ModelText],
+        entry: Entry,
+        hub: StreamHub,
+        watch: QueueWatch,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._queue = queue
+        self._catalogue = catalogue
+        self._texts = texts
+        self._entry = entry
+        self._hub = hub
+        self._watch = watch
+        self._metrics = metrics
+
+    # The two streams write to the context themselves: half the cost of a generator, and they end where they are cancelled.
+
+    async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        self._hub.check_open()
+        stream = self._hub.expect()
+        try:
+            entered = await self._entry.enter(request.request, _metadata(context), self._hub.gateway)
+            if entered.receipt.duplicate:
+                self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
+            else:
+                self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
+            await context.write(StreamResponse(accepted=entered.message))
+            await self._follow(stream, context)
+        finally:
+            self._hub.close(stream)
+
+    async def Stream(self, request: StreamRequest, context: Context) -> None:  # type: ignore[override]
+        key = request_key(request.tenant, request.request_id)
+        self._hub.check_open()
+        stream = self._hub.open(key, ReaderKind.TOKENS, request.offset)
+        try:
+            await self._follow(stream, context)
+        finally:
+            self._hub.close(stream)
+
+    async def Submit(self, request: SubmitRequest, context: Context) -> SubmitResponse:
+        self._hub.check_open()
+        # Nobody reads its tokens yet, so they are sent nowhere.
+        entered = await self._entry.enter(request.request, _metadata(context), "")
+        return SubmitResponse(accepted=entered.message)
+
+    async def Result(self, request: ResultRequest, context: Context) -> ResultResponse:
+        key = request_key(request.tenant, request.request_id)
+        if not 0.0 <= request.wait_s <= WAIT_S_MAX:
+            raise invalid("wait_s", f"from 0 to {WAIT_S_MAX:g}")
+        result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
+        if result is None:
+            found = await self._queue.find(key)
+            if not isinstance(found, TerminalRecord):
+                return ResultResponse(state=STATES[found.state])
+            result = ResultMessage.FromString(found.result)
+        text = self._text(result.model)
+        result.output_text = "".join(result.output_pieces) if result.output_pieces else text.decode(result.output_token_ids)
+        return ResultResponse(state=result.state, result=result)
+
+    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
+        key = request_key(request.tenant, request.request_id)
+        return CancelResponse(state=STATES[await self._queue.cancel(key, CANCELLED_RESULT)])
+
+    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
+        return ListModelsResponse(models=models_message(self._catalogue, self._watch.outlook))
+
+    async def QueueStatus(self, request: QueueStatusRequest, context: Context) -> QueueStatusResponse:
+        key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
+        outlook = await self._watch.fresh()
+        response = queue_message(self._queue.name, outlook)
+        if key is not None:
+            response.request.CopyFrom(await request_message(self._queue, key, outlook))
+        return response
+
+    async def _follow(self, stream: ReaderStream, context: Context) -> None:
+        """Writes what the reader is given, up to the result. Raises what ends it early."""
+        detokenizer = None
+        end = 0
+        while True:
+            await stream.wait()
+            if stream.parts:
+                offset, token_ids, pieces = stream.take()
+                self._hub.taken(stream)
+                end = offset + (len(token_ids) or len(pieces))
+                if detokenizer is None:
+                    detokenizer = self._text(stream.model).detokenizer(stream.before)
+                self._metrics.streamed_tokens.inc(end - offset)
+                text = "".join(pieces) if pieces else detokenizer.feed(token_ids)
+                await context.write(chunk_response(offset, token_ids, pieces, text))
+                continue
+            if stream.error is not None:
+                raise stream.error
+            assert stream.result is not None, "a reader waits for parts, an error or the result"
+            rest = detokenizer.flush() if detokenizer is not None else ""
+            if rest:
+                await context.write(chunk_response(end, (), (), rest))
+            await context.write(StreamResponse(result=without_output(stream.result)))
+            return
+
+    async def _wait_for_end(self, key: RequestKey, wait_s: float) -> ResultMessage | None:
+        self._hub.check_open()
+        stream = self._hub.open(key, ReaderKind.END)
+        try:
+            async with asyncio.timeout(wait_s):
+                await stream.wait()
+        except TimeoutError:
+            return None
+        finally:
+            self._hub.close(stream)
+        if stream.error is not None:
+            raise stream.error
+        return stream.result
+
+    def _text(self, model: str) -> ModelText:
+        """A model that left the catalogue reads as simulated ones do: there is no tokenizer for it here."""
+        return self._texts.get(model) or ApproximateText()
+
+
+def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple(context.invocation_metadata() or ())

@@ -1,0 +1,138 @@
+"""One gateway process: its parts, put together, started and drained."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from opentelemetry.trace import TracerProvider
+
+from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
+from qlm_core.errors import Unavailable
+from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
+from qlm_gateway.entry import Entry
+from qlm_gateway.machine import GatewayMachine
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.service import GatewayService
+from qlm_gateway.stream_hub import StreamHub
+from qlm_process.grpc_server import GrpcServer
+from qlm_process.server_clock import ServerClock
+from qlm_queue.port import Queue
+
+SERVICE_NAME = "qlm.api.v1.Gateway"
+CONNECT_RETRY_S = 0.5
+"""Pause between attempts to reach the queue at the start: for as long as nobody stops the process."""
+HEALTH_EVERY_S = 0.25
+STOP_GRACE_S = 1.0
+"""For calls that are not streams, after the drain."""
+
+
+class Gateway:
+    """Serves a queue until `stop`. The queue is started here and stopped by its owner."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        queue: Queue,
+        tracer_provider: TracerProvider,
+        new_id: Callable[[], str],
+        metrics: GatewayMetrics | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        settings = config.gateway
+        self._settings = settings
+        self._queue = queue
+        self._clock = ServerClock(queue)
+        self.metrics = metrics or GatewayMetrics()
+        texts = open_texts(config.models)
+        catalogue = catalogue_of(config.models, texts)
+        # A new id at each start: frames for the one before are nobody's, and their stream runs out.
+        self.gateway_id = f"{settings.name}-{new_id()}"
+        machine = GatewayMachine(self.gateway_id, settings.stream_limits())
+        self._hub = StreamHub(queue, machine, texts, self.metrics, monotonic)
+        specs = {name: entry.spec for name, entry in catalogue.items()}
+        self._watch = QueueWatch(queue, specs, self.metrics, monotonic, self._clock.now_s)
+        entry = Entry(
+            queue=queue,
+            catalogue=catalogue,
+            texts=texts,
+            limits=settings.admission_limits(),
+            watch=self._watch,
+            metrics=self.metrics,
+            tracer=tracer_provider.get_tracer("qlm_gateway"),
+            new_request_id=new_id,
+            monotonic=monotonic,
+        )
+        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, self.metrics)
+        self._server = GrpcServer(
+            settings.listen,
+            [lambda server: add_GatewayServicer_to_server(service, server)],
+            [SERVICE_NAME],
+            settings.grpc,
+        )
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+        """Starts, calls `on_ready` with the address, and serves until `stop` is set; then drains. Raises ConfigError."""
+        if not await self._connect(stop):
+            return
+        background = asyncio.create_task(self._run_background())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await self._server.start()
+            await self._server.set_serving(True)
+            on_ready(self._server.address)
+            both: list[asyncio.Task[Any]] = [background, stopping]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if background.done():
+                await background  # raises the bug that ended it
+            await self._drain()
+        finally:
+            stopping.cancel()
+            await self._server.stop(0.0)  # first: calls in progress use what runs in the background
+            background.cancel()
+            await asyncio.wait([background])
+            await self._clock.stop()
+
+    async def _connect(self, stop: asyncio.Event) -> bool:
+        """Whether the queue was reached before somebody stopped the process."""
+        while not stop.is_set():
+            try:
+                await self._queue.start()
+                await self._clock.start()
+                return True
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_not_reached", error=str(error))
+            try:
+                async with asyncio.timeout(CONNECT_RETRY_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+        return False
+
+    async def _run_background(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hub.run())
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._keep_health())
+
+    async def _drain(self) -> None:
+        """Nothing new is taken; open streams go on up to the grace, then end with DRAINING."""
+        await self._server.set_serving(False)
+        self._hub.start_drain(self._settings.drain_grace_s)
+        await self._hub.drained()
+        await self._server.stop(STOP_GRACE_S)
+
+    async def _keep_health(self) -> None:
+        """Says NOT_SERVING while the queue is away: then another gateway, or none, can take requests."""
+        serving = True
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            wanted = not self._watch.away and not self._hub.draining
+            if wanted != serving:
+                serving = wanted
+                await self._server.set_serving(serving)
+                structlog.get_logger().warning("queue_back" if serving else "queue_away")

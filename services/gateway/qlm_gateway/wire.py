@@ -1,0 +1,181 @@
+"""Messages in and out: protos stop here."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Sequence
+
+from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
+from qlm.api.v1.prediction_pb2 import Prediction
+from qlm.api.v1.request_pb2 import Admission, Request, RequestState, Result, TokenPrompt, TraceContext
+from qlm.api.v1.request_pb2 import Slo as SloMessage
+from qlm.api.v1.request_pb2 import SloKind as SloKindMessage
+from qlm.internal.v1.frames_pb2 import Frame
+from qlm_core.prediction import RequestPrediction
+from qlm_core.request import RequestState as State
+from qlm_core.request import Slo, SloKind
+from qlm_gateway.admission import Admitted
+from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.prompts import PreparedPrompt
+from qlm_gateway.stream_events import FrameFacts
+from qlm_queue.port import AcceptReceipt
+
+DIGEST_BYTES = 16
+TOKEN_BYTES = 4
+
+SLO_KIND_NUMBERS: dict[SloKind, SloKindMessage.ValueType] = {
+    SloKind.COMPLETION: SloKindMessage.SLO_KIND_COMPLETION,
+    SloKind.FIRST_TOKEN: SloKindMessage.SLO_KIND_FIRST_TOKEN,
+    SloKind.PRIORITY: SloKindMessage.SLO_KIND_PRIORITY,
+}
+
+STATES: dict[State, RequestState.ValueType] = {
+    State.ACCEPTED: RequestState.REQUEST_STATE_ACCEPTED,
+    State.PLACED: RequestState.REQUEST_STATE_PLACED,
+    State.RUNNING: RequestState.REQUEST_STATE_RUNNING,
+    State.COMPLETED: RequestState.REQUEST_STATE_COMPLETED,
+    State.FAILED: RequestState.REQUEST_STATE_FAILED,
+    State.CANCELLED: RequestState.REQUEST_STATE_CANCELLED,
+    State.EXPIRED: RequestState.REQUEST_STATE_EXPIRED,
+}
+
+
+def draft_of(request: Request) -> RequestDraft:
+    """What a client sent, as admission reads it."""
+    prompt = request.WhichOneof("prompt")
+    return RequestDraft(
+        model=request.model,
+        text=request.text if prompt == "text" else None,
+        chat=tuple((message.role, message.content) for message in request.chat.messages) if prompt == "chat" else None,
+        token_ids=tuple(request.tokens.ids) if prompt == "tokens" else None,
+        sampling=_sampling_of(request) if request.HasField("sampling") else None,
+        slo=SloDraft(kind=request.slo.kind, seconds=request.slo.seconds, priority=request.slo.priority)
+        if request.HasField("slo")
+        else None,
+        tenant=request.tenant,
+        application=request.application,
+        request_id=request.request_id,
+        expire_after_s=request.expire_after_s if request.HasField("expire_after_s") else None,
+    )
+
+
+def _slo_of(request: Request) -> SloDraft:
+    return SloDraft(kind=request.slo.kind, seconds=request.slo.seconds, priority=request.slo.priority)
+
+
+def _sampling_of(request: Request) -> SamplingDraft:
+    sampling = request.sampling
+    structure = sampling.WhichOneof("structure")
+    return SamplingDraft(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        min_p=sampling.min_p,
+        stop=tuple(sampling.stop),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        json_schema=sampling.json_schema if structure == "json_schema" else None,
+        regex=sampling.regex if structure == "regex" else None,
+    )
+
+
+def body_digest(request: Request) -> bytes:
+    """16 bytes that stand for what the client asks for: not for the key, which names it, nor for trace context and admission.
+    Changes the request: those fields are cleared."""
+    for field in ("tenant", "request_id", "trace", "admission"):
+        request.ClearField(field)
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).digest()
+
+
+def stored_body(request: Request, admitted: Admitted, prompt: PreparedPrompt, trace: TraceContext) -> bytes:
+    """The request as the queue keeps it. Changes the request."""
+    request.tenant = admitted.key.tenant
+    request.request_id = admitted.key.request_id
+    request.trace.CopyFrom(trace)
+    if prompt.text is not None:
+        request.text = prompt.text
+    elif request.WhichOneof("prompt") != "tokens":
+        request.tokens.CopyFrom(TokenPrompt(ids=prompt.token_ids))
+    slo = SloMessage(kind=SLO_KIND_NUMBERS[admitted.slo.kind])
+    if admitted.slo.kind is SloKind.PRIORITY:
+        slo.priority = admitted.slo.priority
+    else:
+        slo.seconds = admitted.slo.seconds
+    request.admission.CopyFrom(Admission(prompt_tokens=admitted.prompt_tokens, output_tokens_max=admitted.output_tokens_max, slo=slo))
+    return request.SerializeToString()
+
+
+def admission_of(body: bytes) -> tuple[str, Slo, int, int]:
+    """Model, SLO, prompt tokens and most output tokens of a stored request."""
+    request = Request.FromString(body)
+    admission = request.admission
+    kind = next(kind for kind, number in SLO_KIND_NUMBERS.items() if number == admission.slo.kind)
+    slo = Slo(kind=kind, priority=admission.slo.priority) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=admission.slo.seconds)
+    return request.model, slo, admission.prompt_tokens, admission.output_tokens_max
+
+
+def prediction_message(prediction: RequestPrediction | None) -> Prediction | None:
+    """Quantiles of a prediction."""
+    if prediction is None:
+        return None
+    wait, completion = prediction.wait, prediction.completion
+    return Prediction(
+        wait_p50_s=max(0.0, wait.quantile(0.5)),
+        wait_p90_s=max(0.0, wait.quantile(0.9)),
+        completion_p50_s=max(0.0, completion.quantile(0.5)),
+        completion_p90_s=max(0.0, completion.quantile(0.9)),
+        requests_ahead=prediction.requests_ahead,
+        profile_version=prediction.profile_version,
+    )
+
+
+def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Prediction | None) -> Accepted:
+    return Accepted(
+        tenant=admitted.key.tenant,
+        request_id=admitted.key.request_id,
+        queue_id=receipt.queue_id,
+        duplicate=receipt.duplicate,
+        state=STATES[receipt.state],
+        accepted_s=receipt.accepted_s,
+        prompt_tokens=admitted.prompt_tokens,
+        prediction=prediction,
+    )
+
+
+def chunk_response(offset: int, token_ids: Sequence[int], pieces: Sequence[str], text: str) -> StreamResponse:
+    return StreamResponse(tokens=TokenChunk(offset=offset, token_ids=token_ids, pieces=pieces, text=text))
+
+
+def frame_facts(frame: Frame) -> FrameFacts:
+    """A frame as decisions see it."""
+    count = len(frame.token_ids) or len(frame.pieces)
+    if not frame.HasField("result"):
+        return FrameFacts(queue_id=frame.queue_id, offset=frame.offset, count=count)
+    result = frame.result
+    completed = result.state == RequestState.REQUEST_STATE_COMPLETED
+    return FrameFacts(
+        queue_id=frame.queue_id,
+        offset=frame.offset,
+        count=count,
+        last=True,
+        total=result.usage.output_tokens if completed else -1,
+    )
+
+
+def tokens_of(progress: bytes) -> Sequence[int]:
+    """Token ids of stored progress: little-endian uint32."""
+    tokens = array("I", progress)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
+
+
+def without_output(result: Result) -> Result:
+    """The end of a stream: the output was streamed. Changes the result."""
+    for field in ("output_token_ids", "output_pieces", "output_text"):
+        result.ClearField(field)
+    return result

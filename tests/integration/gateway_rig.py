@@ -1,0 +1,249 @@
+"""Gateways on a real queue, with the smallest agent that serves it: what the tests of gateway and SDK share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import TracerProvider
+
+from qlm.api.v1.instance_pb2 import Instance
+from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
+from qlm.internal.v1.frames_pb2 import Frame
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.request import RequestState
+from qlm_gateway.config import GatewayConfig
+from qlm_gateway.shell import Gateway
+from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.port import (
+    BATCH_MAX,
+    PLANNER_ROLE,
+    Bounds,
+    Completion,
+    Emission,
+    GroupPlacement,
+    Lease,
+    PullBudget,
+    Pulled,
+    RequestPlacement,
+)
+from qlm_queue.redis_queue import RedisQueue
+
+MODEL = "mistral-7b"
+INSTANCE = "a100-0"
+CONTEXT_TOKENS_MAX = 4096
+LEASE_S = 60.0
+PATIENCE_S = 15.0
+"""How long a test waits for what must happen."""
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    """The test agent's answer to a prompt."""
+    return [(sum(prompt) * 31 + index * 7 + 1) % 1000 for index in range(count)]
+
+
+def answer_of(request: Request) -> list[int]:
+    return expected_tokens(list(request.tokens.ids) or [len(request.text)], request.admission.output_tokens_max)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Waits for a condition, for `PATIENCE_S`."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + PATIENCE_S
+    while not condition():
+        assert loop.time() < deadline_s, f"never happened: {what}"
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class Running:
+    """A request that the agent runs. `answer`: all tokens that it will produce; `sent`: how many are out."""
+
+    pulled: Pulled
+    request: Request
+    answer: list[int]
+    sent: int = 0
+
+
+class ScriptedAgent:
+    """Places and serves everything in order, through the port. Tokens come when a test says so (`step`) or by themselves (`run`)."""
+
+    def __init__(self, queue: RedisQueue) -> None:
+        self.queue = queue
+        self.running: dict[str, Running] = {}
+        self.answer_of = answer_of
+        self._groups = itertools.count()
+        self._planner: Lease | None = None
+        self._lease: Lease | None = None
+        self.incarnation = ""
+
+    async def start(self) -> None:
+        self._planner = await self.queue.acquire_lease(PLANNER_ROLE, "test", LEASE_S, "")
+        body = Instance(name=INSTANCE, gpu="A100-80GB", n_gpu=1, engine="simulated", models=[MODEL], time_scale=1.0)
+        self.incarnation, self._lease = await self.queue.register(INSTANCE, "test", body.SerializeToString(), LEASE_S)
+
+    async def place(self) -> None:
+        assert self._planner is not None
+        waiting = await self.queue.read_unplaced("", 100)
+        for live in waiting:
+            gid = f"g{next(self._groups)}"
+            meta = {"model": MODEL, "slo_kind": "completion", "slo_class": "64s", "token_class": "16"}
+            group = GroupPlacement(group_id=gid, instance=INSTANCE, before="", first_deadline_s=live.accepted_s + 60.0, meta=meta)
+            placement = RequestPlacement(queue_id=live.queue_id, key=live.key, group_id=gid)
+            await self.queue.place(self._planner, [group], [placement])
+
+    async def pull(self) -> None:
+        assert self._lease is not None
+        budget = PullBudget(requests_max=100, kv_tokens=10_000_000, output_reserve_tokens=1)
+        result = await self.queue.pull(self._lease, MODEL, budget)
+        for pulled in result.pulled:
+            request = Request.FromString(pulled.body)
+            answer = self.answer_of(request)
+            self.running[pulled.queue_id] = Running(pulled, request, answer, len(pulled.progress) // 4)
+
+    async def step(self, count: int = 1) -> None:
+        """So many more tokens of every running request, in one frame each; ends those that have none left."""
+        emissions, completions = [], []
+        for running in self.running.values():
+            tokens = running.answer[running.sent : running.sent + count]
+            frame = Frame(queue_id=running.pulled.queue_id, attempt=running.pulled.attempt, offset=running.sent, token_ids=tokens)
+            emission = Emission(
+                queue_id=running.pulled.queue_id,
+                key=running.pulled.key,
+                attempt=running.pulled.attempt,
+                offset=running.sent * 4,
+                progress=b"".join(token.to_bytes(4, "little") for token in tokens),
+                frame=frame.SerializeToString(),
+            )
+            running.sent += len(tokens)
+            if running.sent < len(running.answer):
+                emissions.append(emission)
+                continue
+            usage = Usage(prompt_tokens=running.request.admission.prompt_tokens, output_tokens=running.sent)
+            result = Result(model=MODEL, finish_reason=FinishReason.FINISH_REASON_LENGTH, usage=usage)
+            completions.append(Completion(last=emission, state=RequestState.COMPLETED, result=result.SerializeToString(), event=b""))
+        for start in range(0, len(emissions), BATCH_MAX):
+            await self.queue.emit(self.incarnation, emissions[start : start + BATCH_MAX])
+        for start in range(0, len(completions), BATCH_MAX):
+            await self.queue.complete(self.incarnation, completions[start : start + BATCH_MAX])
+        for completion in completions:
+            del self.running[completion.last.queue_id]
+
+    async def start_all(self) -> None:
+        """Places and pulls what is there."""
+        await self.place()
+        await self.pull()
+
+    async def run(self, pause_s: float = 0.002) -> None:
+        """Serves until it is cancelled; goes on when the server comes back."""
+        while True:
+            with suppress(Unavailable):
+                await self.start_all()
+                await self.step()
+            await asyncio.sleep(pause_s)
+
+
+class GatewayRun:
+    """A gateway in this process. `stop` drains it; `kill` cuts its connections."""
+
+    def __init__(self, gateway: Gateway, queue: RedisQueue) -> None:
+        self.gateway = gateway
+        self.address = ""
+        self._queue = queue
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self.gateway.run(self._stop, ready.set_result))
+        await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            await self._task
+        self.address = ready.result()
+
+    def start_drain(self) -> None:
+        self._stop.set()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await self._end()
+
+    async def kill(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._task is not None:
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            await self._queue.stop()
+
+
+class Rig:
+    """One queue server, any number of gateways, one agent."""
+
+    def __init__(self, server: EmbeddedServer, bounds: Bounds) -> None:
+        self.server = server
+        self.bounds = bounds
+        self.gateways: list[GatewayRun] = []
+        self.queue = self.new_queue()
+        self.agent = ScriptedAgent(self.queue)
+        self.tracer_provider = TracerProvider()
+        self._ids = itertools.count()
+        self._agent_task: asyncio.Task[None] | None = None
+
+    def new_queue(self) -> RedisQueue:
+        return RedisQueue(self.server.url, "test", bounds=self.bounds)
+
+    async def gateway(self, *, tokenizer: str = "", **settings: Any) -> GatewayRun:
+        config = GatewayConfig.model_validate(
+            {
+                "models": [{"name": MODEL, "profile": "Mistral-7B", "context_tokens_max": CONTEXT_TOKENS_MAX, "tokenizer": tokenizer}],
+                "gateway": {"listen": "127.0.0.1:0", "drain_grace_s": 0.5, "stream_poll_s": 0.1, "stream_recheck_s": 0.5, **settings},
+            }
+        )
+        queue = self.new_queue()
+        run = GatewayRun(Gateway(config, queue, self.tracer_provider, lambda: f"id{next(self._ids)}"), queue)
+        await run.start()
+        self.gateways.append(run)
+        return run
+
+    def serve(self, pause_s: float = 0.002) -> None:
+        """Lets the agent run by itself."""
+        self._agent_task = asyncio.create_task(self.agent.run(pause_s))
+
+    async def stop(self) -> None:
+        if self._agent_task is not None:
+            self._agent_task.cancel()
+            with suppress(asyncio.CancelledError, LeaseLost):
+                await self._agent_task
+        for run in self.gateways:
+            await run.kill()
+        await self.queue.stop()
+
+
+@asynccontextmanager
+async def open_rig(state_dir: Path, bounds: Bounds | None = None) -> AsyncIterator[Rig]:
+    server = EmbeddedServer(state_dir)
+    await server.start()
+    try:
+        rig = Rig(server, bounds or Bounds())
+        try:
+            await rig.queue.start()
+            await rig.agent.start()
+            yield rig
+        finally:
+            await rig.stop()
+    finally:
+        await server.stop()
+
+
+def joined(chunks: Iterable[tuple[int, ...]]) -> list[int]:
+    return [token for chunk in chunks for token in chunk]

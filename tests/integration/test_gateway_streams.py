@@ -1,0 +1,284 @@
+"""Gateway and SDK on a real queue: tokens arrive once and in order, whatever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import qlm
+from qlm.errors import NotFound, OffsetOutOfRange, RequestEnded, RequestIdConflict, Unavailable
+from qlm.values import RequestState
+
+from .gateway_rig import MODEL, Rig, expected_tokens, open_rig, until
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with open_rig(tmp_path) as opened:
+        yield opened
+
+
+async def collect(stream: qlm.TokenStream) -> list[int]:
+    tokens: list[int] = []
+    async for chunk in stream:
+        assert chunk.offset + len(chunk.token_ids) == stream.offset
+        tokens.extend(chunk.token_ids)
+    return tokens
+
+
+async def test_generate_streams_every_token_once_and_then_the_result(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    rig.serve()
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=40, slo_s=30.0, request_id="r1")
+        assert await collect(stream) == expected_tokens(PROMPT, 40)
+        assert stream.accepted is not None
+        assert stream.accepted.request_id == "r1"
+        assert not stream.accepted.duplicate
+        assert stream.accepted.prompt_tokens == 3
+        assert stream.result is not None
+        assert stream.result.state is RequestState.COMPLETED
+        assert stream.result.finish_reason == "length"
+        assert stream.result.output_tokens == 40
+        assert stream.result.token_ids == ()
+        result = await client.result("r1")
+        assert result is not None
+        assert list(result.token_ids) == expected_tokens(PROMPT, 40)
+        assert result.text.startswith(f" t{expected_tokens(PROMPT, 1)[0]}")
+
+
+async def test_submit_then_wait_for_the_result(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        accepted = await client.submit(MODEL, PROMPT, max_tokens=5)
+        assert await client.result(accepted.request_id, wait_s=0.05) is None
+        waiting = asyncio.create_task(client.result(accepted.request_id, wait_s=30.0))
+        rig.serve()
+        result = await waiting
+        assert result is not None
+        assert list(result.token_ids) == expected_tokens(PROMPT, 5)
+
+
+async def test_the_same_id_is_the_same_request_and_another_body_is_refused(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        first = await client.submit(MODEL, PROMPT, max_tokens=5, request_id="same")
+        again = await client.submit(MODEL, PROMPT, max_tokens=5, request_id="same")
+        assert (again.queue_id, again.duplicate) == (first.queue_id, True)
+        with pytest.raises(RequestIdConflict):
+            await client.submit(MODEL, PROMPT, max_tokens=6, request_id="same")
+        rig.serve()
+        # Also after its end, and as a stream from the first token.
+        assert await collect(client.generate(MODEL, PROMPT, max_tokens=5, request_id="same")) == expected_tokens(PROMPT, 5)
+        assert await collect(client.generate(MODEL, PROMPT, max_tokens=5, request_id="same")) == expected_tokens(PROMPT, 5)
+        with pytest.raises(RequestIdConflict):
+            await client.submit(MODEL, [1], request_id="same")
+
+
+async def test_stream_goes_on_at_an_offset_on_another_gateway(rig: Rig) -> None:
+    one, two = await rig.gateway(), await rig.gateway()
+    async with qlm.AsyncClient(one.address) as first, qlm.AsyncClient(two.address) as second:
+        stream = first.generate(MODEL, PROMPT, max_tokens=20, request_id="r")
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(6)
+        chunk = await anext(stream)
+        assert list(chunk.token_ids) == expected_tokens(PROMPT, 6)
+        resumed = second.stream("r", offset=4)
+        assert list((await anext(resumed)).token_ids) == expected_tokens(PROMPT, 6)[4:]
+        await rig.agent.step(4)
+        assert list((await anext(resumed)).token_ids) == expected_tokens(PROMPT, 10)[6:]
+        # The first gateway lost the frames to the second, and still sees the request through.
+        rest = asyncio.create_task(collect(stream))
+        await rig.agent.step(10)
+        assert await collect(resumed) == expected_tokens(PROMPT, 20)[10:]
+        assert await rest == expected_tokens(PROMPT, 20)[6:]
+
+
+async def test_several_readers_of_one_request(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=30, request_id="r")
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(3)
+        others = [asyncio.create_task(collect(client.stream("r", offset=offset))) for offset in (0, 2, 3)]
+        waiter = asyncio.create_task(client.result("r", wait_s=20.0))
+        own = asyncio.create_task(collect(stream))
+        for _ in range(27):
+            await rig.agent.step()
+        whole = expected_tokens(PROMPT, 30)
+        assert await own == whole
+        assert [await other for other in others] == [whole, whole[2:], whole[3:]]
+        result = await waiter
+        assert result is not None
+        assert list(result.token_ids) == whole
+
+
+async def test_a_gateway_is_killed_mid_stream(rig: Rig) -> None:
+    one, two = await rig.gateway(), await rig.gateway()
+    rig.serve()
+    async with qlm.AsyncClient([one.address, two.address]) as client:
+        streams = [client.generate(MODEL, [index + 1], max_tokens=150) for index in range(20)]
+        tasks = [asyncio.create_task(collect(stream)) for stream in streams]
+        await until(lambda: all(stream.offset > 5 for stream in streams), "all streams under way")
+        await one.kill()
+        answers = await asyncio.gather(*tasks)
+    assert answers == [expected_tokens([index + 1], 150) for index in range(20)]
+
+
+async def test_a_draining_gateway_hands_its_streams_over(rig: Rig) -> None:
+    one, two = await rig.gateway(), await rig.gateway()
+    async with qlm.AsyncClient([one.address, two.address]) as client, qlm.AsyncClient(one.address, reconnect_attempts_max=0) as only:
+        stream = client.generate(MODEL, PROMPT, max_tokens=10)
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(3)
+        first = await anext(stream)
+        one.start_drain()
+        await until(lambda: one.gateway._hub.draining, "the drain")
+        with pytest.raises(Unavailable) as refused:
+            await only.submit(MODEL, PROMPT)
+        assert refused.value.reason == "DRAINING"
+        assert refused.value.retry_after_s is not None
+        rest = asyncio.create_task(collect(stream))
+        await one.stop()
+        await rig.agent.step(7)
+        assert list(first.token_ids) + await rest == expected_tokens(PROMPT, 10)
+
+
+async def test_the_server_restarts_mid_stream(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    rig.serve()
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=200)
+        task = asyncio.create_task(collect(stream))
+        await until(lambda: stream.offset > 20, "the stream under way")
+        await rig.server.kill()
+        with pytest.raises(Unavailable) as refused:
+            async with qlm.AsyncClient(gateway.address, reconnect_attempts_max=0) as impatient:
+                await impatient.submit(MODEL, PROMPT)
+        assert refused.value.reason == "QUEUE_UNAVAILABLE"
+        assert refused.value.retry_after_s is not None
+        await rig.server.start()
+        assert await task == expected_tokens(PROMPT, 200)
+
+
+async def test_cancel_ends_the_stream_of_a_running_request(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=10, request_id="r")
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(4)
+        tokens = list((await anext(stream)).token_ids)
+        assert await client.cancel("r") is RequestState.CANCELLED
+        with pytest.raises(RequestEnded) as ended:
+            tokens += await collect(stream)
+        assert ended.value.reason == "CANCELLED"
+        assert tokens == expected_tokens(PROMPT, 4)
+        assert stream.result is not None
+        assert stream.result.state is RequestState.CANCELLED
+        assert await client.cancel("r") is RequestState.CANCELLED
+
+
+async def test_expiry_without_a_planner(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        with pytest.raises(RequestEnded) as ended:
+            await collect(client.generate(MODEL, PROMPT, expire_after_s=0.2))
+        assert ended.value.reason == "EXPIRED"
+
+
+async def test_unknown_requests_and_offsets(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        for call in (client.result("nobody", 0.0), client.result("nobody", 1.0), client.cancel("nobody"), client.status("nobody")):
+            with pytest.raises(NotFound):
+                await call
+        with pytest.raises(NotFound):
+            await collect(client.stream("nobody"))
+        await client.submit(MODEL, PROMPT, request_id="r")
+        with pytest.raises(OffsetOutOfRange) as beyond:
+            await collect(client.stream("r", offset=3))
+        assert beyond.value.details == {"offset": "3", "produced": "0"}
+
+
+async def test_a_slow_reader_loses_nothing(rig: Rig) -> None:
+    gateway = await rig.gateway(stream_buffer_tokens_max=8)
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=3000)
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        for _ in range(150):
+            await rig.agent.step(20)
+        assert await collect(stream) == expected_tokens(PROMPT, 3000)
+
+
+async def test_status_and_models(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        await client.submit(MODEL, PROMPT, request_id="first", max_tokens=5)
+        status = await client.status("first")
+        assert status.live == 1
+        assert status.unplaced == 1
+        assert status.request is not None
+        assert status.request.state is RequestState.ACCEPTED
+        assert status.request.prediction is not None
+        await client.submit(MODEL, PROMPT, request_id="second", max_tokens=5)
+        await rig.agent.place()
+        status = await client.status("second")
+        assert status.request is not None
+        assert status.request.state is RequestState.PLACED
+        assert status.request.requests_ahead == 1
+        assert status.request.instance == "a100-0"
+        assert status.request.prediction is not None
+        assert status.request.prediction.completion_p50_s > 0.0
+        queue = next(queue for queue in status.virtual_queues if queue.instance == "a100-0")
+        assert [group.waiting for group in queue.groups] == [1, 1]
+        assert queue.alive
+        models = await client.models()
+        assert [(model.name, model.token_count, model.instances) for model in models] == [(MODEL, "approximate", 1)]
+        rig.serve()
+        assert await client.result("second", 10.0) is not None
+        status = await client.status("second")
+        assert status.request is not None
+        assert status.request.state is RequestState.COMPLETED
+        assert status.request.output_tokens == 5
+
+
+def test_the_synchronous_client(tmp_path: Path) -> None:
+    async def serve(ready: asyncio.Event, done: asyncio.Event, where: list[str]) -> None:
+        async with open_rig(tmp_path) as rig:
+            where.append((await rig.gateway()).address)
+            rig.serve()
+            ready.set()
+            await done.wait()
+
+    async def main() -> None:
+        ready, done, where = asyncio.Event(), asyncio.Event(), list[str]()
+        task = asyncio.create_task(serve(ready, done, where))
+        await ready.wait()
+
+        def use() -> None:
+            with qlm.Client(where[0]) as client:
+                with client.generate(MODEL, PROMPT, max_tokens=12, request_id="s") as stream:
+                    tokens = [token for chunk in stream for token in chunk.token_ids]
+                assert tokens == expected_tokens(PROMPT, 12)
+                assert stream.result is not None
+                result = client.result("s")
+                assert result is not None
+                assert list(result.token_ids) == tokens
+                with pytest.raises(NotFound):
+                    client.cancel("nobody")
+
+        await asyncio.to_thread(use)
+        done.set()
+        await task
+
+    asyncio.run(main())

@@ -1,0 +1,68 @@
+"""Settings of an agent: what fits together, and what is refused with its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qlm_agent.__main__ import main
+from qlm_agent.config import AgentConfig, instance_facts, simulated_models
+from qlm_core.errors import ConfigError
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process.config import load_config
+
+YAML = """
+models:
+  - {name: mistral-7b, profile: Mistral-7B}
+  - {name: vicuna-13b, profile: Vicuna-13B, context_tokens_max: 4096}
+agent: {batch_max: 64}
+agents:
+  - {name: a100-0, gpu: A100-80GB, simulated: {time_scale: 4.0}}
+  - {name: a10-0, gpu: A10, models: [mistral-7b]}
+  - {name: wrong, gpu: A10, models: [vicuna-13b]}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "qlm.yaml"
+    file.write_text(YAML)
+    return str(file)
+
+
+def test_an_entry_of_the_list_is_one_agent(path: str) -> None:
+    config = load_config(AgentConfig, path, "agents", "a100-0", {}, {})
+    models = simulated_models(config, shipped_snapshot())
+    assert tuple(models) == ("mistral-7b", "vicuna-13b")
+    assert models["vicuna-13b"].spec.context_tokens_max == 4096
+    assert models["vicuna-13b"].profile.kv_capacity_tokens == 59_360
+    facts = instance_facts(config.agent, tuple(models), "127.0.0.1:1")
+    assert (facts.name, facts.gpu, facts.time_scale, facts.batch_max, facts.address) == ("a100-0", "A100-80GB", 4.0, 64, "127.0.0.1:1")
+
+
+def test_models_of_the_entry_only(path: str) -> None:
+    config = load_config(AgentConfig, path, "agents", "a10-0", {}, {})
+    assert tuple(simulated_models(config, shipped_snapshot())) == ("mistral-7b",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "overrides", "named"),
+    [
+        ("wrong", {}, "no profile of Vicuna-13B on 1 x A10"),
+        ("a10-0", {"agent.models": "[gpt]"}, "agent.models: gpt"),
+        ("a100-0", {"agent.gpu": "TPU"}, "1 x TPU"),
+    ],
+)
+def test_what_does_not_fit_is_named(path: str, entry: str, overrides: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        simulated_models(load_config(AgentConfig, path, "agents", entry, overrides, {}), shipped_snapshot())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["agent.simulated.step_noise=0.01", "agent.simulated.bias_max=0.5", "agent.batch_max=0", "agent.name=a/b", "agent.engine=gpt"],
+)
+def test_wrong_values_stop_the_process_with_their_name(path: str, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", path, "--name", "a100-0", "--set", setting]) == 2
+    assert setting.partition("=")[0] in capsys.readouterr().err

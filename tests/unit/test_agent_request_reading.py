@@ -1,0 +1,159 @@
+"""From stored requests to engine requests and back to results."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from qlm.api.v1 import request_pb2
+from qlm.internal.v1 import events_pb2
+from qlm.internal.v1.frames_pb2 import Frame
+from qlm_agent.effects import CompleteItem
+from qlm_agent.engine import ChatPrompt, EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.frames_wire import output_piece
+from qlm_agent.held_run import HeldRun
+from qlm_agent.request_reading import read_pulled
+from qlm_agent.result_writing import completion_of, failure_result
+from qlm_agent.runs import Ending
+from qlm_core.request import RequestKey, RequestState
+from qlm_queue.port import Pulled
+
+TOKENS = request_pb2.TokenPrompt(ids=[1, 2, 3])
+NO_NUMBER = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=float("nan"))
+
+
+def message(**fields: object) -> request_pb2.Request:
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
+    admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
+    return request_pb2.Request(**{"model": "m", "tokens": TOKENS, "admission": admission, **fields})  # type: ignore[arg-type]
+
+
+def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False) -> HeldRun:
+    pulled = Pulled(
+        queue_id="5-0",
+        key=RequestKey("t", "r"),
+        group_id="g",
+        acceptance_number=4,
+        accepted_s=1000.0,
+        attempt=2,
+        failed_attempts=0,
+        gateway="gw",
+        body=body,
+        progress=progress,
+    )
+    return read_pulled(pulled, tells_text=tells_text, pulled_s=1001.0, engine_clock_s=-900.0)
+
+
+def test_a_request_as_the_engine_takes_it() -> None:
+    held = read(message().SerializeToString(), progress=b"\x07\0\0\0")
+    request = held.request
+    assert request is not None
+    assert (request.run_id, request.model, request.prompt) == ("5-0/2", "m", TokenPrompt(ids=(1, 2, 3)))
+    assert (request.prompt_tokens, request.output_tokens_max, request.produced) == (3, 9, b"\x07\0\0\0")
+    assert (request.arrival, request.deadline_s) == (4, 120.0)  # accepted at 1,000 with 20 s, on a clock that is 900 s behind
+    assert request.sampling == Sampling()
+    assert held.slo_class == "32s"
+
+
+def test_text_and_chat_prompts() -> None:
+    text, chat = message(), message()
+    text.text = "hello"
+    chat.chat.messages.add(role="user", content="hi")
+    assert read(text.SerializeToString()).request.prompt == TextPrompt(text="hello")  # type: ignore[union-attr]
+    assert read(chat.SerializeToString()).request.prompt == ChatPrompt(messages=(("user", "hi"),))  # type: ignore[union-attr]
+
+
+def test_priority_has_no_deadline() -> None:
+    body = message()
+    body.admission.slo.CopyFrom(request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3))
+    held = read(body.SerializeToString())
+    assert held.request is not None
+    assert (held.request.deadline_s, held.request.priority, held.slo_class) == (math.inf, -3, "p-3")
+
+
+def test_sampling_says_what_can_be_resumed() -> None:
+    params = request_pb2.SamplingParams(temperature=0.0, top_k=5, stop=["x"])
+    held = read(message(sampling=params).SerializeToString())
+    assert held.request is not None
+    assert held.request.sampling == Sampling(temperature=0.0, top_k=5, stop=("x",))
+    assert held.request.sampling.resumable
+    for faithful in ({"seed": 0}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}, {"json_schema": "{}"}, {"regex": "a"}):
+        held = read(message(sampling=request_pb2.SamplingParams(**faithful)).SerializeToString())
+        assert held.request is not None
+        assert not held.request.sampling.resumable, faithful
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff\xff\xff",
+        b"",
+        request_pb2.Request(model="m").SerializeToString(),
+        request_pb2.Request(model="m", tokens=TOKENS).SerializeToString(),
+        message(admission=request_pb2.Admission(prompt_tokens=3, output_tokens_max=9)).SerializeToString(),
+        message(
+            admission=request_pb2.Admission(
+                prompt_tokens=3, output_tokens_max=9, slo=request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=float("nan"))
+            )
+        ).SerializeToString(),
+    ],
+)
+def test_what_no_gateway_accepts_is_refused_with_a_reason(body: bytes) -> None:
+    held = read(body)
+    assert held.request is None
+    assert held.refusal
+
+
+def output(**fields: object) -> EngineOutput:
+    return EngineOutput(**{"run_id": "5-0/2", "token_ids": b"", "started_s": 0.0, "first_s": 0.0, "last_s": 0.0, **fields})  # type: ignore[arg-type]
+
+
+def test_any_part_of_the_output_can_be_sent() -> None:
+    held = read(message().SerializeToString(), progress=b"\x01\0\0\0\x02\0\0\0")
+    assert held.output.add(output(token_ids=b"\x03\0\0\0\x04\0\0\0")) == 2
+    emission = held.emission(1, 3)
+    assert (emission.offset, emission.progress) == (4, b"\x02\0\0\0\x03\0\0\0")
+    assert Frame.FromString(emission.frame) == Frame(queue_id="5-0", attempt=2, offset=1, token_ids=[2, 3])
+    assert held.emission(4, 4).frame == b""
+
+
+def test_text_output_is_kept_in_pieces() -> None:
+    progress = output_piece("ab") + output_piece("")
+    held = read(message().SerializeToString(), progress=progress, tells_text=True)
+    assert len(held.output) == 2
+    held.output.add(output(pieces=("ç",)))
+    emission = held.emission(2, 3)
+    assert emission.text
+    assert (emission.offset, emission.progress) == (len(progress), output_piece("ç"))
+    assert Frame.FromString(emission.frame) == Frame(queue_id="5-0", attempt=2, offset=2, pieces=["ç"])
+    assert held.request is not None
+    assert held.request.produced_pieces == ("ab", "")
+
+
+def test_completion_tells_what_the_agent_knows() -> None:
+    held = read(message().SerializeToString())
+    held.output.add(output(token_ids=b"\x03\0\0\0\x04\0\0\0"))
+    held.started_s, held.first_token_s = 1002.0, 1003.0
+    item = CompleteItem(run_id=held.run_id, start=1, end=2, ending=Ending(finish=FinishReason.LENGTH))
+    completion = completion_of(held, item, 1004.0)
+    result = request_pb2.Result.FromString(completion.result)
+    assert completion.state is RequestState.COMPLETED
+    assert completion.last.progress == b"\x04\0\0\0"
+    assert result.finish_reason == request_pb2.FINISH_REASON_LENGTH
+    assert (result.usage.prompt_tokens, result.usage.output_tokens) == (3, 2)
+    assert (result.timing.started_s, result.timing.first_token_s) == (1002.0, 1003.0)
+    event = events_pb2.RequestEvent.FromString(completion.event)
+    assert event == events_pb2.RequestEvent(
+        model="m", output_tokens=2, started_s=1002.0, first_token_s=1003.0, finished_s=1004.0, slo_class="32s"
+    )
+    assert all(field.number >= 10 for field, _ in event.ListFields())
+
+
+def test_failures_carry_their_reason() -> None:
+    item = CompleteItem(run_id="5-0/2", start=0, end=0, ending=Ending(reason="KV_CAPACITY_EXCEEDED", message="too big"))
+    completion = completion_of(read(message().SerializeToString()), item, 1004.0)
+    error = request_pb2.Result.FromString(completion.result).error
+    assert completion.state is RequestState.FAILED
+    assert (error.reason, error.message) == ("KV_CAPACITY_EXCEEDED", "too big")
+    assert request_pb2.Result.FromString(failure_result("died")).error.reason == "ATTEMPTS_EXHAUSTED"

@@ -1,0 +1,323 @@
+"""The gateway's decisions about its readers, as transcripts: events in, effects out."""
+
+from __future__ import annotations
+
+import pytest
+
+from qlm_core.errors import Unavailable
+from qlm_core.request import RequestKey
+from qlm_gateway.machine import GatewayMachine
+from qlm_gateway.readers import StreamLimits
+from qlm_gateway.stream_events import (
+    Accepted,
+    AcceptSent,
+    Attach,
+    AttachFailure,
+    Closed,
+    DeliverFrame,
+    DeliverOutput,
+    DrainStarted,
+    Effect,
+    EndByFrame,
+    EndByRecord,
+    Event,
+    Find,
+    FrameFacts,
+    FramesRead,
+    Located,
+    LocateFailed,
+    Opened,
+    ReaderKind,
+    Refusal,
+    Refuse,
+    Taken,
+    Tick,
+)
+
+KEY = RequestKey("default", "r")
+LIMITS = StreamLimits(buffer_tokens_max=10, poll_s=0.5, recheck_s=3.0, patience_s=10.0)
+
+
+def machine(limits: StreamLimits = LIMITS) -> GatewayMachine:
+    return GatewayMachine("g", limits)
+
+
+def frame(offset: int, count: int, *, last: bool = False, total: int = -1, queue_id: str = "1-0") -> FrameFacts:
+    return FrameFacts(queue_id=queue_id, offset=offset, count=count, last=last, total=total)
+
+
+def frames(*facts: FrameFacts) -> FramesRead:
+    return FramesRead(frames=facts)
+
+
+def run(gateway: GatewayMachine, *steps: tuple[float, Event]) -> list[Effect]:
+    """All events; the effects of the last."""
+    effects: list[Effect] = []
+    for now_s, event in steps:
+        effects = gateway.step(now_s, event)
+    return effects
+
+
+def streaming() -> GatewayMachine:
+    """A machine with reader 1 on a request that this gateway accepted."""
+    gateway = machine()
+    run(gateway, (0.0, AcceptSent(reader=1)), (0.1, Accepted(reader=1, key=KEY, queue_id="1-0")))
+    return gateway
+
+
+def opened(offset: int = 0, *, kind: ReaderKind = ReaderKind.TOKENS) -> GatewayMachine:
+    """A machine with reader 1 on an earlier request, which is being located."""
+    gateway = machine()
+    run(gateway, (0.0, Opened(reader=1, kind=kind, key=KEY, offset=offset)))
+    return gateway
+
+
+def located(*, produced: int = 0, ended: bool = False, gateway: str = "g", reader: int = 1) -> Located:
+    return Located(reader=reader, queue_id="1-0", ended=ended, gateway=gateway, produced=produced)
+
+
+def test_an_accepted_request_streams_without_asking_the_queue() -> None:
+    gateway = streaming()
+    assert run(gateway, (1.0, frames(frame(0, 2)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
+    assert run(gateway, (1.1, frames(frame(2, 1), frame(3, 1, last=True, total=4)))) == [
+        DeliverFrame(reader=1, frame=0, skip=0, offset=2),
+        DeliverFrame(reader=1, frame=1, skip=0, offset=3),
+        EndByFrame(reader=1, frame=1),
+    ]
+    assert gateway.reader_count == 0
+
+
+def test_frames_of_other_requests_are_nobodys() -> None:
+    assert run(streaming(), (1.0, frames(frame(0, 2, queue_id="2-0")))) == []
+
+
+def test_a_repeated_frame_is_dropped_and_an_overlapping_one_is_cut() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 3))))
+    assert run(gateway, (1.1, frames(frame(0, 3), frame(1, 2)))) == []
+    assert run(gateway, (1.2, frames(frame(1, 4)))) == [DeliverFrame(reader=1, frame=0, skip=2, offset=3)]
+
+
+def test_a_gap_attaches_again_without_taking_the_request() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 2))))
+    assert run(gateway, (1.1, frames(frame(5, 1)))) == [Attach(reader=1, key=KEY, bind=False, offset=2)]
+    assert gateway.gaps == 1
+    # What comes before the answer does not follow either, and asks nothing more.
+    assert run(gateway, (1.2, frames(frame(6, 1)))) == []
+    assert run(gateway, (1.3, located(produced=7))) == [DeliverOutput(reader=1, skip=0, offset=2)]
+    assert run(gateway, (1.4, frames(frame(7, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=7)]
+
+
+def test_an_answer_that_is_older_than_a_frame_that_passed_is_not_enough() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(2, 2))))  # a gap: asks
+    run(gateway, (1.1, frames(frame(4, 2))))  # passes by
+    assert run(gateway, (1.2, located(produced=4))) == [
+        DeliverOutput(reader=1, skip=0, offset=0),
+        Attach(reader=1, key=KEY, bind=False, offset=4),
+    ]
+    assert run(gateway, (1.3, located(produced=6))) == [DeliverOutput(reader=1, skip=0, offset=4)]
+
+
+def test_a_frame_that_follows_is_delivered_while_an_answer_is_awaited_and_cut_from_it() -> None:
+    gateway = opened(offset=2)
+    run(gateway, (0.1, located(produced=2)))
+    run(gateway, (4.0, Tick()))  # silence: asks
+    assert run(gateway, (4.1, frames(frame(2, 3)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
+    assert run(gateway, (4.2, located(produced=6))) == [DeliverOutput(reader=1, skip=3, offset=5)]
+
+
+def test_opening_binds_the_request_once() -> None:
+    gateway = machine()
+    opening = Opened(reader=1, kind=ReaderKind.TOKENS, key=KEY, offset=3)
+    assert run(gateway, (0.0, opening)) == [Attach(reader=1, key=KEY, bind=True, offset=3)]
+    assert run(gateway, (0.1, located(produced=5))) == [DeliverOutput(reader=1, skip=0, offset=3)]
+    assert run(gateway, (0.2, frames(frame(9, 1)))) == [Attach(reader=1, key=KEY, bind=False, offset=5)]
+
+
+def test_frames_that_outrun_the_answer_of_an_attach_make_it_ask_again() -> None:
+    gateway = opened()
+    assert run(gateway, (0.1, frames(frame(0, 1), frame(1, 1, last=True, total=2)))) == []
+    assert run(gateway, (0.2, located(produced=0))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+    assert run(gateway, (0.3, located(produced=2, ended=True, gateway=""))) == [
+        DeliverOutput(reader=1, skip=0, offset=0),
+        EndByRecord(reader=1),
+    ]
+
+
+def test_frames_that_outrun_the_answer_of_an_accept_make_it_ask() -> None:
+    gateway = machine()
+    run(gateway, (0.0, AcceptSent(reader=1)), (0.1, frames(frame(0, 2))))
+    assert run(gateway, (0.2, Accepted(reader=1, key=KEY, queue_id="1-0"))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+
+
+def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits_and_bounded() -> None:
+    gateway = machine(StreamLimits(unclaimed_max=3))
+    run(gateway, (0.0, AcceptSent(reader=1)))
+    for number in range(10):
+        run(gateway, (0.1, frames(frame(0, 1, queue_id=f"{number}-0"))))
+    assert len(gateway._unclaimed) == 3
+    run(gateway, (0.2, Closed(reader=1)))
+    assert gateway._unclaimed == {}
+
+
+def test_a_request_that_has_ended_gives_its_output_and_its_record() -> None:
+    assert run(opened(), (0.1, located(produced=4, ended=True, gateway=""))) == [
+        DeliverOutput(reader=1, skip=0, offset=0),
+        EndByRecord(reader=1),
+    ]
+    assert run(opened(offset=4), (0.1, located(produced=4, ended=True, gateway=""))) == [EndByRecord(reader=1)]
+
+
+@pytest.mark.parametrize("last", [frame(0, 0, last=True), frame(2, 0, last=True), frame(2, 1, last=True)])
+def test_a_last_frame_that_does_not_say_all_reads_the_record(last: FrameFacts) -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 2))))
+    asked = run(gateway, (1.1, frames(last)))[-1]
+    assert asked == Attach(reader=1, key=KEY, bind=False, offset=2 + last.count)
+    assert run(gateway, (1.2, located(produced=2 + last.count, ended=True, gateway=""))) == [EndByRecord(reader=1)]
+
+
+def test_a_slow_reader_falls_behind_and_attaches_again_when_it_has_taken_all() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 6))))
+    assert run(gateway, (1.1, frames(frame(6, 6)))) == []
+    assert gateway.overruns == 1
+    assert run(gateway, (1.2, frames(frame(12, 1, last=True, total=13)))) == []
+    assert run(gateway, (9.0, Tick())) == []  # no look while it is behind: it could not be given anything
+    assert run(gateway, (9.1, Taken(reader=1))) == [Attach(reader=1, key=KEY, bind=False, offset=6)]
+    assert run(gateway, (9.2, located(produced=13, ended=True, gateway=""))) == [
+        DeliverOutput(reader=1, skip=0, offset=6),
+        EndByRecord(reader=1),
+    ]
+
+
+def test_the_output_of_an_answer_is_bounded_by_the_buffer_too() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 6))), (1.1, frames(frame(8, 1))))
+    assert run(gateway, (1.2, located(produced=20))) == []
+    assert run(gateway, (1.3, Taken(reader=1))) == [Attach(reader=1, key=KEY, bind=False, offset=6)]
+    assert run(gateway, (1.4, located(produced=20))) == [DeliverOutput(reader=1, skip=0, offset=6)]
+
+
+def test_a_chunk_larger_than_the_buffer_fits_into_an_empty_one() -> None:
+    assert run(streaming(), (1.0, frames(frame(0, 50)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
+
+
+def test_a_reader_whose_request_went_to_another_gateway_looks_without_taking_it_back() -> None:
+    gateway = opened()
+    run(gateway, (0.1, located(produced=1)))
+    assert run(gateway, (3.0, Tick())) == []
+    assert run(gateway, (3.2, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=1)]
+    assert run(gateway, (3.3, located(produced=3, gateway="other"))) == [DeliverOutput(reader=1, skip=0, offset=1)]
+    assert run(gateway, (3.5, Tick())) == []
+    assert run(gateway, (3.9, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=3)]
+    assert run(gateway, (4.0, located(produced=3, ended=True, gateway=""))) == [EndByRecord(reader=1)]
+
+
+def test_several_readers_of_one_request_each_from_its_offset() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 2))))
+    run(gateway, (1.1, Opened(reader=2, kind=ReaderKind.TOKENS, key=KEY, offset=1)), (1.2, located(reader=2, produced=2)))
+    run(gateway, (1.3, Opened(reader=3, kind=ReaderKind.END, key=KEY)), (1.4, located(reader=3)))
+    assert run(gateway, (1.5, frames(frame(2, 1, last=True, total=3)))) == [
+        DeliverFrame(reader=1, frame=0, skip=0, offset=2),
+        EndByFrame(reader=1, frame=0),
+        DeliverFrame(reader=2, frame=0, skip=0, offset=2),
+        EndByFrame(reader=2, frame=0),
+        Find(reader=3, key=KEY),
+    ]
+    assert run(gateway, (1.6, located(reader=3, ended=True, gateway=""))) == [EndByRecord(reader=3)]
+
+
+def test_who_waits_for_the_end_takes_a_request_that_nobody_follows_and_no_other() -> None:
+    gateway = opened(kind=ReaderKind.END)
+    assert run(gateway, (0.1, located(gateway=""))) == [Attach(reader=1, key=KEY, bind=True, offset=0)]
+    assert run(gateway, (0.2, located(gateway="g"))) == []
+    assert run(gateway, (0.3, frames(frame(0, 5)))) == []
+    assert run(gateway, (0.4, frames(frame(5, 0, last=True, total=5)))) == [Find(reader=1, key=KEY)]
+    elsewhere = opened(kind=ReaderKind.END)
+    assert run(elsewhere, (0.1, located(gateway="other"))) == []
+    assert run(elsewhere, (0.7, Tick())) == [Find(reader=1, key=KEY)]
+
+
+def test_a_new_reader_is_refused_where_the_queue_is_away_and_an_open_one_is_patient() -> None:
+    away = LocateFailed(reader=1, failure=AttachFailure.UNAVAILABLE)
+    assert run(opened(), (0.1, away)) == [Refuse(reader=1, refusal=Refusal.QUEUE_UNAVAILABLE)]
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(3, 1))))
+    assert run(gateway, (1.1, away)) == []
+    assert run(gateway, (1.15, Tick())) == []
+    assert run(gateway, (1.25, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+    assert run(gateway, (1.3, away)) == []
+    assert run(gateway, (1.45, Tick())) == []  # twice as long
+    assert run(gateway, (1.55, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+    assert run(gateway, (11.2, away)) == [Refuse(reader=1, refusal=Refusal.QUEUE_UNAVAILABLE)]
+    assert gateway.reader_count == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "refusal"),
+    [
+        (AttachFailure.UNKNOWN_REQUEST, Refusal.UNKNOWN_REQUEST),
+        (AttachFailure.OFFSET_OUT_OF_RANGE, Refusal.OFFSET_OUT_OF_RANGE),
+        (AttachFailure.UNREADABLE, Refusal.UNREADABLE),
+    ],
+)
+def test_what_the_queue_refuses_ends_the_reader(failure: AttachFailure, refusal: Refusal) -> None:
+    assert run(opened(), (0.1, LocateFailed(reader=1, failure=failure))) == [Refuse(reader=1, refusal=refusal)]
+
+
+def test_questions_to_the_queue_are_bounded_and_asked_in_turn() -> None:
+    gateway = machine(StreamLimits(locates_max=2))
+    effects = [effect for reader in range(5) for effect in run(gateway, (0.0, Opened(reader=reader, kind=ReaderKind.TOKENS, key=KEY)))]
+    assert [effect.reader for effect in effects] == [0, 1]
+    run(gateway, (0.1, Closed(reader=2)))  # gone before its turn
+    assert run(gateway, (0.2, located(reader=0))) == [Attach(reader=3, key=KEY, bind=True, offset=0)]
+    assert run(gateway, (0.3, LocateFailed(reader=1, failure=AttachFailure.UNAVAILABLE)))[0] == Attach(
+        reader=4, key=KEY, bind=True, offset=0
+    )
+
+
+def test_silent_readers_are_looked_at_in_turn_and_a_few_at_a_time() -> None:
+    gateway = machine(StreamLimits(recheck_s=3.0, looks_per_tick_max=2))
+    for reader in range(5):
+        run(gateway, (0.0, AcceptSent(reader=reader)), (0.0, Accepted(reader=reader, key=KEY, queue_id=f"{reader}-0")))
+    looked = [[effect.reader for effect in run(gateway, (4.0 + tick / 10, Tick()))] for tick in range(4)]
+    assert looked == [[0, 1], [2, 3], [4], []]
+    for reader in range(5):
+        run(gateway, (5.0, Located(reader=reader, queue_id=f"{reader}-0", ended=False, gateway="g")))
+    assert run(gateway, (7.9, Tick())) == []
+    again = [effect.reader for tick in range(3) for effect in run(gateway, (8.1 + tick / 10, Tick()))]
+    assert sorted(again) == [0, 1, 2, 3, 4]
+
+
+def test_draining_refuses_what_is_new_at_once_and_what_is_open_after_the_grace() -> None:
+    gateway = streaming()
+    gateway.check_open()
+    run(gateway, (1.0, DrainStarted(grace_s=5.0)))
+    with pytest.raises(Unavailable) as refused:
+        gateway.check_open()
+    assert refused.value.reason == "DRAINING"
+    assert refused.value.retry_after_s == pytest.approx(0.1)
+    assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
+    assert run(gateway, (6.0, Tick())) == [Refuse(reader=1, refusal=Refusal.DRAINING)]
+    assert gateway.reader_count == 0
+
+
+def test_a_reader_that_is_gone_leaves_nothing() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(4, 1))), (1.1, Closed(reader=1)))
+    assert run(gateway, (1.2, located(produced=5))) == []
+    assert run(gateway, (1.3, frames(frame(5, 1)))) == []
+    assert run(gateway, (1.4, Taken(reader=1)), (1.5, Closed(reader=1)), (9.0, Tick())) == []
+    assert not gateway._by_queue_id
+    assert not gateway._rotation
+
+
+def test_an_accept_that_failed_or_was_left_opens_nothing() -> None:
+    gateway = machine()
+    run(gateway, (0.0, AcceptSent(reader=1)), (0.1, Closed(reader=1)))
+    assert run(gateway, (0.2, Accepted(reader=1, key=KEY, queue_id="1-0"))) == []
+    assert gateway.reader_count == 0

@@ -1,0 +1,141 @@
+"""Prompts in and text out, with a tokenizer that is trained here."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from qlm_core.errors import ConfigError, InvalidRequest
+from qlm_gateway.chat_template import ChatTemplate
+from qlm_gateway.drafts import RequestDraft
+from qlm_gateway.exact_text import ExactText
+from qlm_gateway.model_text import ApproximateText, open_text
+from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
+
+TEMPLATE = """{%- for message in messages -%}
+{%- if message.role == "tool" -%}{{ raise_exception("no tools") }}{%- endif -%}
+[{{ message.role }}]{{ message.content }}
+{%- endfor -%}{%- if add_generation_prompt -%}[assistant]{%- endif -%}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte-level BPE as of GPT-2 and its kin: characters are split over tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 20, trainer)
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def metaspace_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As of Llama and its kin: the decoder strips the first blank of a text, so tokens cannot be decoded one by one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=120, show_progress=False)
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 20, trainer)
+    path = tmp_path_factory.mktemp("llama") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> str:
+    """The output from token `start` on, fed in parts."""
+    detokenizer = text.detokenizer(ids[max(0, start - 8) : start])
+    borders = sorted({start, *(cut for cut in cuts if start < cut < len(ids)), len(ids)})
+    parts = [detokenizer.feed(ids[first:last]) for first, last in pairwise(borders)]
+    return "".join(parts) + detokenizer.flush()
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.text(max_size=60), cuts=st.lists(st.integers(0, 200), max_size=40))
+def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: list[int]) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = text.encode(content, special_tokens=False)
+    assert ids is not None
+    assert pieces(text, ids, cuts) == text.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.text(alphabet="aé😀\u0301", max_size=12), start=st.integers(0, 40))
+def test_a_stream_that_is_taken_up_elsewhere_goes_on_in_the_middle_of_a_character(tokenizer_path: Path, content: str, start: int) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = text.encode(content, special_tokens=False)
+    assert ids is not None
+    start = min(start, len(ids))
+    first = text.detokenizer()
+    given_ = "".join(first.feed([token]) for token in ids[:start])
+    assert given_ + pieces(text, ids, list(range(len(ids))), start) == text.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(words=st.lists(st.sampled_from(["the", "fox", "dog", "over"]), min_size=1, max_size=12), start=st.integers(0, 30))
+def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str], start: int) -> None:
+    text = ExactText(str(metaspace_path), "")
+    ids = text.encode(" ".join(words), special_tokens=False)
+    assert ids is not None
+    assert text.decode(ids) == " ".join(words)
+    start = min(start, len(ids))
+    first = text.detokenizer()
+    assert "".join(first.feed([token]) for token in ids[:start]) + pieces(text, ids, list(range(99)), start) == " ".join(words)
+
+
+def test_output_of_random_tokens_is_the_same_in_parts(tokenizer_path: Path) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = [(index * 37) % 256 for index in range(300)]  # bytes that are mostly no characters
+    assert pieces(text, ids, list(range(300))) == text.decode(ids)
+
+
+async def test_prompts_of_real_models_are_stored_as_tokens(tokenizer_path: Path) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    short = await prepare(RequestDraft(model="m", text="the fox"), text)
+    assert short.token_ids == text.encode("the fox", special_tokens=True)
+    assert short.tokens == len(short.token_ids or ()) == text.count("the fox")
+    long = "the fox " * INLINE_BYTES_MAX
+    assert (await prepare(RequestDraft(model="m", text=long), text)).tokens == text.count(long)
+    given_ = await prepare(RequestDraft(model="m", token_ids=(1, 2, 3)), text)
+    assert (given_.tokens, given_.token_ids) == (3, [1, 2, 3])
+
+
+async def test_prompts_of_simulated_models_are_approximated_and_stored_as_text() -> None:
+    text = ApproximateText()
+    plain = await prepare(RequestDraft(model="m", text="12345"), text)
+    assert (plain.tokens, plain.text, plain.token_ids) == (2, "12345", None)
+    chat = await prepare(RequestDraft(model="m", chat=(("user", "hi"),)), text)
+    assert chat.text == "<|user|>hi\n<|assistant|>"
+    assert text.detokenizer().feed([1, 22]) == " t1 t22" == text.decode([1, 22])
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE)
+    template = ChatTemplate(str(path))
+    assert template.render([("system", "be kind"), ("user", "{{ 7 * 7 }}")]) == "[system]be kind[user]{{ 7 * 7 }}[assistant]"
+    with pytest.raises(InvalidRequest, match="no tools"):
+        template.render([("tool", "x")])
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(InvalidRequest):
+        ChatTemplate(str(path)).render([("user", "x")])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("{% if %}")
+    for wrong in (lambda: open_text(str(broken), ""), lambda: open_text("/nowhere", ""), lambda: ChatTemplate(str(broken))):
+        with pytest.raises(ConfigError, match="models"):
+            wrong()
+    assert not open_text("", "").exact

@@ -1,0 +1,100 @@
+"""Requests as the SDK writes them, and its public names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import qlm
+from qlm.api.v1 import request_pb2
+from qlm.errors import ConfigError, InternalError, InvalidRequest, RequestEnded
+from qlm.messages import Prompt, Sampling, request_message, result_value
+from qlm.token_stream import ended_error
+from qlm.values import RequestState, Slo
+
+
+def message(prompt: Prompt = "hi", sampling: Sampling = Sampling(), slo: Slo | None = None, **changes: Any) -> request_pb2.Request:  # noqa: B008
+    fields: dict[str, Any] = {"tenant": "t", "application": "a", "request_id": "r", "expire_after_s": None, **changes}
+    return request_message("m", prompt, sampling, slo=slo, **fields)
+
+
+def test_prompts() -> None:
+    assert message("hi").text == "hi"
+    assert list(message([1, 2]).tokens.ids) == [1, 2]
+    assert [(turn.role, turn.content) for turn in message([{"role": "user", "content": "hi"}]).chat.messages] == [("user", "hi")]
+    assert message([]).WhichOneof("prompt") == "tokens"
+
+
+def test_what_is_not_said_is_absent() -> None:
+    plain = message()
+    assert not plain.HasField("sampling")
+    assert not plain.HasField("slo")
+    assert not plain.HasField("expire_after_s")
+    greedy = message(sampling=Sampling(temperature=0.0, seed=0, json_schema="{}"))
+    assert greedy.sampling.HasField("temperature")
+    assert greedy.sampling.HasField("seed")
+    assert not greedy.sampling.HasField("top_p")
+    assert greedy.sampling.WhichOneof("structure") == "json_schema"
+
+
+def test_objectives() -> None:
+    assert message(slo=Slo.completion(5.0)).slo == request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=5.0)
+    assert message(slo=Slo.first_token(5.0)).slo.kind == request_pb2.SLO_KIND_FIRST_TOKEN
+    assert message(slo=Slo.priority_of(-3)).slo == request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": [-1]},
+        {"prompt": [1 << 32]},
+        {"prompt": ["a"]},
+        {"prompt": [{"who": "user"}]},
+        {"prompt": "\udc80"},
+        {"sampling": Sampling(max_tokens=-1)},
+        {"sampling": Sampling(seed=1 << 63)},
+        {"sampling": Sampling(json_schema="{}", regex="a")},
+        {"slo": Slo(kind="soon")},
+        {"request_id": "\udc80"},
+        {"expire_after_s": "soon"},
+    ],
+)
+def test_what_no_message_can_hold_is_a_typed_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        message(**wrong)
+
+
+def test_public_names_are_there() -> None:
+    assert {name: getattr(qlm, name).__name__ for name in qlm.__all__ if name != "errors"} == {
+        name: name for name in qlm.__all__ if name != "errors"
+    }
+    assert qlm.errors.RequestEnded is RequestEnded
+    with pytest.raises(AttributeError):
+        _ = qlm.nothing
+
+
+async def test_a_client_with_wrong_settings_is_refused() -> None:
+    wrong: list[dict[str, Any]] = [{"addresses": []}, {"addresses": ""}, {"addresses": "x:1", "call_timeout_s": 0.0}]
+    for settings in wrong:
+        with pytest.raises(ConfigError):
+            qlm.AsyncClient(**settings)
+    async with qlm.AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match="slo_s"):
+            client.generate("m", "x", slo_s=1.0, slo=Slo.completion(1.0))
+        with pytest.raises(ValueError, match="timeout_s"):
+            client.generate("m", "x", timeout_s=float("nan"))
+        with pytest.raises(InternalError):
+            await client.stream("r").wait_accepted()
+
+
+def test_the_error_of_a_result_names_its_reason() -> None:
+    result = request_pb2.Result(
+        tenant="t",
+        request_id="r",
+        state=request_pb2.REQUEST_STATE_FAILED,
+        error=request_pb2.ResultError(reason="KV_CAPACITY_EXCEEDED", message="too long"),
+    )
+    error = ended_error(result_value(result))
+    assert (type(error), error.reason, error.message) == (RequestEnded, "KV_CAPACITY_EXCEEDED", "too long")
+    assert error.details == {"state": RequestState.FAILED.value, "tenant": "t", "request_id": "r"}
