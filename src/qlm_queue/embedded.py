@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import redis.asyncio as redis
@@ -33,12 +34,19 @@ class EmbeddedServer:
     """Start and stop are safe to repeat; the port is the one given, or a free one that a restart keeps."""
 
     def __init__(
-        self, state_dir: str | Path, durability: Durability = Durability.PROCESS, port: int = 0, binary: str | None = None
+        self,
+        state_dir: str | Path,
+        durability: Durability = Durability.PROCESS,
+        port: int = 0,
+        binary: str | None = None,
+        launcher: Sequence[str] = (),
     ) -> None:
+        """`launcher`: a command that runs the command which follows it, in its own process (to bind its life to its parent's)."""
         self._state_dir = Path(state_dir)
         self._durability = durability
         self._port = port
         self._binary = binary
+        self._launcher = tuple(launcher)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -66,6 +74,7 @@ class EmbeddedServer:
         log = (self._state_dir / "server.log").open("ab")
         try:
             self._process = await asyncio.create_subprocess_exec(
+                *self._launcher,
                 self._binary or str(_binary.get_binary_path()),
                 *server_arguments(self._port, self._state_dir.resolve(), self._durability),
                 stdin=asyncio.subprocess.DEVNULL,

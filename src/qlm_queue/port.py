@@ -8,7 +8,8 @@ States:   ACCEPTED -> PLACED -> RUNNING -> COMPLETED | FAILED | CANCELLED | EXPI
                         +- requeue +     (unpull, evicted, drained, failed, agent lost: place and progress kept)
 
 Rules that hold for every operation:
-- It is atomic and of bounded size: at most `BATCH_MAX` requests or group ids in one call (a longer list raises ValueError).
+- It is atomic and of bounded size: at most `BATCH_MAX` requests or group ids in one call (a longer list, or a greater `count` or
+  `requests_max`, raises ValueError).
 - A repeat of a call whose answer was lost changes nothing more and answers as the first did, or says that the caller's knowledge is old.
 - A call with an old lease raises LeaseLost and changes nothing; an item with an old incarnation, attempt or state is reported and changes
   nothing. Ownership is (incarnation, attempt) in the request's record: `emit`, `complete`, `unpull` and `requeue` need ownership alone, so
@@ -218,8 +219,9 @@ class AppliedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullBudget:
-    """What an agent can take. A request needs prompt + produced + `output_reserve_tokens` tokens of KV. The first request of a pull is
-    given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by the agent, not blocked for ever."""
+    """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
+    The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
+    the agent, not blocked for ever."""
 
     requests_max: int
     kv_tokens: int
@@ -270,8 +272,8 @@ class Emission:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The end of a request by its owner: COMPLETED or FAILED, with its last output in `last` (both parts may be empty; `last.frame` is
-    the serialized Frame of that output without a result, made if it is empty). `result`: see "A terminal step" above. `event`:
-    serialized fields 10 up of RequestEvent."""
+    the serialized Frame of that output without a result; one of queue id, attempt and Result alone is made if it is empty). `result`:
+    see "A terminal step" above. `event`: serialized fields 10 up of RequestEvent."""
 
     last: Emission
     state: RequestState
@@ -418,7 +420,8 @@ class Queue(Protocol):
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
-        gateway "" only reads. Raises NotFound; OffsetOutOfRange (details offset, produced) beyond what was produced, changing nothing."""
+        gateway "" only reads. The agent of a running request is told (GATEWAY_REBOUND) where the gateway is another than before. Raises
+        NotFound; OffsetOutOfRange (details offset, produced) beyond what was produced, changing nothing."""
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         """Ends a live request as CANCELLED with this Result, or returns the terminal state it has. Raises NotFound."""
@@ -447,7 +450,8 @@ class Queue(Protocol):
         of a group that is not in `groups` raises ValueError."""
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
-        """Moves whole groups (see QueueSegment). Sends "head" to instances whose first group changed."""
+        """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or
+        went). A chunk that names a group twice raises ValueError."""
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing

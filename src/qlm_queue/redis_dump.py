@@ -14,89 +14,100 @@ from qlm_queue.dump import (
     TerminalDump,
     VirtualQueueDump,
 )
-from qlm_queue.keys import Keys
+from qlm_queue.keys import Keys, unescape
 from qlm_queue.port import PLANNER_ROLE, ControlEntry, ControlKind, Overview
 from qlm_queue.redis_link import RedisLink
 
-_PAGE = 10_000
+_PENDING_MAX = 1_000_000
 
 
 async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDump:
     """Raises ValueError for a key that `keys.py` does not name: nothing may be kept in the dark."""
     reader = _Reader(link, keys)
-    await reader.sort_keys()
-    requests = await reader.requests()
+    await reader.read()
+    requests = reader.requests()
+    total, by_tenant, by_class = reader.counts()
+    pending, unread = reader.arrivals(requests)
     return QueueDump(
         accepted_count=overview.accepted_count,
         plan_version=overview.plan_version,
         requests=requests,
-        groups=await reader.groups(overview),
+        groups=reader.groups(overview),
         virtual_queues=tuple(
             VirtualQueueDump(instance=queue.instance, version=queue.version, group_ids=tuple(queue.group_ids))
             for queue in overview.virtual_queues
         ),
-        running={name: tuple(sorted(await reader.texts("smembers", key))) for name, key in reader.found("running").items()},
+        running={name: tuple(sorted(item.decode() for item in ids)) for name, ids in reader.found("running").items()},
         incarnations=tuple(overview.incarnations),
         instances=tuple(InstanceDump(name=record.name, incarnation=record.incarnation, body=record.body) for record in overview.instances),
-        leases=await reader.leases(),
-        terminals=await reader.terminals(),
-        frames={name: await reader.stream_values(key, b"f") for name, key in reader.found("frames").items()},
-        control={name: await reader.control(key) for name, key in reader.found("ctl").items()},
-        events=await reader.stream_values(keys("events"), b"e"),
-        profiles=await reader.profiles(),
-        **await reader.counts(),
-        **await reader.arrivals(requests),
+        leases=reader.leases(),
+        live_total=total,
+        live_by_tenant=by_tenant,
+        live_by_class=by_class,
+        arrivals_pending=pending,
+        arrivals_unread=unread,
+        terminals=reader.terminals(),
+        frames={name: tuple(fields[b"f"] for _, fields in entries) for name, entries in reader.found("frames").items()},
+        control={name: tuple(map(_control_entry, entries)) for name, entries in reader.found("ctl").items()},
+        events=tuple(fields[b"e"] for _, fields in reader.whole("events", [])),
+        profiles=reader.profiles(),
     )
 
 
-_WITH_SUFFIX = ("req", "result", "progress", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl")
-_WHOLE = frozenset(
-    {"queue", "groups", "vq_version", "address", "instances", "registered", "incarnations", "events", "acceptance"}
-) | frozenset({"expiry", "counts", "plan_version", "profiles"})
+_COMMANDS: dict[str, tuple[Any, ...]] = {
+    "req": ("hgetall",), "result": ("get",), "progress": ("get",), "group": ("zrange", 0, -1), "group_meta": ("hlen",), "vq": ("llen",),
+    "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",), "ctl": ("xrange",),
+    "queue": ("xrange",), "groups": ("scard",), "vq_version": ("hlen",), "address": ("hgetall",), "instances": ("hlen",),
+    "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",), "expiry": ("zrange", 0, -1),
+    "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
+}  # fmt: skip
+"""How each kind of key is read. What the overview tells is only counted."""
+_WITH_SUFFIX = frozenset({"req", "result", "progress", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl"})
 
 
 class _Reader:
+    """All values of a queue, read in three round trips."""
+
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        self._found: dict[str, dict[str, str]] = {kind: {} for kind in _WITH_SUFFIX}
+        self._values: dict[str, dict[str, Any]] = {kind: {} for kind in _COMMANDS}
+        self._pending: list[Any] = []
+        self._consumer_groups: list[Any] = []
 
-    async def run(self, command: str, *args: Any, **options: Any) -> Any:
-        return await self._link.run(getattr(self._link.client, command), *args, **options)
+    def found(self, kind: str) -> dict[str, Any]:
+        """Rest of the name -> value, sorted; keys that expired meanwhile are left out."""
+        return {rest: value for rest, value in self._values[kind].items() if value is not None}
 
-    async def texts(self, command: str, *args: Any) -> list[str]:
-        return [item.decode() for item in await self.run(command, *args)]
+    def whole(self, kind: str, default: Any) -> Any:
+        """The value of a key without a rest."""
+        return self._values[kind].get("", default)
 
-    async def mapping(self, *parts: str) -> dict[str, bytes]:
-        return {name.decode(): value for name, value in (await self.run("hgetall", self._keys(*parts))).items()}
-
-    def found(self, kind: str) -> dict[str, str]:
-        """Rest of the name -> key, sorted."""
-        return self._found[kind]
-
-    async def sort_keys(self) -> None:
+    async def read(self) -> None:
         pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in self._keys.prefix) + ":*"
-        names: set[str] = set()
-        cursor = 0
-        while True:
-            cursor, page = await self.run("scan", cursor, match=pattern, count=_PAGE)
-            names.update(name.decode() for name in page)
-            if cursor == 0:
-                break
-        for name in sorted(names):
+        names = sorted(name.decode() for name in await self._link.run(self._link.client.keys, pattern))
+        pipeline = self._link.client.pipeline(transaction=False)
+        places = []
+        for name in names:
             kind, _, rest = name[len(self._keys.prefix) + 1 :].partition(":")
-            if rest and kind in self._found:
-                self._found[kind][rest] = name
-            elif rest or kind not in _WHOLE:
+            if kind not in _COMMANDS or bool(rest) != (kind in _WITH_SUFFIX):
                 raise ValueError(f"keys.py does not name {name!r}")
+            command, *args = _COMMANDS[kind]
+            getattr(pipeline, command)(name, *args)
+            places.append((kind, rest))
+        pipeline.xpending_range(self._keys("queue"), PLANNER_ROLE, "-", "+", _PENDING_MAX)
+        pipeline.xinfo_groups(self._keys("queue"))
+        *values, self._pending, self._consumer_groups = await self._link.run(pipeline.execute)
+        for (kind, rest), value in zip(places, values, strict=True):
+            self._values[kind][rest] = value
 
-    async def requests(self) -> tuple[RequestDump, ...]:
-        expiring = set(await self.texts("zrange", self._keys("expiry"), 0, -1))
-        bodies = {entry.decode(): fields for entry, fields in await self.run("xrange", self._keys("queue"))}
-        progress = {queue_id: await self.run("get", key) for queue_id, key in self.found("progress").items()}
+    def requests(self) -> tuple[RequestDump, ...]:
+        expiring = {queue_id.decode() for queue_id in self.whole("expiry", [])}
+        bodies = {entry.decode(): fields for entry, fields in self.whole("queue", [])}
+        progress = self.found("progress")
         found = []
-        for key in self.found("req").values():
-            fields = {name.decode(): value for name, value in (await self.run("hgetall", key)).items()}
+        for stored in self.found("req").values():
+            fields = {name.decode(): value for name, value in stored.items()}
             queue_id = fields["i"].decode()
             entry = bodies.pop(queue_id)
             found.append(
@@ -125,15 +136,16 @@ class _Reader:
             raise ValueError(f"entries, progress or expiries without a request: {left}")
         return tuple(sorted(found, key=lambda request: request.acceptance_number))
 
-    async def groups(self, overview: Overview) -> tuple[GroupDump, ...]:
+    def groups(self, overview: Overview) -> tuple[GroupDump, ...]:
         unknown = (set(self.found("group")) | set(self.found("group_meta"))) - set(overview.groups)
         if unknown:
             raise ValueError(f"groups without a record: {sorted(unknown)}")
+        members = self.found("group")
         return tuple(
             [
                 GroupDump(
                     group_id=record.group_id,
-                    members=tuple(await self.texts("zrange", self._keys("group", record.group_id), 0, -1)),
+                    members=tuple(queue_id.decode() for queue_id in members.get(record.group_id, ())),
                     live=record.live,
                     instance=record.instance,
                     last_instance=record.last_instance,
@@ -146,73 +158,56 @@ class _Reader:
             ]
         )
 
-    async def leases(self) -> dict[str, tuple[str, str]]:
-        addresses = await self.mapping("address")
-        tokens = {role: await self.run("get", key) for role, key in self.found("lease").items()}
-        return {role: (token.decode(), addresses.get(role, b"").decode()) for role, token in tokens.items() if token is not None}
+    def leases(self) -> dict[str, tuple[str, str]]:
+        addresses = {role.decode(): address.decode() for role, address in self.whole("address", {}).items()}
+        return {role: (token.decode(), addresses.get(role, "")) for role, token in self.found("lease").items()}
 
-    async def terminals(self) -> tuple[TerminalDump, ...]:
+    def terminals(self) -> tuple[TerminalDump, ...]:
         found = []
-        for rest, key in self.found("result").items():
-            stored = await self.run("get", key)
-            if stored is None:
-                continue
-            line, _, result = stored[17:].partition(b"\n")
-            attempt, _, queue_id, _ = line.decode().split(" ")
+        for rest, stored in self.found("result").items():
+            attempt, _, queue_id, length, rest_of_it = stored[17:].split(b" ", 4)
             found.append(
                 TerminalDump(
                     key=self._keys.request_key(self._keys("req", rest)),
                     state=RequestState(chr(stored[16])),
                     digest=stored[:16],
-                    queue_id=queue_id,
+                    queue_id=queue_id.decode(),
                     attempt=int(attempt),
-                    result=result,
+                    result=rest_of_it[int(length) + 1 :],
                 )
             )
         return tuple(sorted(found, key=lambda record: record.key))
 
-    async def stream_values(self, key: str, field: bytes) -> tuple[bytes, ...]:
-        return tuple(fields[field] for _, fields in await self.run("xrange", key))
+    def profiles(self) -> tuple[int, bytes]:
+        stored = self.whole("profiles", {})
+        return (int(stored[b"version"]), stored[b"body"]) if stored else (0, b"")
 
-    async def control(self, key: str) -> tuple[ControlEntry, ...]:
-        return tuple(
-            ControlEntry(
-                entry_id=entry_id.decode(),
-                kind=ControlKind(fields[b"k"].decode()),
-                queue_id=fields[b"i"].decode(),
-                attempt=int(fields[b"a"]),
-            )
-            for entry_id, fields in await self.run("xrange", key)
-        )
+    def counts(self) -> tuple[int, dict[str, int], dict[str, int]]:
+        """Live requests in all, by tenant and by class, as counted."""
+        stored = {name.decode(): int(value) for name, value in self.whole("counts", {}).items()}
+        by_tenant = {unescape(name[2:]): number for name, number in stored.items() if name[:2] == "t:"}
+        return stored.get("live", 0), by_tenant, {name[2:]: number for name, number in stored.items() if name[:2] == "c:"}
 
-    async def profiles(self) -> tuple[int, bytes]:
-        stored = await self.mapping("profiles")
-        return (int(stored["version"]), stored["body"]) if stored else (0, b"")
-
-    async def counts(self) -> dict[str, Any]:
-        stored = {name: int(value) for name, value in (await self.mapping("counts")).items()}
-        return {
-            "live_total": stored.get("live", 0),
-            "live_by_tenant": {
-                self._keys.request_key(f"{self._keys.prefix}:req:{name[2:]}:x").tenant: n for name, n in stored.items() if name[:2] == "t:"
-            },
-            "live_by_class": {name[2:]: number for name, number in stored.items() if name[:2] == "c:"},
-        }
-
-    async def arrivals(self, requests: tuple[RequestDump, ...]) -> dict[str, tuple[str, ...]]:
-        pending: list[str] = []
-        start = "-"
-        while page := await self.run("xpending_range", self._keys("queue"), PLANNER_ROLE, start, "+", _PAGE):
-            pending += (item["message_id"].decode() for item in page)
-            start = "(" + pending[-1]
-        groups = await self.run("xinfo_groups", self._keys("queue"))
-        delivered = next(group["last-delivered-id"].decode() for group in groups if group["name"].decode() == PLANNER_ROLE)
+    def arrivals(self, requests: tuple[RequestDump, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Queue ids that are pending, and those that were never read."""
+        pending = tuple(item["message_id"].decode() for item in self._pending)
+        delivered = next(group["last-delivered-id"].decode() for group in self._consumer_groups if group["name"].decode() == PLANNER_ROLE)
         unread = (
             request.queue_id
             for request in requests
             if request.state is RequestState.ACCEPTED and _order(request.queue_id) > _order(delivered)
         )
-        return {"arrivals_pending": tuple(pending), "arrivals_unread": tuple(unread)}
+        return pending, tuple(unread)
+
+
+def _control_entry(entry: tuple[bytes, dict[bytes, bytes]]) -> ControlEntry:
+    entry_id, fields = entry
+    return ControlEntry(
+        entry_id=entry_id.decode(),
+        kind=ControlKind(fields[b"k"].decode()),
+        queue_id=fields[b"i"].decode(),
+        attempt=int(fields[b"a"]),
+    )
 
 
 def _order(queue_id: str) -> tuple[int, int]:

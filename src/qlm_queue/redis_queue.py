@@ -7,11 +7,11 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm.api.v1.request_pb2 import Result, ResultError
 from qlm_core.errors import NotFound, OffsetOutOfRange
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
 from qlm_queue.dump import QueueDump
+from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.keys import Keys
 from qlm_queue.port import (
     BATCH_MAX,
@@ -48,8 +48,6 @@ from qlm_queue.scripts import Library, library_source
 READ_MAX = 1_000
 _CONSUMER_GROUP = "planner"
 _CONSUMER = "leader"
-EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
-"""What `pull` ends an expired request with; see "A terminal step" in port.py."""
 
 
 class RedisQueue:
@@ -190,24 +188,38 @@ class RedisQueue:
     async def read_arrivals(self, block_s: float, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
         try:
-            entries = await self._link.read_group(self._keys("queue"), _CONSUMER_GROUP, _CONSUMER, block_s, count)
+            return await self._read_arrivals(block_s, count)
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
             await self._make_consumer_group()
             return []
-        if not entries:
-            return []
-        found = await self._call("details", *(entry_id for entry_id, _ in entries))
-        return [answers.live_request(self._keys, answer) for answer in found]
+
+    async def _read_arrivals(self, block_s: float, count: int) -> list[LiveRequest]:
+        found: list[LiveRequest] = []
+        while len(found) < count:  # reads on only where requests that were placed unread took up the room
+            entries = await self._link.read_group(self._keys("queue"), _CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
+            page = await self._call("arrived", *(entry_id for entry_id, _ in entries)) if entries else []
+            found += (answers.live_request(self._keys, answer) for answer in page)
+            if len(page) == len(entries):
+                break
+            block_s = 0.0 if found else block_s
+        return found
 
     async def read_unplaced(self, after: str, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
-        found = await self._call("unplaced", after, count)
-        return [answers.live_request(self._keys, answer) for answer in found]
+        found: list[LiveRequest] = []
+        while len(found) < count:  # a page may hold few requests that are not placed; the end of the queue ends it
+            cursor, *page = await self._call("unplaced", after, count)
+            found += (answers.live_request(self._keys, answer) for answer in page)
+            after = _text(cursor)
+            if not after:
+                break
+        return found[:count]
 
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
+        _check_batch(len(groups))
         args: list[Any] = [lease.token, len(groups)]
         index_of = {}
         for index, group in enumerate(groups, start=1):
@@ -215,11 +227,16 @@ class RedisQueue:
             meta = [text for pair in group.meta.items() for text in pair]
             args += [group.group_id, group.instance, group.before, repr(group.first_deadline_s), len(meta), *meta]
         for request in requests:
+            if request.group_id not in index_of:
+                raise ValueError(f"group {request.group_id!r} of a request is not among the groups of the call")
             args += [request.queue_id, self._keys.request(request.key), index_of[request.group_id]]
         return _statuses(await self._call("place", *args))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
-        _check_batch(sum(len(segment.group_ids) for segment in chunk.segments))
+        named = [group_id for segment in chunk.segments for group_id in segment.group_ids]
+        _check_batch(len(named))
+        if len(set(named)) < len(named):
+            raise ValueError("a chunk names a group twice")
         args: list[Any] = [lease.token, chunk.plan_version, len(chunk.versions)]
         for name, version in chunk.versions.items():
             args += [name, version]

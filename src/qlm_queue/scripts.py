@@ -14,10 +14,10 @@ _FILES = ("prelude.lua", "leases.lua", "gateway.lua", "planner.lua", "agent.lua"
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
     "accept", "attach", "cancel", "expire",
-    "place", "apply_plan", "reclaim", "forget_instance",
+    "arrived", "place", "apply_plan", "reclaim", "forget_instance",
     "pull", "give_back", "emit", "complete",
 )  # fmt: skip
-READING = ("leader_address", "find", "requests_ahead", "unplaced", "details", "details_with_progress", "waiting", "overview")
+READING = ("leader_address", "find", "requests_ahead", "unplaced", "details_with_progress", "waiting", "overview")
 
 
 def library_source() -> str:

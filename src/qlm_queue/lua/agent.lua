@@ -32,9 +32,9 @@ local function pull(keys, args)
       finish(batch, record, 'E', args[at + 6], body, '', '', false)
     else
       local progress = redis.call('GET', prefix .. ':progress:' .. id) or ''
-      local need = record.l + #progress / 4 + reserve
+      local need = record.l + math.ceil(#progress / 4) + reserve
       if need > kv_tokens and not (idle and #answer == 3) then
-        answer[3] = integer(math.ceil(need))
+        answer[3] = integer(need)
         break
       end
       kv_tokens = kv_tokens - need

@@ -1,54 +1,56 @@
--- unplaced, place, apply_plan, reclaim, forget_instance, waiting, overview: what planners call.
+-- unplaced, arrived, place, apply_plan, reclaim, forget_instance, waiting, overview: what planners call.
 
--- args: after ('' from the start), count; answer: live records
+local function is_after(left, right)
+  local left_ms, left_seq = string.match(left, '^(%d+)-(%d+)$')
+  local right_ms, right_seq = string.match(right, '^(%d+)-(%d+)$')
+  left_ms, right_ms = tonumber(left_ms), tonumber(right_ms)
+  return left_ms > right_ms or (left_ms == right_ms and tonumber(left_seq) > tonumber(right_seq))
+end
+
+local function last_delivered(stream)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local info = {}
+    for index = 1, #group, 2 do info[group[index]] = group[index + 1] end
+    if info['name'] == CONSUMER_GROUP then return info['last-delivered-id'] end
+  end
+  return '0-0'
+end
+
+-- args: after ('' from the start), page size; answer: the id to go on after ('' at the end), live records
+-- Both the pending entries and those never read may hold requests that were placed unread, so a page may give few records or none.
 local function unplaced(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
   local after, wanted = args[at], tonumber(args[at + 1])
   local stream = prefix .. ':queue'
-  local found = {}
+  local answer = { '' }
+  local function add(id)
+    local record, body = read_by_id(prefix, id)
+    if record and record.s == 'A' then answer[#answer + 1] = live_answer(record, body) end
+    answer[1] = id
+  end
   local start = after == '' and '-' or '(' .. after
-  for _, pending in ipairs(redis.call('XPENDING', stream, CONSUMER_GROUP, start, '+', wanted)) do
-    local record, body = read_by_id(prefix, pending[1])
-    if record then found[#found + 1] = live_answer(record, body) end
-  end
-  if #found < wanted then
-    local delivered = '0-0'
-    for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-      local info = {}
-      for index = 1, #group, 2 do info[group[index]] = group[index + 1] end
-      if info['name'] == CONSUMER_GROUP then delivered = info['last-delivered-id'] end
-    end
-    -- Ids behind the last delivered one were never read; the caller may be further than that already.
-    local undelivered = redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', wanted)
-    if after ~= '' and #undelivered > 0 then
-      local beyond = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)
-      if #beyond == 0 then return found end
-      local after_ms, after_seq = string.match(after, '^(%d+)-(%d+)$')
-      local delivered_ms, delivered_seq = string.match(delivered, '^(%d+)-(%d+)$')
-      after_ms, after_seq = tonumber(after_ms), tonumber(after_seq)
-      delivered_ms, delivered_seq = tonumber(delivered_ms), tonumber(delivered_seq)
-      if after_ms > delivered_ms or (after_ms == delivered_ms and after_seq > delivered_seq) then
-        undelivered = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', wanted)
-      end
-    end
-    for _, entry in ipairs(undelivered) do
-      if #found >= wanted then break end
-      local record, body = read_by_id(prefix, entry[1])
-      found[#found + 1] = live_answer(record, body)
-    end
-  end
-  return found
+  local pending = redis.call('XPENDING', stream, CONSUMER_GROUP, start, '+', wanted)
+  for _, entry in ipairs(pending) do add(entry[1]) end
+  if #pending > 0 then return answer end
+  local delivered = last_delivered(stream)
+  if after ~= '' and is_after(after, delivered) then delivered = after end
+  for _, entry in ipairs(redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', wanted)) do add(entry[1]) end
+  return answer
 end
 
--- args: ids; answer: live records of those that are live
-local function details(keys, args)
+-- args: ids that were just read; answer: live records of those to place. The others were placed unread and are pending no more.
+local function arrived(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
   local found = {}
   for index = at, #args do
     local record, body = read_by_id(prefix, args[index])
-    if record then found[#found + 1] = live_answer(record, body) end
+    if record and record.s == 'A' then
+      found[#found + 1] = live_answer(record, body)
+    else
+      redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, args[index])
+    end
   end
   return found
 end

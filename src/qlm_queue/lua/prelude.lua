@@ -134,12 +134,12 @@ end
 local function read_terminal(prefix, hash_key)
   local stored = redis.call('GET', result_key_of(prefix, hash_key))
   if not stored then return nil end
-  local line_end = string.find(stored, '\n', 17, true)
-  local line = string.sub(stored, 18, line_end - 1)
-  local attempts, produced, id, incarnation = string.match(line, '^(%d+) (%d+) (%S+) (%S*)$')
+  local attempts, produced, id, length, start = string.match(stored, '^(%d+) (%d+) (%S+) (%d+) ()', 18)
+  local incarnation_end = start + tonumber(length)
   return {
     digest = string.sub(stored, 1, 16), state = string.sub(stored, 17, 17), attempts = tonumber(attempts),
-    produced = tonumber(produced), id = id, incarnation = incarnation, result = string.sub(stored, line_end + 1),
+    produced = tonumber(produced), id = id, incarnation = string.sub(stored, start, incarnation_end - 1),
+    result = string.sub(stored, incarnation_end + 1),
   }
 end
 
@@ -287,13 +287,13 @@ local function finish(batch, record, state, result, body, frame, event, by_owner
   local progress = redis.call('GET', progress_key) or ''
   local tenant, request_id = string.match(record.k, ':req:([^:]*):([^:]*)$', #prefix + 1)
   local finished_ms = now_ms()
-  local model = ''
+  local model, ended_by = '', by_owner and record.o or ''
   if not pb_has(result, 3) then model = pb_bytes(3, model_of(body or read_entry(prefix, id))) end
   local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
-    .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.a) .. pb_bytes(10, id) .. pb_bytes(11, record.o)
+    .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.a) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
     .. pb_bytes(8, pb_double(1, record.t / 1000) .. pb_double(4, finished_ms / 1000))
   local output = record.y == '1' and progress or pb_bytes(14, progress)
-  local header = record.d .. state .. integer(record.a) .. ' ' .. #progress .. ' ' .. id .. ' ' .. record.o .. '\n'
+  local header = record.d .. state .. integer(record.a) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
   redis.call('SET', result_key_of(prefix, record.k), header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
 
   if frame == '' then frame = pb_bytes(1, id) .. pb_uint(2, record.a) end
@@ -301,7 +301,6 @@ local function finish(batch, record, state, result, body, frame, event, by_owner
   add_event(batch, state, record, nil, event)
 
   if record.s == 'A' then
-    redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, id)
     count(prefix, 'unplaced', -1)
   elseif record.s == 'P' then
     take_from_group(prefix, record)
@@ -318,6 +317,7 @@ local function finish(batch, record, state, result, body, frame, event, by_owner
     end
   end
   if record.x ~= '' then redis.call('ZREM', prefix .. ':expiry', id) end
+  redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, id)  -- also one that was placed unread may be pending
   redis.call('XDEL', prefix .. ':queue', id)
   redis.call('DEL', record.k, progress_key)
   count_request(prefix, record, -1)

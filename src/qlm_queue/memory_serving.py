@@ -1,0 +1,193 @@
+"""Commands of agents on a `MemoryState`: pull, emit, complete, unpull, requeue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qlm.internal.v1.events_pb2 import EventKind
+from qlm.internal.v1.frames_pb2 import Frame
+from qlm_core.errors import LeaseLost
+from qlm_core.instance import instance_of
+from qlm_core.request import RequestState
+from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest
+from qlm_queue.memory_step import Step
+from qlm_queue.port import (
+    BATCH_MAX,
+    Completion,
+    Emission,
+    Lease,
+    Owned,
+    PullBudget,
+    Pulled,
+    PullResult,
+    RequeueCause,
+    StepStatus,
+)
+
+
+def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: PullBudget) -> PullResult:
+    state.check(lease, now_s)
+    incarnation = lease.role
+    instance = instance_of(incarnation)
+    if instance not in state.instances or state.instances[instance].incarnation != incarnation:
+        raise LeaseLost(f"{incarnation} is not the registered incarnation of {instance}")
+    step = Step(state, now_s)
+    owned = state.running[incarnation]
+    group_ids = state.queues[instance].group_ids
+    pulled: list[Pulled] = []
+    tokens_left = budget.kv_tokens
+    blocked_tokens = 0
+    looked_at = 0
+    while model and group_ids and len(pulled) < budget.requests_max and looked_at < BATCH_MAX:
+        group = state.groups[group_ids[0]]
+        if group.meta.get("model", "") != model:
+            break
+        request = state.by_number[group.members[0]]
+        looked_at += 1
+        if request.expiry_s is not None and request.expiry_s <= now_s:
+            step.finish(request, RequestState.EXPIRED, EXPIRED_RESULT)
+            continue
+        needed = request.prompt_tokens + request.produced_tokens + budget.output_reserve_tokens
+        if needed > tokens_left and owned:
+            blocked_tokens = needed
+            break
+        tokens_left -= needed
+        pulled.append(_take(step, group, request, incarnation))
+    step.send()
+    head = state.groups[group_ids[0]] if group_ids else None
+    return PullResult(
+        pulled=pulled,
+        head_group="" if head is None else head.group_id,
+        head_model="" if head is None else head.meta.get("model", ""),
+        blocked_tokens=blocked_tokens,
+    )
+
+
+def _take(step: Step, group: StoredGroup, request: StoredRequest, incarnation: str) -> Pulled:
+    step.leave(group, request)
+    request.state = RequestState.RUNNING
+    request.incarnation = incarnation
+    request.attempt += 1
+    step.state.running[incarnation][request.number] = request
+    step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation)
+    return as_pulled(request)
+
+
+def as_pulled(request: StoredRequest) -> Pulled:
+    return Pulled(
+        queue_id=request.queue_id,
+        key=request.key,
+        group_id=request.group_id,
+        acceptance_number=request.number,
+        accepted_s=request.accepted_s,
+        attempt=request.attempt,
+        failed_attempts=request.failed_attempts,
+        gateway=request.gateway,
+        body=request.body,
+        progress=bytes(request.progress),
+    )
+
+
+def _owned(state: MemoryState, incarnation: str, named: Owned | Emission) -> StoredRequest | None:
+    """The request that the caller names, if it owns it by incarnation and attempt."""
+    request = state.live(named.key, named.queue_id)
+    if request is None or request.state is not RequestState.RUNNING:
+        return None
+    return request if (request.incarnation, request.attempt) == (incarnation, named.attempt) else None
+
+
+def _append(request: StoredRequest, emission: Emission) -> int:
+    """Stores what is new of an emission that leaves no gap; returns the bytes that were new."""
+    new = emission.progress[len(request.progress) - emission.offset :]
+    request.progress += new
+    request.text = request.text or (emission.text and bool(new))
+    return len(new)
+
+
+def emit(state: MemoryState, now_s: float, incarnation: str, emissions: Sequence[Emission]) -> list[StepStatus]:
+    step = Step(state, now_s)
+    statuses = [_emit_one(step, incarnation, emission) for emission in emissions]
+    step.send()
+    return statuses
+
+
+def _emit_one(step: Step, incarnation: str, emission: Emission) -> StepStatus:
+    request = _owned(step.state, incarnation, emission)
+    if request is None:
+        return StepStatus.STALE
+    if emission.offset > len(request.progress):
+        return StepStatus.GAP
+    if _append(request, emission) and emission.frame:
+        step.frame(request.gateway, Frame.FromString(emission.frame))
+    return StepStatus.DONE
+
+
+def complete(state: MemoryState, now_s: float, incarnation: str, completions: Sequence[Completion]) -> list[StepStatus]:
+    for completion in completions:
+        if completion.state not in (RequestState.COMPLETED, RequestState.FAILED):
+            raise ValueError(f"an agent ends a request as COMPLETED or FAILED, not {completion.state.name}")
+    step = Step(state, now_s)
+    statuses = [_complete_one(step, incarnation, completion) for completion in completions]
+    step.send()
+    return statuses
+
+
+def _complete_one(step: Step, incarnation: str, completion: Completion) -> StepStatus:
+    last = completion.last
+    request = _owned(step.state, incarnation, last)
+    if request is None:
+        return _repeated(step, incarnation, completion)
+    if last.offset > len(request.progress):
+        return StepStatus.GAP
+    _append(request, last)
+    step.finish(request, completion.state, completion.result, by=incarnation, frame=last.frame, extra=completion.event)
+    return StepStatus.DONE
+
+
+def _repeated(step: Step, incarnation: str, completion: Completion) -> StepStatus:
+    """What a completion finds that finds its request ended: DONE if it ended it itself."""
+    last = completion.last
+    if step.state.by_key.get(last.key) is not None or step.state.terminal(last.key, step.now_s) is None:
+        return StepStatus.STALE
+    ended = step.state.terminals[last.key]
+    found = (ended.record.queue_id, ended.record.attempt, ended.record.state, ended.incarnation)
+    return StepStatus.DONE if found == (last.queue_id, last.attempt, completion.state, incarnation) else StepStatus.STALE
+
+
+def unpull(state: MemoryState, now_s: float, incarnation: str, requests: Sequence[Owned]) -> list[StepStatus]:
+    step = Step(state, now_s)
+    statuses = []
+    for named in requests:
+        request = _owned(state, incarnation, named)
+        if request is not None:
+            step.return_to_place(request, 0)
+            step.event(EventKind.EVENT_KIND_UNPULLED, request, incarnation=incarnation)
+        statuses.append(StepStatus.STALE if request is None else StepStatus.DONE)
+    step.send()
+    return statuses
+
+
+def requeue(
+    state: MemoryState, now_s: float, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes
+) -> list[StepStatus]:
+    step = Step(state, now_s)
+    statuses = []
+    for named in requests:
+        request = _owned(state, incarnation, named)
+        statuses.append(StepStatus.STALE if request is None else return_failed(step, request, cause, failure, by=incarnation))
+    step.send()
+    return statuses
+
+
+def return_failed(step: Step, request: StoredRequest, cause: RequeueCause, failure: bytes, *, by: str) -> StepStatus:
+    """Requeues one running request, or ends it where this was its last attempt. `by` as in `Step.finish`."""
+    if cause in (RequeueCause.FAILED, RequeueCause.LOST):
+        request.failed_attempts += 1
+        if request.failed_attempts >= step.state.bounds.attempts_max:
+            step.finish(request, RequestState.FAILED, failure, by=by)
+            return StepStatus.ENDED
+    owner = request.incarnation
+    step.return_to_place(request, 1 if cause is RequeueCause.EVICTED else 0)
+    step.event(EventKind.EVENT_KIND_REQUEUED, request, incarnation=owner, cause=cause.value)
+    return StepStatus.DONE

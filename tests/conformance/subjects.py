@@ -1,0 +1,133 @@
+"""Queues under test, each with the hooks that a test needs beside the port: a dump, and time that passes at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+import redis.asyncio as redis
+
+from qlm_core.request import RequestKey
+from qlm_queue.dump import QueueDump
+from qlm_queue.keys import Keys
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.port import Bounds, Queue
+from qlm_queue.redis_queue import RedisQueue
+
+LONG_AGO_MS = 1
+
+
+@dataclass
+class Clock:
+    """The time of a memory queue: it stands still until it is moved."""
+
+    now_s: float = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Subject(Protocol):
+    """A queue and its hooks. The hooks change nothing but times."""
+
+    queue: Queue
+
+    async def dump(self) -> QueueDump: ...
+
+    async def expire_lease(self, role: str) -> None:
+        """The lease of a role or incarnation has run out."""
+
+    async def expire_request(self, key: RequestKey) -> None:
+        """The expiry of a live request that has one has passed."""
+
+    async def expire_result(self, key: RequestKey) -> None:
+        """The window of a terminal result is over."""
+
+    async def leftovers(self) -> list[str]:
+        """What a queue keeps that belongs to a live request, a group or an owner."""
+
+
+class MemorySubject:
+    """The memory twin."""
+
+    def __init__(self, name: str, bounds: Bounds) -> None:
+        self.clock = Clock()
+        self.memory = MemoryQueue(name, bounds, self.clock)
+        self.queue: Queue = self.memory
+
+    async def dump(self) -> QueueDump:
+        return self.memory.dump()
+
+    async def expire_lease(self, role: str) -> None:
+        self.memory.state.leases.pop(role, None)
+
+    async def expire_request(self, key: RequestKey) -> None:
+        state = self.memory.state
+        request = state.by_key.get(key)
+        if request is not None and request.expiry_s is not None:
+            state.remove_expiry(request)
+            request.expiry_s = LONG_AGO_MS / 1000
+            state.add_expiry(request)
+
+    async def expire_result(self, key: RequestKey) -> None:
+        self.memory.state.terminals.pop(key, None)
+
+    async def leftovers(self) -> list[str]:
+        state = self.memory.state
+        kept = {"requests": state.requests, "by_key": state.by_key, "by_number": state.by_number, "groups": state.groups}
+        kept |= {"unplaced": state.unplaced, "expiries": state.expiries}
+        counters = [*state.live_by_tenant.values(), *state.live_by_class.values()]
+        owned = [name for name, requests in state.running.items() if requests]
+        return [name for name, values in kept.items() if values] + owned + ["counters"] * any(counters)
+
+
+_KEPT = re.compile(
+    r"(result|fence|lease|ctl|frames):.+"
+    r"|queue|vq_version|address|instances|registered|incarnations|events|acceptance|plan_version|profiles",
+    re.DOTALL,
+)
+
+
+class RedisSubject:
+    """The Redis implementation on a real server."""
+
+    def __init__(self, url: str, name: str, bounds: Bounds, library: str | None = None) -> None:
+        self.queue: Queue = RedisQueue(url, name, bounds=bounds, library=library)
+        self._keys = Keys(name)
+        self._pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in self._keys.prefix) + ":*"
+        self.client = redis.Redis.from_url(url, protocol=2)
+
+    async def stop(self) -> None:
+        """Closes all connections and deletes the queue, since one server serves a whole session."""
+        await self.queue.stop()
+        names = await self.client.keys(self._pattern)
+        if names:
+            await self.client.unlink(*names)
+        await self.client.aclose()
+
+    async def dump(self) -> QueueDump:
+        assert isinstance(self.queue, RedisQueue)
+        return await self.queue.dump()
+
+    async def expire_lease(self, role: str) -> None:
+        await self.client.delete(self._keys("lease", role))
+
+    async def expire_request(self, key: RequestKey) -> None:
+        queue_id, expiry = await self.client.hmget(self._keys.request(key), ["i", "x"])
+        if queue_id is not None and expiry is not None:
+            await self.client.hset(self._keys.request(key), "x", str(LONG_AGO_MS))
+            await self.client.execute_command("ZADD", self._keys("expiry"), LONG_AGO_MS, queue_id)  # type: ignore[no-untyped-call]
+
+    async def expire_result(self, key: RequestKey) -> None:
+        await self.client.delete(self._keys.result(key))
+
+    async def leftovers(self) -> list[str]:
+        found: list[bytes] = await self.client.execute_command("KEYS", self._pattern)  # type: ignore[no-untyped-call]
+        names = [name.decode()[len(self._keys.prefix) + 1 :] for name in found]
+        left = [name for name in sorted(names) if not _KEPT.fullmatch(name)]
+        if await self.client.xlen(self._keys("queue")):
+            left.append("entries in queue")
+        if (await self.client.xpending(self._keys("queue"), "planner"))["pending"]:
+            left.append("pending entries in queue")
+        return left

@@ -1,0 +1,100 @@
+"""Faults planted in the scripts, each of which the property test must find: by its invariants alone, without the memory twin.
+
+A property test that finds nothing proves nothing. These are the mistakes that such scripts are likely to have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from qlm_queue.scripts import library_source
+
+from .conftest import Servers
+from .property_machine import QueueMachine
+from .property_world import BOUNDS
+from .subjects import RedisSubject, Subject
+
+EXAMPLES_MAX = 400
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`right` is in the scripts once; `wrong` takes its place."""
+
+    name: str
+    right: str
+    wrong: str
+
+
+FAULTS = (
+    Fault(
+        "complete does not check the attempt",
+        "if owns(record, id, incarnation, attempt) then\n      status = store_output",
+        "if owns(record, id, incarnation, record and record.a) then\n      status = store_output",
+    ),
+    Fault(
+        "pull does not check the lease",
+        "if not lease_holds(prefix, incarnation, token) or redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n"
+        "    return LEASE_LOST\n  end\n  local list",
+        "if redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n    return LEASE_LOST\n  end\n  local list",
+    ),
+    Fault("place does not open a drained group again", "if not queue or queue == '' then", "if not queue then"),
+    Fault(
+        "requeue puts a request behind those that came later",
+        "redis.call('ZADD', members, integer(record.n), record.i)",
+        "redis.call('ZADD', members, integer(record.n + 1000), record.i)",
+    ),
+    Fault("cancel leaves the counters", "count_request(prefix, record, -1)", "if state ~= 'X' then count_request(prefix, record, -1) end"),
+    Fault(
+        "emit appends again what is partly stored",
+        "redis.call('APPEND', key, string.sub(output, stored - offset + 1))",
+        "redis.call('APPEND', key, output)",
+    ),
+    Fault(
+        "apply_plan does not compare the versions",
+        "~= tonumber(args[at + 1]) then applies = false end",
+        "== -1 then applies = false end",
+    ),
+    Fault(
+        "a returned request stays in the running set of its agent",
+        "redis.call('SREM', prefix .. ':running:' .. record.o, record.i)",
+        "local _ = 0",
+    ),
+)
+
+
+def _run(url: str, library: str, label: str) -> None:
+    names = itertools.count(1)
+
+    def make_subject() -> Subject:
+        return RedisSubject(url, f"{label}-{next(names)}", BOUNDS, library=library)
+
+    run_state_machine_as_test(
+        partial(QueueMachine, make_subject, mirrored=False),  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=EXAMPLES_MAX,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+        ),
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_the_property_test_finds(fault: Fault, servers: Servers) -> None:
+    source = library_source()
+    assert source.count(fault.right) == 1, "the scripts have changed: plant this fault anew"
+    library = source.replace(fault.right, fault.wrong)
+    with pytest.raises((AssertionError, ValueError)):  # a broken invariant, or a state that cannot be dumped
+        _run(servers.url("valkey"), library, fault.name)
