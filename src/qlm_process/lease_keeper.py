@@ -10,7 +10,8 @@ from collections.abc import Callable
 import structlog
 
 from qlm_core.errors import LeaseLost, Unavailable
-from qlm_queue.port import Lease, Queue
+from qlm_queue.port import Queue
+from qlm_queue.values import Lease
 
 NONCE_BYTES = 8
 

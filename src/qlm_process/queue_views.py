@@ -10,7 +10,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView
 from qlm_core.request import SloKind
 from qlm_process.instance_wire import from_body
-from qlm_queue.port import GroupRecord, Overview
+from qlm_queue.values import GroupRecord, Overview
 
 
 def instances_in(overview: Overview) -> tuple[InstanceFacts, ...]:

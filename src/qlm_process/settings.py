@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qlm_queue.port import Bounds, Durability
+from qlm_queue.values import Bounds, Durability
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite duration above zero."""
@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class BoundsSettings(Section):
-    """Limits of one queue (`qlm_queue.port.Bounds`)."""
+    """Limits of one queue (`qlm_queue.values.Bounds`)."""
 
     queue_max: Count = Field(500_000, description="Most live requests of the queue.")
     tenant_max: Count = Field(250_000, description="Most live requests of one tenant.")

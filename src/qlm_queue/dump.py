@@ -18,7 +18,7 @@ from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.events_pb2 import RequestEvents
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import ControlEntry, ControlKind
+from qlm_queue.values import ControlEntry, ControlKind
 
 Numbering = Callable[[str], str]
 """Names a queue id."""

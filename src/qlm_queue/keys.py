@@ -7,7 +7,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
                                     the entry id is the queue id
     :req:<tenant>:<request_id>      hash, a live request: i queue id, d digest, s state, n acceptance number, t acceptance (ms), w gateway,
                                     l prompt tokens, c SLO class, x expiry (ms), g group, o owner incarnation, a attempts,
-                                    f failed attempts, y 1 if the output is text
+                                    f failed attempts, b first pull (ms), e first output (ms), y 1 if the output is text
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
                                     <incarnation>\\n" + Result
     :progress:<queue id>            string: output so far

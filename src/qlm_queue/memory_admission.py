@@ -9,7 +9,7 @@ from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.memory_state import MemoryState, StoredRequest
 from qlm_queue.memory_step import Step
-from qlm_queue.port import BATCH_MAX, Acceptance, AcceptReceipt, Attached, ControlKind, LiveRequest, TerminalRecord
+from qlm_queue.values import BATCH_MAX, Acceptance, AcceptReceipt, Attached, ControlKind, LiveRequest, TerminalRecord
 
 
 def accept(state: MemoryState, now_s: float, acceptance: Acceptance) -> AcceptReceipt:

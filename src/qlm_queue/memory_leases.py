@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlm_core.errors import LeaseLost
 from qlm_core.instance import instance_of
 from qlm_queue.memory_state import MemoryState, StoredInstance, StoredLease, StoredQueue
-from qlm_queue.port import Lease
+from qlm_queue.values import Lease
 
 
 def acquire(state: MemoryState, now_s: float, role: str, nonce: str, ttl_s: float, address: str) -> Lease | None:

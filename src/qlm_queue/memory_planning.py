@@ -10,7 +10,7 @@ from qlm_core.request import RequestState
 from qlm_queue.memory_serving import return_failed
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredQueue
 from qlm_queue.memory_step import Step
-from qlm_queue.port import (
+from qlm_queue.values import (
     BATCH_MAX,
     PLANNER_ROLE,
     AppliedChunk,

@@ -15,7 +15,7 @@ from qlm_core.request import RequestKey, RequestState
 from qlm_queue import memory_admission, memory_leases, memory_planning, memory_reading, memory_serving
 from qlm_queue.dump import QueueDump
 from qlm_queue.memory_state import MemoryState, parse_id
-from qlm_queue.port import (
+from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
     AcceptReceipt,

@@ -9,16 +9,7 @@ from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 from qlm_queue.memory_admission import not_found
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id
-from qlm_queue.port import (
-    BATCH_MAX,
-    ControlEntry,
-    GroupRecord,
-    InstanceRecord,
-    LiveRequest,
-    Overview,
-    StreamEntry,
-    VirtualQueueRecord,
-)
+from qlm_queue.values import BATCH_MAX, ControlEntry, GroupRecord, InstanceRecord, LiveRequest, Overview, StreamEntry, VirtualQueueRecord
 
 
 def frames(state: MemoryState, now_s: float, gateway: str, after: StreamId, count: int) -> list[StreamEntry]:

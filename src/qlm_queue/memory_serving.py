@@ -12,18 +12,7 @@ from qlm_core.request import RequestState
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest
 from qlm_queue.memory_step import Step
-from qlm_queue.port import (
-    BATCH_MAX,
-    Completion,
-    Emission,
-    Lease,
-    Owned,
-    PullBudget,
-    Pulled,
-    PullResult,
-    RequeueCause,
-    StepStatus,
-)
+from qlm_queue.values import BATCH_MAX, Completion, Emission, Lease, Owned, PullBudget, Pulled, PullResult, RequeueCause, StepStatus
 
 
 def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: PullBudget) -> PullResult:
@@ -69,6 +58,7 @@ def _take(step: Step, group: StoredGroup, request: StoredRequest, incarnation: s
     request.state = RequestState.RUNNING
     request.incarnation = incarnation
     request.attempt += 1
+    request.started_s = request.started_s or step.now_s
     step.state.running[incarnation][request.number] = request
     step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation)
     return as_pulled(request)
@@ -86,6 +76,7 @@ def as_pulled(request: StoredRequest) -> Pulled:
         gateway=request.gateway,
         body=request.body,
         progress=bytes(request.progress),
+        text=request.text,
     )
 
 
@@ -97,11 +88,12 @@ def _owned(state: MemoryState, incarnation: str, named: Owned | Emission) -> Sto
     return request if (request.incarnation, request.attempt) == (incarnation, named.attempt) else None
 
 
-def _append(request: StoredRequest, emission: Emission) -> int:
+def _append(now_s: float, request: StoredRequest, emission: Emission) -> int:
     """Stores what is new of an emission that leaves no gap; returns the bytes that were new."""
     new = emission.progress[len(request.progress) - emission.offset :]
+    if new and not request.progress:
+        request.first_token_s, request.text = now_s, emission.text
     request.progress += new
-    request.text = request.text or (emission.text and bool(new))
     return len(new)
 
 
@@ -118,7 +110,7 @@ def _emit_one(step: Step, incarnation: str, emission: Emission) -> StepStatus:
         return StepStatus.STALE
     if emission.offset > len(request.progress):
         return StepStatus.GAP
-    if _append(request, emission) and emission.frame:
+    if _append(step.now_s, request, emission) and emission.frame:
         step.frame(request.gateway, Frame.FromString(emission.frame))
     return StepStatus.DONE
 
@@ -140,7 +132,7 @@ def _complete_one(step: Step, incarnation: str, completion: Completion) -> StepS
         return _repeated(step, incarnation, completion)
     if last.offset > len(request.progress):
         return StepStatus.GAP
-    _append(request, last)
+    _append(step.now_s, request, last)
     step.finish(request, completion.state, completion.result, by=incarnation, frame=last.frame, extra=completion.event)
     return StepStatus.DONE
 
@@ -161,6 +153,8 @@ def unpull(state: MemoryState, now_s: float, incarnation: str, requests: Sequenc
     for named in requests:
         request = _owned(state, incarnation, named)
         if request is not None:
+            if not request.first_token_s:
+                request.started_s = 0.0  # it was not started
             step.return_to_place(request, 0)
             step.event(EventKind.EVENT_KIND_UNPULLED, request, incarnation=incarnation)
         statuses.append(StepStatus.STALE if request is None else StepStatus.DONE)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from qlm_core.errors import LeaseLost
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import Bounds, ControlEntry, ControlKind, Lease, LiveRequest, TerminalRecord
+from qlm_queue.values import Bounds, ControlEntry, ControlKind, Lease, LiveRequest, TerminalRecord
 
 StreamId = tuple[int, int]
 Payload = TypeVar("Payload")
@@ -25,7 +25,7 @@ def parse_id(entry_id: str) -> StreamId:
 
 @dataclass(slots=True, kw_only=True)
 class StoredRequest:
-    """A live request. `read`: a planner has read it from the global queue."""
+    """A live request. `read`: a planner has read it from the global queue. Times are 0 where it did not happen."""
 
     queue_id: str
     key: RequestKey
@@ -45,6 +45,8 @@ class StoredRequest:
     failed_attempts: int = 0
     read: bool = False
     text: bool = False
+    started_s: float = 0.0
+    first_token_s: float = 0.0
     progress: bytearray = field(default_factory=bytearray)
 
     @property
@@ -65,6 +67,7 @@ class StoredRequest:
             failed_attempts=self.failed_attempts,
             gateway=self.gateway,
             body=self.body,
+            text=self.text,
         )
 
 

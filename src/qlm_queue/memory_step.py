@@ -13,7 +13,7 @@ from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.instance import UNASSIGNED, instance_of
 from qlm_core.request import RequestState
 from qlm_queue.memory_state import MemoryState, MemoryStream, StoredGroup, StoredRequest
-from qlm_queue.port import ControlKind, TerminalRecord
+from qlm_queue.values import ControlKind, TerminalRecord
 
 TERMINAL_EVENTS = {
     RequestState.COMPLETED: EventKind.EVENT_KIND_COMPLETED,
@@ -138,6 +138,8 @@ class Step:
         message.attempts = request.attempt
         message.incarnation = by
         message.timing.accepted_s = request.accepted_s
+        message.timing.started_s = request.started_s
+        message.timing.first_token_s = request.first_token_s
         message.timing.finished_s = self.now_s
         return message
 

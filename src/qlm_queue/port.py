@@ -24,346 +24,39 @@ waiting request leaves it, and its record lives as long as it has requests that 
 A terminal step (whoever takes it) stores the `Result` for `result_ttl_s`, sends the last frame (with the Result, without its output) to the
 request's gateway, deletes everything else of the request, and, if an agent owned it and did not take the step itself, sends that agent
 "cancel". A group's record goes with its last live request. The caller gives a serialized Result that lacks what the queue adds: tenant,
-request_id, model where it is empty, queue_id, attempts, incarnation, state, timing.accepted_s, timing.finished_s, and the progress as
-output.
+request_id, model where it is empty, queue_id, attempts, incarnation, state, timing, and the progress as output.
+`timing.started_s` is the first pull that was not given back by `unpull`, `timing.first_token_s` when the first output was stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Protocol
 
 from qlm_core.request import RequestKey, RequestState
-
-BATCH_MAX = 500
-"""Most ids that one script call touches."""
-
-PLANNER_ROLE = "planner"
-ESTIMATOR_ROLE = "estimator"
-
-
-class Durability(StrEnum):
-    """What survives when a call has answered: a killed process, or a power loss."""
-
-    PROCESS = "process"
-    DISK = "disk"
-
-
-class ControlKind(StrEnum):
-    """Messages to an agent (control.proto)."""
-
-    WAKE = "wake"
-    HEAD_CHANGED = "head"
-    CANCEL = "cancel"
-    GATEWAY_REBOUND = "rebound"
-    DRAIN = "drain"
-
-
-class RequeueCause(StrEnum):
-    """Why a request went back to its place. FAILED and LOST count as failed attempts, the others do not."""
-
-    EVICTED = "evicted"
-    DRAINED = "drained"
-    FAILED = "failed"
-    LOST = "lost"
-
-
-class StepStatus(StrEnum):
-    """What became of one item of a call."""
-
-    DONE = "done"
-    STALE = "stale"  # ended, or owned by another incarnation or attempt: nothing was changed
-    GAP = "gap"  # emit and complete: progress is shorter than the offset given; nothing was changed
-    ENDED = "ended"  # requeue: it had failed `attempts_max` times and is FAILED now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Limits of one queue; all are configurable."""
-
-    queue_max: int = 500_000
-    tenant_max: int = 250_000
-    class_max: int = 400_000
-    attempts_max: int = 3
-    result_ttl_s: float = 3600.0
-    frames_max: int = 20_000
-    frames_ttl_s: float = 60.0
-    control_max: int = 10_000
-    events_max: int = 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """A held lease. `token` is its whole value "<fence>:<nonce>", which scripts compare."""
-
-    role: str
-    token: str
-
-    @property
-    def fence(self) -> int:
-        return int(self.token.partition(":")[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """A request on its way into the queue. `body`: the serialized api `Request`; `digest`: 16 bytes that stand for what the
-    client sent; `slo_class`: the class it is counted under; `expire_after_s`: None for never."""
-
-    key: RequestKey
-    body: bytes
-    digest: bytes
-    gateway: str
-    slo_class: str
-    prompt_tokens: int
-    expire_after_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptReceipt:
-    """`duplicate`: the key with this digest was accepted before; this is that request, as it is now, and nothing was changed.
-    For one that has ended, `acceptance_number` and `accepted_s` are 0."""
-
-    queue_id: str
-    acceptance_number: int
-    accepted_s: float
-    state: RequestState
-    duplicate: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRequest:
-    """A request that has not ended, as read back. `group_id`, `incarnation`: "" for none. `body` as accepted."""
-
-    queue_id: str
-    key: RequestKey
-    acceptance_number: int
-    accepted_s: float
-    state: RequestState
-    group_id: str
-    incarnation: str
-    attempt: int
-    failed_attempts: int
-    gateway: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlacement:
-    """A group that `place` may have to open. `meta` is kept as it is for a rebuild (see `GroupRecord`), and its "model" is what `pull`
-    compares; `before`: the group id in front of which it is opened, "" for the end, also used where that group is not on the queue."""
-
-    group_id: str
-    instance: str
-    before: str
-    first_deadline_s: float
-    meta: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlacement:
-    """One request for one of the groups of the same `place` call."""
-
-    queue_id: str
-    key: RequestKey
-    group_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRecord:
-    """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
-    `first_deadline_s`: set when `place` opens the group, lowered by `place` while it is open. `version` grows by one when the group is
-    opened, closed or moved to another queue."""
-
-    group_id: str
-    instance: str
-    last_instance: str
-    waiting: int
-    live: int
-    waiting_prompt_tokens: int
-    first_deadline_s: float
-    version: int
-    meta: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSegment:
-    """A run of groups for one virtual queue: those of `group_ids` that are open are taken from wherever they are and put, in this order, at
-    `start` (0: the head; beyond the end: the end) of what is left of the queue. Groups that are not named keep their relative order."""
-
-    instance: str
-    start: int
-    group_ids: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanChunk:
-    """`versions`: the version of every virtual queue that the chunk takes groups from or puts groups on, as the planner knows it."""
-
-    plan_version: int
-    versions: Mapping[str, int]
-    segments: Sequence[QueueSegment]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedChunk:
-    """`applied`: False where a version did not match, the plan version is older than the last one applied, a segment's instance is not
-    registered or not in `versions`, or a named open group is on a queue that `versions` does not name; then nothing was changed.
-    `versions`: those of the named queues now. `moved`: groups now on another queue than before."""
-
-    applied: bool
-    versions: Mapping[str, int]
-    moved: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullBudget:
-    """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
-    The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
-    the agent, not blocked for ever."""
-
-    requests_max: int
-    kv_tokens: int
-    output_reserve_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """A request now RUNNING and owned. `progress`: output so far, as stored (see `emit`)."""
-
-    queue_id: str
-    key: RequestKey
-    group_id: str
-    acceptance_number: int
-    accepted_s: float
-    attempt: int
-    failed_attempts: int
-    gateway: str
-    body: bytes
-    progress: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullResult:
-    """`head_group`, `head_model`: the first group now on the virtual queue, "" if it is empty; a model other than the one pulled for asks
-    for a model swap. `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0."""
-
-    pulled: Sequence[Pulled]
-    head_group: str
-    head_model: str
-    blocked_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emission:
-    """New output of one request. `offset`: bytes of progress before it; `progress`: its bytes, token ids as little-endian uint32 or, where
-    `text`, serialized `Result.output_pieces` fields; `frame`: the serialized `Frame`, b"" to store progress without showing it."""
-
-    queue_id: str
-    key: RequestKey
-    attempt: int
-    offset: int
-    progress: bytes
-    frame: bytes
-    text: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The end of a request by its owner: COMPLETED or FAILED, with its last output in `last` (both parts may be empty; `last.frame` is
-    the serialized Frame of that output without a result; one of queue id, attempt and Result alone is made if it is empty). `result`:
-    see "A terminal step" above. `event`: serialized fields 10 up of RequestEvent."""
-
-    last: Emission
-    state: RequestState
-    result: bytes
-    event: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
-    """A request that the caller believes to own."""
-
-    queue_id: str
-    key: RequestKey
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalRecord:
-    """A finished request. `result`: the serialized Result with its output."""
-
-    state: RequestState
-    digest: bytes
-    queue_id: str
-    attempt: int
-    result: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """One of `ended` and `live` is set. `progress`: the bytes from the offset asked for; `produced`: bytes produced in all."""
-
-    ended: TerminalRecord | None
-    live: LiveRequest | None
-    progress: bytes
-    produced: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEntry:
-    """One entry of a stream. For frames and events `payload` is a FrameBatch or RequestEvents; for control see `ControlEntry`."""
-
-    entry_id: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlEntry:
-    """A message to an agent; `queue_id` and `attempt` for CANCEL and GATEWAY_REBOUND, else "" and 0."""
-
-    entry_id: str
-    kind: ControlKind
-    queue_id: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRecord:
-    """A registered instance. `body`: the serialized api `Instance`. `alive`: its lease holds."""
-
-    name: str
-    incarnation: str
-    alive: bool
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualQueueRecord:
-    """`group_ids`: first is served first. `running`: requests that the registered incarnation owns. `version` grows by one with each group
-    that is opened on the queue and with each chunk of a plan that changes it, not when a group drains."""
-
-    instance: str
-    version: int
-    group_ids: Sequence[str]
-    running: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """The whole queue but for its requests, read in one step. `incarnations`: those that may own requests -> lease alive.
-    `last_event_id`: events after it tell what changed since."""
-
-    plan_version: int
-    accepted_count: int
-    live: int
-    unplaced: int
-    virtual_queues: Sequence[VirtualQueueRecord]
-    groups: Mapping[str, GroupRecord]
-    instances: Sequence[InstanceRecord]
-    incarnations: Mapping[str, bool]
-    last_event_id: str
+from qlm_queue.values import (
+    Acceptance,
+    AcceptReceipt,
+    AppliedChunk,
+    Attached,
+    Completion,
+    ControlEntry,
+    Emission,
+    GroupPlacement,
+    Lease,
+    LiveRequest,
+    Overview,
+    Owned,
+    PlanChunk,
+    PullBudget,
+    Pulled,
+    PullResult,
+    RequestPlacement,
+    RequeueCause,
+    StepStatus,
+    StreamEntry,
+    TerminalRecord,
+)
 
 
 class Queue(Protocol):
@@ -441,9 +134,7 @@ class Queue(Protocol):
     async def read_unplaced(self, after: str, count: int) -> Sequence[LiveRequest]:
         """Accepted requests that are not placed, in queue id order, after a queue id ("" from the start), read by a planner or not."""
 
-    async def place(
-        self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]
-    ) -> Sequence[StepStatus]:
+    async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         """Puts ACCEPTED requests into groups: DONE (also if it waits in that group already), or STALE. A group that is open stays where it
         is; else it is opened on its instance's queue ("unassigned" if that instance is not registered). A group none of whose requests
         could be placed is not opened. A group is opened, with this `meta`, when its first request is placed. A request
@@ -477,9 +168,7 @@ class Queue(Protocol):
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         """Ends requests. DONE for a repeat by the same attempt; STALE for an older one or a request that ended otherwise."""
 
-    async def requeue(
-        self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes
-    ) -> Sequence[StepStatus]:
+    async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         """Returns running requests to their exact place with their progress: the group's order by acceptance number; a group that must be
         opened again goes to the head of the queue it was on (behind the head if EVICTED). With cause FAILED a request that has now failed
         `attempts_max` times is ENDED as FAILED with the Result `failure`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from qlm_core.request import RequestState
 from qlm_queue.keys import Keys
-from qlm_queue.port import (
+from qlm_queue.values import (
     AppliedChunk,
     GroupRecord,
     InstanceRecord,
@@ -30,7 +30,7 @@ def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:
 
 def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
     """From `live_answer` of the scripts."""
-    queue_id, hash_key, number, accepted_ms, state, group_id, incarnation, attempt, failed, gateway, body = answer
+    queue_id, hash_key, number, accepted_ms, state, group_id, incarnation, attempt, failed, gateway, body, text = answer
     return LiveRequest(
         queue_id=queue_id.decode(),
         key=keys.request_key(hash_key.decode()),
@@ -43,6 +43,7 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
         failed_attempts=int(failed),
         gateway=gateway.decode(),
         body=body,
+        text=text == b"1",
     )
 
 
@@ -68,6 +69,7 @@ def pulled(keys: Keys, answer: Sequence[Any]) -> Pulled:
         gateway=live.gateway,
         body=live.body,
         progress=answer[1],
+        text=live.text,
     )
 
 

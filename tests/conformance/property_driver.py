@@ -13,7 +13,7 @@ from qlm_core.errors import LeaseLost, QlmError
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
-from qlm_queue.port import PLANNER_ROLE, AppliedChunk, Completion, Lease, PlanChunk, PullResult, StepStatus
+from qlm_queue.values import PLANNER_ROLE, AppliedChunk, Completion, Lease, PlanChunk, PullResult, StepStatus
 
 from .invariants import check_frames, check_histories, check_invariants, check_output
 from .mirror import Mirror

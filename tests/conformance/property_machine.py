@@ -6,15 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import (
-    PLANNER_ROLE,
-    AcceptReceipt,
-    PlanChunk,
-    PullBudget,
-    QueueSegment,
-    RequeueCause,
-    StepStatus,
-)
+from qlm_queue.values import PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget, QueueSegment, RequeueCause, StepStatus
 
 from .property_driver import answer_of
 from .property_world import AGENTS_MAX, GROUPS, INSTANCES, KEYS, QUEUES, Agent, Planner, QueueWorld, Run

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import (
+from qlm_queue.values import (
     PLANNER_ROLE,
     Bounds,
     GroupPlacement,

@@ -11,7 +11,7 @@ from qlm.api.v1.request_pb2 import Request, Result, ResultError, TokenPrompt, Us
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import (
+from qlm_queue.values import (
     PLANNER_ROLE,
     Acceptance,
     AcceptReceipt,

@@ -12,10 +12,12 @@ from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
 from qlm_queue.memory_queue import MemoryQueue
-from qlm_queue.port import Bounds, Queue
+from qlm_queue.port import Queue
 from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import Bounds
 
 LONG_AGO_MS = 1
+FEW_MS = 3
 
 
 @dataclass
@@ -43,6 +45,9 @@ class Subject(Protocol):
 
     async def expire_result(self, key: RequestKey) -> None:
         """The window of a terminal result is over."""
+
+    async def pass_time(self) -> float:
+        """Lets a few milliseconds of the queue's clock pass before and after the time that it returns."""
 
     async def leftovers(self) -> list[str]:
         """What a queue keeps that belongs to a live request, a group or an owner."""
@@ -72,6 +77,10 @@ class MemorySubject:
 
     async def expire_result(self, key: RequestKey) -> None:
         self.memory.state.terminals.pop(key, None)
+
+    async def pass_time(self) -> float:
+        self.clock.now_s += 2 * FEW_MS / 1000
+        return self.clock.now_s - FEW_MS / 1000
 
     async def leftovers(self) -> list[str]:
         state = self.memory.state
@@ -121,6 +130,12 @@ class RedisSubject:
 
     async def expire_result(self, key: RequestKey) -> None:
         await self.client.delete(self._keys.result(key))
+
+    async def pass_time(self) -> float:
+        middle_s = await self.queue.server_time_s() + FEW_MS / 1000
+        while await self.queue.server_time_s() < middle_s + FEW_MS / 1000:
+            pass
+        return middle_s
 
     async def leftovers(self) -> list[str]:
         found: list[bytes] = await self.client.execute_command("KEYS", self._pattern)  # type: ignore[no-untyped-call]

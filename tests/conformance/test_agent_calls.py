@@ -11,7 +11,7 @@ from qlm.api.v1.request_pb2 import Result, Timing
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.request import RequestState
-from qlm_queue.port import BATCH_MAX, ControlKind, Emission, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, ControlKind, Emission, RequeueCause, StepStatus
 
 from .mirror import live
 from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, key_of, owned, pieces, placement, tokens
@@ -112,13 +112,46 @@ async def test_complete_ends_a_request_with_its_whole_output(scene: Scenario) ->
     assert await scene.mirror.real.leftovers() == []
 
 
-async def test_complete_keeps_what_the_caller_says(scene: Scenario) -> None:
+async def test_complete_keeps_the_model_that_the_caller_names(scene: Scenario) -> None:
     pulled = await scene.run("r1")
-    said = Result(model="m:adapter", timing=Timing(started_s=5.0, first_token_s=6.0))
-    await scene.mirror("complete", scene.incarnation, [replace(completion(pulled["r1"]), result=said.SerializeToString())])
-    result = await result_of(scene, "r1")
-    assert (result.model, result.timing.started_s, result.timing.first_token_s) == ("m:adapter", 5.0, 6.0)
-    assert result.timing.accepted_s > 0
+    said = Result(model="m:adapter").SerializeToString()
+    await scene.mirror("complete", scene.incarnation, [replace(completion(pulled["r1"]), result=said)])
+    assert (await result_of(scene, "r1")).model == "m:adapter"
+
+
+async def test_times_are_those_of_the_first_pull_and_the_first_output(scene: Scenario) -> None:
+    later = scene.mirror.real.pass_time
+    first = (await scene.run("r1"))["r1"]
+    pulled_s = await later()
+    await scene.mirror("emit", scene.incarnation, [emission(first, 0, [1])])
+    emitted_s = await later()
+    await scene.mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.EVICTED, FAILURE)
+    second = (await scene.pull())["r1"]
+    await later()
+    said = Result(timing=Timing(started_s=5.0, first_token_s=6.0, finished_s=7.0)).SerializeToString()
+    await scene.mirror("complete", scene.incarnation, [replace(completion(second, 1, [2]), result=said)])
+    timing = (await result_of(scene, "r1")).timing
+    assert 0 < timing.accepted_s <= timing.started_s <= pulled_s < timing.first_token_s <= emitted_s < timing.finished_s
+
+
+async def test_a_pull_that_was_given_back_is_no_start(scene: Scenario) -> None:
+    pulled = await scene.run("r1")
+    await scene.mirror("unpull", scene.incarnation, [owned(pulled["r1"])])
+    await scene.mirror("cancel", key_of("r1"), b"")
+    timing = (await result_of(scene, "r1")).timing
+    assert (timing.started_s, timing.first_token_s) == (0.0, 0.0)
+    assert timing.accepted_s <= timing.finished_s
+
+
+async def test_progress_says_whether_it_is_text(scene: Scenario) -> None:
+    pulled = await scene.run("r1", "r2")
+    text = Emission(queue_id=pulled["r1"].queue_id, key=key_of("r1"), attempt=1, offset=0, progress=pieces("a ", "b"), frame=b"", text=True)
+    await scene.mirror("emit", scene.incarnation, [text, emission(pulled["r2"], 0, [1])])
+    owned_now = await scene.mirror("owned", scene.incarnation)
+    assert [request.text for request in owned_now] == [True, False]
+    live = (await scene.mirror("attach", key_of("r1"), "", 0)).live
+    assert live is not None
+    assert live.text
 
 
 async def test_completing_again_is_done_and_changes_nothing(scene: Scenario) -> None:

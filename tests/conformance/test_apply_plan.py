@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_queue.port import BATCH_MAX, ControlKind, PlanChunk
+from qlm_queue.values import BATCH_MAX, ControlKind, PlanChunk
 
 from .scenario import CANCELLED, Scenario, key_of, segment
 

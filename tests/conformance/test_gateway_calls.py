@@ -12,7 +12,7 @@ from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
 from qlm_core.request import RequestState
-from qlm_queue.port import Bounds, ControlKind, LiveRequest, StreamEntry, TerminalRecord
+from qlm_queue.values import Bounds, ControlKind, LiveRequest, StreamEntry, TerminalRecord
 
 from .mirror import Mirror, live
 from .scenario import CANCELLED, EXPIRED, Scenario, acceptance, completion, emission, key_of, tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qlm_core.errors import LeaseLost
-from qlm_queue.port import ESTIMATOR_ROLE, PLANNER_ROLE, Lease
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, Lease
 
 from .mirror import Mirror
 from .scenario import FAILURE, ROOMY, TTL_S, Scenario, completion

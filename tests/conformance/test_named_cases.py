@@ -9,7 +9,7 @@ import pytest
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.port import PLANNER_ROLE, ControlKind, PlanChunk, QueueSegment, RequeueCause, StepStatus
+from qlm_queue.values import PLANNER_ROLE, ControlKind, PlanChunk, QueueSegment, RequeueCause, StepStatus
 
 from .mirror import live
 from .scenario import CANCELLED, EXPIRED, FAILURE, ROOMY, TTL_S, Scenario, acceptance, completion, emission, key_of, owned, tokens

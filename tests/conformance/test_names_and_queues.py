@@ -10,7 +10,7 @@ from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import NotFound
 from qlm_core.request import RequestKey
 from qlm_queue.keys import escape, unescape
-from qlm_queue.port import PullBudget, RequestPlacement, StepStatus
+from qlm_queue.values import PullBudget, RequestPlacement, StepStatus
 
 from .mirror import Mirror
 from .scenario import CANCELLED, Scenario, acceptance, completion, placement

@@ -8,7 +8,7 @@ import pytest
 
 from qlm_core.errors import LeaseLost, NotFound
 from qlm_core.request import RequestState
-from qlm_queue.port import BATCH_MAX, PLANNER_ROLE, ControlKind, PlanChunk, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, ControlKind, PlanChunk, RequeueCause, StepStatus
 
 from .mirror import live
 from .scenario import CANCELLED, FAILURE, TTL_S, Scenario, completion, key_of, owned, placement, segment

@@ -8,7 +8,7 @@ import pytest
 
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.port import PullBudget, RequeueCause, StepStatus
+from qlm_queue.values import PullBudget, RequeueCause, StepStatus
 
 from .mirror import live
 from .scenario import ROOMY, Scenario, emission, key_of, owned, tokens

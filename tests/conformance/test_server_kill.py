@@ -18,8 +18,8 @@ import redis.asyncio as redis
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_core.request import TERMINAL_STATES, RequestState
 from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.port import PLANNER_ROLE, Durability, Lease, PullBudget, RequestPlacement, StepStatus, TerminalRecord
 from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import PLANNER_ROLE, Durability, Lease, PullBudget, RequestPlacement, StepStatus, TerminalRecord
 
 from .conftest import binary_of
 from .invariants import check_invariants

@@ -12,7 +12,8 @@ import pytest
 from qlm.internal.v1.events_pb2 import RequestEvents
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.errors import NotFound
-from qlm_queue.port import Bounds, ControlKind, Queue, StreamEntry
+from qlm_queue.port import Queue
+from qlm_queue.values import Bounds, ControlKind, StreamEntry
 
 from .mirror import Mirror
 from .scenario import CANCELLED, Scenario, acceptance, emission, key_of

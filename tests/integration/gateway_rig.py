@@ -20,7 +20,8 @@ from qlm_core.request import RequestState
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.shell import Gateway
 from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.port import (
+from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import (
     BATCH_MAX,
     PLANNER_ROLE,
     Bounds,
@@ -32,7 +33,6 @@ from qlm_queue.port import (
     Pulled,
     RequestPlacement,
 )
-from qlm_queue.redis_queue import RedisQueue
 
 MODEL = "mistral-7b"
 INSTANCE = "a100-0"

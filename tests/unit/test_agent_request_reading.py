@@ -17,7 +17,7 @@ from qlm_agent.request_reading import read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import Ending
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.port import Pulled
+from qlm_queue.values import Pulled
 
 TOKENS = request_pb2.TokenPrompt(ids=[1, 2, 3])
 NO_NUMBER = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=float("nan"))

@@ -17,7 +17,7 @@ from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
 from qlm_estimator.shell import queue_seen
 from qlm_process import instance_wire
 from qlm_process.queue_views import instances_in, queue_views
-from qlm_queue.port import GroupRecord, InstanceRecord, Overview, StreamEntry, VirtualQueueRecord
+from qlm_queue.values import GroupRecord, InstanceRecord, Overview, StreamEntry, VirtualQueueRecord
 
 FACTS = InstanceFacts(
     name="a",

@@ -12,7 +12,7 @@ from qlm_core.prediction import GroupView, QueueView
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.outlook import PREDICTIONS_MAX, Asked, Outlook
-from qlm_queue.port import GroupRecord, Overview
+from qlm_queue.values import GroupRecord, Overview
 
 MODEL = "mistral-7b"
 CATALOGUE = {MODEL: ModelSpec(name=MODEL, profile="Mistral-7B")}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from qlm_core.errors import ConfigError
 from qlm_process.config import BoundsSettings, ModelSettings, QueueSettings, Section, load_config, parse_override
-from qlm_queue.port import Bounds, Durability
+from qlm_queue.values import Bounds, Durability
 
 
 class EngineSection(Section):

@@ -9,7 +9,7 @@ import pytest
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
 from qlm_queue.memory_queue import MemoryQueue
-from qlm_queue.port import PLANNER_ROLE, Bounds, Lease
+from qlm_queue.values import PLANNER_ROLE, Bounds, Lease
 
 TTL_S = 3.0
 RENEW_S = 0.001

@@ -10,7 +10,8 @@ import structlog
 from qlm_agent.events import Event, Message, Told
 from qlm_agent.held_run import run_id_of
 from qlm_core.errors import Unavailable
-from qlm_queue.port import ControlKind, Queue
+from qlm_queue.port import Queue
+from qlm_queue.values import ControlKind
 
 BLOCK_S = 5.0
 RETRY_S = 0.2

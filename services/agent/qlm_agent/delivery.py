@@ -13,7 +13,7 @@ from qlm_agent.runs import Ending, Fate, ReturnCause, Run, RunPhase, RunTable
 from qlm_agent.server_link import ServerLink
 
 ITEMS_MAX = 500
-"""Most runs in one call (`qlm_queue.port.BATCH_MAX`; the shell checks that they are equal)."""
+"""Most runs in one call (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
 
 
 class Delivery:

@@ -33,7 +33,7 @@ class Deregister:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """See `qlm_queue.port.PullBudget`. `model` "" looks at the head only."""
+    """See `qlm_queue.values.PullBudget`. `model` "" looks at the head only."""
 
     call: int
     model: str

@@ -10,7 +10,7 @@ from qlm_agent.engine import FailureKind, FinishReason, Tier
 
 
 class Outcome(Enum):
-    """What became of one item of a call (`qlm_queue.port.StepStatus`)."""
+    """What became of one item of a call (`qlm_queue.values.StepStatus`)."""
 
     DONE = "done"
     STALE = "stale"
@@ -19,7 +19,7 @@ class Outcome(Enum):
 
 
 class Message(StrEnum):
-    """Kinds of control messages (`qlm_queue.port.ControlKind`)."""
+    """Kinds of control messages (`qlm_queue.values.ControlKind`)."""
 
     WAKE = "wake"
     HEAD_CHANGED = "head"
@@ -59,7 +59,7 @@ class LeaseWasLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullAnswered:
-    """`blocked_tokens` as in `qlm_queue.port.PullResult`."""
+    """`blocked_tokens` as in `qlm_queue.values.PullResult`."""
 
     call: int
     pulled: tuple[PulledRun, ...]

@@ -10,7 +10,7 @@ from qlm.api.v1.request_pb2 import Result
 from qlm_agent.engine import EngineOutput, EngineRequest
 from qlm_agent.frames_wire import frame_prefix, output_piece, piece_frame, token_frame
 from qlm_core.simulated_model import TOKEN_BYTES
-from qlm_queue.port import Emission, Owned, Pulled
+from qlm_queue.values import Emission, Owned, Pulled
 
 
 def run_id_of(queue_id: str, attempt: int) -> str:

@@ -13,7 +13,7 @@ from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_process.tracing import context_of
-from qlm_queue.port import Pulled
+from qlm_queue.values import Pulled
 
 SLO_KINDS: Mapping[request_pb2.SloKind.ValueType, SloKind] = {
     request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION,

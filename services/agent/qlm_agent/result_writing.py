@@ -8,7 +8,7 @@ from qlm_agent.effects import CompleteItem
 from qlm_agent.engine import FinishReason
 from qlm_agent.held_run import HeldRun
 from qlm_core.request import RequestState
-from qlm_queue.port import Completion
+from qlm_queue.values import Completion
 
 FINISH_REASONS = {
     FinishReason.STOP: request_pb2.FINISH_REASON_STOP,
@@ -17,13 +17,12 @@ FINISH_REASONS = {
 
 
 def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion:
-    """The completion that ends a run. Times of an earlier attempt are not known to this one: `started_s` is this attempt's, and
-    `first_token_s` is 0 where the first token was made before it."""
+    """The completion that ends a run. The queue adds the request's own times; those of the event are this run's, and its `first_token_s` is
+    0 where the first token was made before it."""
     finish = item.ending.finish
     result = request_pb2.Result(
         model=held.model,
         usage=request_pb2.Usage(prompt_tokens=held.prompt_tokens, output_tokens=item.end),
-        timing=request_pb2.Timing(started_s=held.started_s, first_token_s=held.first_token_s),
     )
     if finish is not None:
         result.finish_reason = FINISH_REASONS[finish]

@@ -17,7 +17,7 @@ class RunPhase(Enum):
 
 
 class ReturnCause(StrEnum):
-    """Why a run goes back (`qlm_queue.port.RequeueCause`, and UNSTARTED for what goes back by `unpull`)."""
+    """Why a run goes back (`qlm_queue.values.RequeueCause`, and UNSTARTED for what goes back by `unpull`)."""
 
     UNSTARTED = "unstarted"
     DRAINED = "drained"

@@ -18,7 +18,8 @@ from qlm_agent.telemetry import AgentTelemetry
 from qlm_core.instance import InstanceFacts
 from qlm_process.instance_wire import to_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
-from qlm_queue.port import BATCH_MAX, PullBudget, Pulled, Queue, RequeueCause, StepStatus
+from qlm_queue.port import Queue
+from qlm_queue.values import BATCH_MAX, PullBudget, Pulled, RequeueCause, StepStatus
 
 ServerEffect = Register | Describe | Deregister | Pull | ReadOwned | Emit | Complete | GiveBack
 

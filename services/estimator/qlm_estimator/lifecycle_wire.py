@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind
-from qlm_queue.port import StreamEntry
+from qlm_queue.values import StreamEntry
 
 _KINDS = {
     events_pb2.EVENT_KIND_ACCEPTED: LifecycleKind.ACCEPTED,

@@ -17,7 +17,8 @@ from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import RoleElection
 from qlm_process.server_clock import ServerClock
-from qlm_queue.port import ESTIMATOR_ROLE, Queue
+from qlm_queue.port import Queue
+from qlm_queue.values import ESTIMATOR_ROLE
 
 SERVICE_NAME = "qlm.api.v1.Estimator"
 HEALTH_EVERY_S = 1.0

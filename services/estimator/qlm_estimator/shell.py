@@ -20,7 +20,8 @@ from qlm_process import profile_wire
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
 from qlm_process.queue_views import instances_in
 from qlm_process.server_clock import ServerClock
-from qlm_queue.port import Overview, Queue, StreamEntry
+from qlm_queue.port import Queue
+from qlm_queue.values import Overview, StreamEntry
 
 
 class EstimatorShell:

@@ -22,7 +22,8 @@ from qlm_gateway.prompts import prepare
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, prediction_message, stored_body
 from qlm_process.tracing import context_of, traceparent_of, tracestate_of
-from qlm_queue.port import Acceptance, AcceptReceipt, Queue
+from qlm_queue.port import Queue
+from qlm_queue.values import Acceptance, AcceptReceipt
 
 SPAN_NAME = "qlm.gateway.accept"
 TRACEPARENT_BYTES_MAX = 256

@@ -11,7 +11,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupTime, QueueView, RequestPrediction, group_times, predict_request
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo
-from qlm_queue.port import Overview
+from qlm_queue.values import Overview
 
 PREDICTIONS_MAX = 1_024
 """Kinds of request that are predicted from one look; more are not predicted until the next."""

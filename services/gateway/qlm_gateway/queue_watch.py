@@ -17,7 +17,8 @@ from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook import Outlook
 from qlm_process import profile_wire
 from qlm_process.queue_views import queue_views
-from qlm_queue.port import BATCH_MAX, Queue
+from qlm_queue.port import Queue
+from qlm_queue.values import BATCH_MAX
 
 OVERVIEW_EVERY_S = 0.5
 AWAY_AFTER_S = 5.0

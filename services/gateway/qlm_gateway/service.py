@@ -40,7 +40,8 @@ from qlm_gateway.status import models_message, queue_message, request_message
 from qlm_gateway.stream_events import ReaderKind
 from qlm_gateway.stream_hub import StreamHub
 from qlm_gateway.wire import STATES, chunk_response, without_output
-from qlm_queue.port import Queue, TerminalRecord
+from qlm_queue.port import Queue
+from qlm_queue.values import TerminalRecord
 
 WAIT_S_MAX = 3_600.0
 CANCELLED_RESULT = ResultMessage(error=ResultError(reason="CANCELLED", message="a client cancelled it")).SerializeToString()

@@ -12,7 +12,8 @@ from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.outlook import Asked, Outlook
 from qlm_gateway.wire import SLO_KIND_NUMBERS, STATES, TOKEN_BYTES, admission_of, prediction_message
-from qlm_queue.port import GroupRecord, LiveRequest, Queue, TerminalRecord
+from qlm_queue.port import Queue
+from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
 
 GROUPS_MAX = 1_000
 """Groups of a virtual queue in one answer."""

@@ -43,7 +43,8 @@ from qlm_gateway.stream_events import (
     Tick,
 )
 from qlm_gateway.wire import TOKEN_BYTES, frame_facts, tokens_of, without_output
-from qlm_queue.port import LiveRequest, Queue, TerminalRecord
+from qlm_queue.port import Queue
+from qlm_queue.values import LiveRequest, TerminalRecord
 
 READ_BLOCK_S = 1.0
 """How long one read of frames waits for the first."""

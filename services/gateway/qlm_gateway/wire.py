@@ -20,7 +20,7 @@ from qlm_gateway.admission import Admitted
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.stream_events import FrameFacts
-from qlm_queue.port import AcceptReceipt
+from qlm_queue.values import AcceptReceipt
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4

@@ -31,14 +31,14 @@ from qlm_planner.events import (
 from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_process.instance_wire import from_body
 from qlm_queue.expired import EXPIRED_RESULT
-from qlm_queue.port import (
+from qlm_queue.port import Queue
+from qlm_queue.values import (
     GroupPlacement,
     InstanceRecord,
     Lease,
     LiveRequest,
     Overview,
     PlanChunk,
-    Queue,
     QueueSegment,
     RequestPlacement,
     StepStatus,

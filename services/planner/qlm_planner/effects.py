@@ -10,7 +10,7 @@ from qlm_planner.snapshot import Arrival
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOpening:
-    """A group that a placement may have to open (`qlm_queue.port.GroupPlacement`)."""
+    """A group that a placement may have to open (`qlm_queue.values.GroupPlacement`)."""
 
     group_id: str
     instance: str
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of groups for one virtual queue (`qlm_queue.port.QueueSegment`)."""
+    """A run of groups for one virtual queue (`qlm_queue.values.QueueSegment`)."""
 
     instance: str
     start: int
@@ -46,7 +46,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyChunk:
-    """Move whole groups, if the versions still are these (`qlm_queue.port.PlanChunk`)."""
+    """Move whole groups, if the versions still are these (`qlm_queue.values.PlanChunk`)."""
 
     plan_version: int
     versions: Mapping[str, int]

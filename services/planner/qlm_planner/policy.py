@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 BATCH_MAX = 500
-"""Most requests or group ids that one call of the queue takes (`qlm_queue.port.BATCH_MAX`; the shell checks that they are equal)."""
+"""Most requests or group ids that one call of the queue takes (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,16 @@ from qlm_planner.watchers import Watchers
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
 from qlm_process.server_clock import ServerClock
-from qlm_queue import port
-from qlm_queue.port import PLANNER_ROLE, Queue
+from qlm_queue import values
+from qlm_queue.port import Queue
+from qlm_queue.values import PLANNER_ROLE
 
 START_RETRY_S = 0.5
 """Between two tries to reach the queue's server at the start; a stop ends the trying."""
 
 SERVICE_NAME = "qlm.api.v1.Planner"
 
-assert port.BATCH_MAX == BATCH_MAX, "the machine fills calls of the size that the queue takes"
+assert values.BATCH_MAX == BATCH_MAX, "the machine fills calls of the size that the queue takes"
 
 
 class PlannerShell:

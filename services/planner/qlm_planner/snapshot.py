@@ -1,4 +1,4 @@
-"""The queue as the machine reads it: the planner's own picture of `qlm_queue.port.Overview`, without its bytes."""
+"""The queue as the machine reads it: the planner's own picture of `qlm_queue.values.Overview`, without its bytes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ local function pull(keys, args)
       kv_tokens = kv_tokens - need
       take_from_group(prefix, record)
       redis.call('SADD', running, id)
-      redis.call('HSET', record.k, 's', 'R', 'o', incarnation)
+      if record.b == '' then record.b = integer(now) end
+      redis.call('HSET', record.k, 's', 'R', 'o', incarnation, 'b', record.b)
       count(prefix, 'running', 1)
       record.s, record.o, record.a = 'R', incarnation, redis.call('HINCRBY', record.k, 'a', 1)
       add_event(batch, 'pulled', record)
@@ -88,6 +89,7 @@ local function give_back(keys, args)
         statuses[#statuses + 1] = 'ended'
       else
         return_to_group(batch, record, cause == 'evicted' and 'second' or 'head')
+        if cause == 'unpulled' and record.e == '' then redis.call('HDEL', hash_key, 'b') end  -- it was not started
         if cause == 'unpulled' then add_event(batch, 'unpulled', record) else add_event(batch, 'requeued', record, cause) end
         statuses[#statuses + 1] = 'done'
       end
@@ -104,9 +106,9 @@ local function store_output(prefix, record, offset, output, text)
   if offset > stored then return 'gap', false end
   if offset + #output <= stored then return 'done', false end
   redis.call('APPEND', key, string.sub(output, stored - offset + 1))
-  if text == '1' and record.y ~= '1' then
-    redis.call('HSET', record.k, 'y', '1')
-    record.y = '1'
+  if stored == 0 then
+    record.e, record.y = integer(now_ms()), text == '1' and '1' or ''
+    redis.call('HSET', record.k, 'e', record.e, 'y', record.y)
   end
   return 'done', true
 end

@@ -3,7 +3,7 @@
 
 local STATE_NUMBER = { C = 4, F = 5, X = 6, E = 7 }
 local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9 }
-local REQUEST_FIELDS = { 'i', 'd', 's', 'n', 't', 'w', 'l', 'c', 'x', 'g', 'o', 'a', 'f', 'y' }
+local REQUEST_FIELDS = { 'i', 'd', 's', 'n', 't', 'w', 'l', 'c', 'x', 'g', 'o', 'a', 'f', 'y', 'b', 'e' }
 local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
@@ -43,6 +43,12 @@ end
 
 local function pb_double(field, number)
   return varint(field * 8 + 1) .. struct.pack('<d', number)
+end
+
+-- Milliseconds that are kept as a string, '' where it never happened, as a field of seconds.
+local function pb_seconds(field, milliseconds)
+  if milliseconds == '' then return '' end
+  return pb_double(field, tonumber(milliseconds) / 1000)
 end
 
 -- Reads a varint at `position`: the number and the position after it, or nil.
@@ -143,11 +149,11 @@ local function read_terminal(prefix, hash_key)
   }
 end
 
--- An answer of eleven strings that LiveRequest is made of.
+-- An answer of twelve strings that LiveRequest is made of.
 local function live_answer(record, body)
   return {
     record.i, record.k, integer(record.n), integer(record.t), record.s, record.g, record.o,
-    integer(record.a), integer(record.f), record.w, body,
+    integer(record.a), integer(record.f), record.w, body, record.y,
   }
 end
 
@@ -291,7 +297,8 @@ local function finish(batch, record, state, result, body, frame, event, by_owner
   if not pb_has(result, 3) then model = pb_bytes(3, model_of(body or read_entry(prefix, id))) end
   local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
     .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.a) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
-    .. pb_bytes(8, pb_double(1, record.t / 1000) .. pb_double(4, finished_ms / 1000))
+    .. pb_bytes(8, pb_double(1, record.t / 1000) .. pb_seconds(2, record.b) .. pb_seconds(3, record.e)
+      .. pb_double(4, finished_ms / 1000))
   local output = record.y == '1' and progress or pb_bytes(14, progress)
   local header = record.d .. state .. integer(record.a) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
   redis.call('SET', result_key_of(prefix, record.k), header .. told .. output, 'PX', batch.bounds.result_ttl_ms)

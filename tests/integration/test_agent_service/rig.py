@@ -20,8 +20,9 @@ from qlm_agent.telemetry import AgentMetrics
 from qlm_core.request import RequestKey
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_queue.keys import Keys
-from qlm_queue.port import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, LiveRequest, Queue, RequestPlacement, StepStatus, TerminalRecord
+from qlm_queue.port import Queue
 from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, LiveRequest, RequestPlacement, StepStatus, TerminalRecord
 
 DEADLINE_S = 30.0
 QUEUE = "test"

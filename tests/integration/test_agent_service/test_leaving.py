@@ -6,7 +6,7 @@ import asyncio
 
 from qlm_core.request import RequestState
 from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.port import LiveRequest
+from qlm_queue.values import LiveRequest
 
 from .rig import Rig, RunningAgent, until
 

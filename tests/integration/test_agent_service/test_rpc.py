@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from qlm.api.v1 import agent_pb2, agent_pb2_grpc, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
-from qlm_queue.port import PLANNER_ROLE
+from qlm_queue.values import PLANNER_ROLE
 
 from .rig import Rig, RunningAgent, until
 

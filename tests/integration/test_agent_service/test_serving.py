@@ -6,7 +6,7 @@ from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
 from qlm_process.queue_views import instances_in
-from qlm_queue.port import TerminalRecord
+from qlm_queue.values import TerminalRecord
 
 from .rig import TRACEPARENT, Rig, until
 

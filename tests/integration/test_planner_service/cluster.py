@@ -26,8 +26,8 @@ from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.shell import PlannerShell
 from qlm_process.config import load_config
 from qlm_process.instance_wire import to_body
-from qlm_queue.port import Acceptance, Completion, Emission, Lease, Overview, PullBudget, Pulled
 from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import Acceptance, Completion, Emission, Lease, Overview, PullBudget, Pulled
 
 DEADLINE_S = 20.0
 POLL_S = 0.02

@@ -13,7 +13,7 @@ from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import InvalidRequest, PreconditionFailed
 from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.port import PLANNER_ROLE
+from qlm_queue.values import PLANNER_ROLE
 
 from .cluster import Cluster, kill, until
 

@@ -9,7 +9,7 @@ from qlm_planner.effects import ApplyChunk, Expire, Place, ReadOverview, Reclaim
 from qlm_planner.events import InstanceAnnounced, LoadReported, ReplanAsked
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_process.instance_wire import from_body
-from qlm_queue.port import GroupPlacement, Owned, RequestPlacement
+from qlm_queue.values import GroupPlacement, Owned, RequestPlacement
 
 from .world import LEASE_S, World
 

@@ -12,7 +12,7 @@ from qlm_planner.events import ArrivalsRead, LoadReported, OverviewRead, Profile
 from qlm_planner.group_meta import order_of
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
-from qlm_queue.port import LiveRequest
+from qlm_queue.values import LiveRequest
 
 from .world import CATALOGUE, LEASE_S, World
 

@@ -22,7 +22,7 @@ from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.memory_queue import MemoryQueue
-from qlm_queue.port import PLANNER_ROLE, Acceptance, Bounds, Completion, Emission, Lease, PullBudget, Pulled
+from qlm_queue.values import PLANNER_ROLE, Acceptance, Bounds, Completion, Emission, Lease, PullBudget, Pulled
 
 START_S = 1_700_000_000.0
 ROUNDS_MAX = 10_000

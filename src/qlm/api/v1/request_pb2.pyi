@@ -561,7 +561,7 @@ class Timing(_message.Message):
     FINISHED_S_FIELD_NUMBER: _builtins.int
     accepted_s: _builtins.float
     started_s: _builtins.float
-    """First start on an engine."""
+    """First pull by an agent."""
     first_token_s: _builtins.float
     finished_s: _builtins.float
     def __init__(
