@@ -29,8 +29,9 @@ class Policy:
     tardiness_weight: float = 1.0
     work_weight: float = 10.0
     """Cost of one GPU-second of swapping: 100 of them weigh as much as a late request."""
-    completion_weight: float = 0.01
-    """Cost of a request-second before completion. Earliness earns nothing by itself, but an idle GPU is lost for what comes later."""
+    completion_weight: float = 0.3
+    """Cost of a request-second before completion. Earliness earns nothing by itself, but an idle GPU is lost for what comes later: who is
+    served just in time is late when something urgent arrives meanwhile."""
     starvation_slos: float = 1.0
     """A group is put in front of one with an earlier deadline only while that one is expected to end less than so many SLOs late."""
     head_gain: float = 2000.0

@@ -36,7 +36,8 @@ INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one queue or of a whole plan. `swaps`: model changes; `swap_s`: their seconds."""
+    """Of one queue or of a whole plan. `swaps`: model changes; `swap_s`: their seconds, but for the first load of an empty engine, which
+    keeps nobody waiting and has to come anyway."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
@@ -172,7 +173,7 @@ def timeline(engine: Engine, columns: Columns, now_s: float) -> Timeline:
     cost = Cost(
         late=float(count @ late),
         tardiness_s=float(count @ tardiness),
-        swap_s=float(swap.sum()),
+        swap_s=float(swap.sum() - (swap[0] if not engine.active_model else 0.0)),
         swaps=len(first) - int(goes_on),
         completion_s=float(count @ served.mean(axis=0)),
     )

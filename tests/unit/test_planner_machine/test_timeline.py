@@ -102,9 +102,17 @@ def test_times_agree_with_the_prediction(running: int, active: str, warm: Sequen
 
 def test_a_swap_costs_its_time_unless_the_model_is_active_or_warm() -> None:
     only = [group(1, "alpha", 10)]
-    cold, warm, active = line(only), line(only, warm=["alpha"]), line(only, active="alpha")
+    cold, warm, active = line(only, active="beta"), line(only, active="beta", warm=["alpha"]), line(only, active="alpha")
     assert [each.timeline(START_S).cost.swap_s for each in (cold, warm, active)] == pytest.approx([10.0, 2.0, 0.0])
     assert [each.timeline(START_S).cost.swaps for each in (cold, warm, active)] == [1, 1, 0]
+
+
+def test_the_first_load_of_an_empty_engine_takes_time_and_costs_nothing() -> None:
+    found = line([group(1, "alpha", 10), group(2, "beta", 10)]).timeline(START_S)
+    assert found.start_s[0] >= 10.0
+    loaded = line([group(1, "alpha", 10), group(2, "beta", 10)], active="alpha").timeline(START_S)
+    assert found.cost.swap_s == pytest.approx(loaded.cost.swap_s)
+    assert loaded.cost.swap_s > 0.0
 
 
 def test_loading_from_disk_hides_behind_the_run_before() -> None:
