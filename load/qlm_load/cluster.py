@@ -80,3 +80,8 @@ class Cluster:
 def serving_pids(state: ClusterState | None) -> dict[str, int]:
     """Processes that live and serve, by name."""
     return {} if state is None else {process.name: process.pid for process in state.processes if process.pid and process.serving}
+
+
+def living_pids(state: ClusterState | None) -> dict[str, int]:
+    """Processes that live, also those that do not serve (yet), by name."""
+    return {} if state is None else {process.name: process.pid for process in state.processes if process.pid}

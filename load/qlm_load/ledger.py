@@ -62,6 +62,11 @@ class Entry:
         return self.state is None or self.vanished or (self.completed and self.tokens < self.request.output_tokens)
 
     @property
+    def whole(self) -> bool:
+        """Completed with exactly the answer that an undisturbed run gives, each token once."""
+        return self.completed and self.tokens == self.request.output_tokens and not (self.wrong or self.doubled or self.vanished)
+
+    @property
     def recovered(self) -> bool:
         """Completed although a process that served it went away: run again by an agent, or resumed at another gateway."""
         return self.completed and (self.attempts > 1 or self.resumed)

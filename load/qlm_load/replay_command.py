@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from qlm.cli.options import address_option, tenant_option
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.against import run_replay, served_models
 from qlm_load.azure_shape import TRACE_RATE_PER_S
@@ -19,7 +20,6 @@ from qlm_load.summary import print_report, summary_of
 from qlm_load.trace import read_trace
 from qlm_load.workload import REQUESTS_MAX, generate_rows, make_workload
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 EXIT_FAILED = 1
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -36,17 +36,7 @@ def _parse_shares(_context: click.Context, _parameter: click.Parameter, values: 
 
 
 @click.command()
-@click.option(
-    "--address",
-    "-a",
-    "addresses",
-    envvar="QLM_ADDRESS",
-    multiple=True,
-    default=(DEFAULT_ADDRESS,),
-    show_default=True,
-    metavar="HOST:PORT",
-    help="A gateway; give several to spread requests and to go on at another when one is gone.",
-)
+@address_option
 @click.option(
     "--trace",
     metavar="FILE",
@@ -72,7 +62,7 @@ def _parse_shares(_context: click.Context, _parameter: click.Parameter, values: 
     help="A model to ask, and its share of the requests; may be repeated. Default: all that are served, equally.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of lengths, classes, models and prompts.")
-@click.option("--tenant", envvar="QLM_TENANT", default="default", show_default=True, metavar="NAME", help="Who the requests belong to.")
+@tenant_option
 @click.option(
     "--in-flight-max",
     type=click.IntRange(min=1),

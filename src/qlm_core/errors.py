@@ -45,6 +45,11 @@ class InvalidRequest(QlmError):
     default_reason = "INVALID_FIELD"
 
 
+def invalid_field(field: str, rule: str) -> InvalidRequest:
+    """A field breaks its rule (reason INVALID_FIELD)."""
+    return InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+
+
 class NotFound(QlmError):
     default_reason = "UNKNOWN_REQUEST"
 

@@ -75,7 +75,7 @@ class ModelSettings(Section):
     context_tokens_max: Count = Field(8192, description="Most tokens of prompt and output together.")
     vocabulary_size: Count = Field(32_000, description="Token ids are below this.")
     tokenizer: str = Field("", description="Path of its tokenizer.json. Empty: UTF-8 bytes / 4, for simulated models.")
-    chat_template: str = Field("", description="Path of its Jinja chat template. Empty: a plain rendering.")
+    chat_template: str = Field("", description="Path of its Jinja chat template, beside a tokenizer. Empty: a plain rendering.")
 
 
 class TelemetrySettings(Section):

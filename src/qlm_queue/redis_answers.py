@@ -15,11 +15,20 @@ from qlm_queue.values import (
     Overview,
     Pulled,
     PullResult,
+    StepStatus,
     TerminalRecord,
     VirtualQueueRecord,
 )
 
 _GROUP_FIELDS = frozenset({"vq", "last_vq", "live", "prompt_tokens", "first_deadline", "version"})
+
+
+def text_of(answer: bytes) -> str:
+    return answer.decode()
+
+
+def statuses(answer: Sequence[bytes]) -> list[StepStatus]:
+    return [StepStatus(status.decode()) for status in answer]
 
 
 def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:

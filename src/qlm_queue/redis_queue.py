@@ -110,7 +110,7 @@ class RedisQueue:
         await self._call("release_lease", lease.role, lease.token)
 
     async def leader_address(self, role: str) -> str:
-        return _text(await self._call("leader_address", role))
+        return answers.text_of(await self._call("leader_address", role))
 
     # Instances --------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class RedisQueue:
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         try:
-            return RequestState(_text(await self._call("cancel", self._keys.request(key), result)))
+            return RequestState(answers.text_of(await self._call("cancel", self._keys.request(key), result)))
         except NotFound as error:
             raise _not_found(key) from error
 
@@ -212,7 +212,7 @@ class RedisQueue:
         while len(found) < count:  # a page may hold few requests that are not placed; the end of the queue ends it
             cursor, *page = await self._call("unplaced", after, count)
             found += (answers.live_request(self._keys, answer) for answer in page)
-            after = _text(cursor)
+            after = answers.text_of(cursor)
             if not after:
                 break
         return found[:count]
@@ -230,7 +230,7 @@ class RedisQueue:
             if request.group_id not in index_of:
                 raise ValueError(f"group {request.group_id!r} of a request is not among the groups of the call")
             args += [request.queue_id, self._keys.request(request.key), index_of[request.group_id]]
-        return _statuses(await self._call("place", *args))
+        return answers.statuses(await self._call("place", *args))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         named = [group_id for segment in chunk.segments for group_id in segment.group_ids]
@@ -282,7 +282,7 @@ class RedisQueue:
         args: list[Any] = [incarnation]
         for emission in emissions:
             args += self._emission_args(emission)
-        return _statuses(await self._call("emit", *args))
+        return answers.statuses(await self._call("emit", *args))
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         _check_batch(len(completions))
@@ -293,7 +293,7 @@ class RedisQueue:
             if completion.state not in (RequestState.COMPLETED, RequestState.FAILED):
                 raise ValueError(f"an agent ends requests as COMPLETED or FAILED, not {completion.state}")
             args += [*self._emission_args(completion.last), completion.state.value, completion.result, completion.event]
-        return _statuses(await self._call("complete", *args))
+        return answers.statuses(await self._call("complete", *args))
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         return await self._give_back(incarnation, cause.value, failure, requests)
@@ -359,7 +359,7 @@ class RedisQueue:
         args: list[Any] = [incarnation, cause, failure]
         for request in requests:
             args += [request.queue_id, self._keys.request(request.key), request.attempt]
-        return _statuses(await self._call("give_back", *args))
+        return answers.statuses(await self._call("give_back", *args))
 
     def _emission_args(self, emission: Emission) -> list[Any]:
         return [
@@ -386,14 +386,6 @@ class RedisQueue:
 
 def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _text(answer: bytes) -> str:
-    return answer.decode()
-
-
-def _statuses(answer: Sequence[bytes]) -> list[StepStatus]:
-    return [StepStatus(status.decode()) for status in answer]
 
 
 def _check_batch(size: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm.cli.settings_reference import reference
+from qlm.cli import metrics_reference, settings_reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -15,7 +15,11 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
 def test_the_configuration_page_is_in_step_with_the_settings() -> None:
-    assert (ROOT / "docs/configuration.md").read_text() == reference(), "run `make docs`"
+    assert (ROOT / "docs/configuration.md").read_text() == settings_reference.reference(), "run `make docs`"
+
+
+def test_the_metrics_page_is_in_step_with_the_metrics() -> None:
+    assert (ROOT / "docs/metrics.md").read_text() == metrics_reference.reference(), "run `make docs`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -7,17 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import qlm
+from qlm.cli.metrics_reference import SERVICES, documented
 from running_cluster import RunningCluster, gone, wait_until
 
 MODEL = "mistral-7b"
 COMMAND_TIMEOUT_S = 60
 ANSWER_S = 60.0
+METRICS_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 FAST = {"agent.simulated.time_scale": "20"}
 SLOW = {"agent.simulated.time_scale": "0.05"}
 """An engine step takes so long that nothing ends by itself while a test looks."""
@@ -57,6 +64,29 @@ def test_all_processes_serve(cluster: RunningCluster) -> None:
     wait_until(lambda: f"Ready. Gateway on {cluster.address}." in cluster.log(), 10.0, "the last line of the table")
 
 
+def test_every_process_serves_the_metrics_that_the_documents_name(cluster: RunningCluster) -> None:
+    services = [process for process in cluster.state.processes if process.service != "server"]
+    assert {process.service for process in services} == {service for service, _, _ in SERVICES}
+    for process in services:
+        with urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
+            lines = answer.read().decode().splitlines()
+        helped = {line.split()[2] for line in lines if line.startswith("# HELP qlm_")}
+        assert helped >= {name for name, _, _ in documented(process.service)}, process.name
+        assert any(line.startswith("process_resident_memory_bytes") for line in lines), process.name
+
+
+def test_every_process_answers_reflection_and_health(cluster: RunningCluster) -> None:
+    for process in [process for process in cluster.state.processes if process.service != "server"]:
+        service = f"qlm.api.v1.{process.service.capitalize()}"
+        with grpc.insecure_channel(process.address) as channel:
+            served = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+            assert {service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= served, process.name
+            for name in ("", service):
+                request = health_pb2.HealthCheckRequest(service=name)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_TIMEOUT_S)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING, process.name
+
+
 def test_the_sdk_gets_an_answer(cluster: RunningCluster) -> None:
     with qlm.Client(cluster.address) as client:
         first = client.generate(MODEL, "The same prompt.", slo_s=30, max_tokens=30, request_id="sdk-1")
@@ -76,7 +106,10 @@ def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:
     streamed = command(*arguments, "--request-id", "cli-1", "A prompt.")
     assert streamed.returncode == 0, streamed.stderr
     assert streamed.stdout.strip()
-    assert "cli-1: completed" in streamed.stderr
+    told = streamed.stderr.splitlines()
+    assert told[0].startswith("accepted: ")
+    assert "ahead, starts in" in told[0]
+    assert told[-1].startswith("cli-1: completed")
     piped = command(*arguments, "--no-stream", text="A prompt.")
     assert piped.stdout == streamed.stdout
     document = json.loads(command(*arguments, "--json", "A prompt.").stdout)
@@ -85,6 +118,7 @@ def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:
     accepted = command(*arguments, "--no-wait", "--request-id", "cli-2", "A prompt.")
     assert accepted.stdout == "cli-2\n"
     assert "prompt tokens" in accepted.stderr
+    assert "ahead, starts in" in accepted.stderr
 
 
 def test_refusals_are_told_in_one_line(cluster: RunningCluster) -> None:
@@ -109,6 +143,16 @@ def test_status_shows_queues_models_and_a_request(cluster: RunningCluster) -> No
     missing = command("status", "--address", cluster.address, "--request", "nobody")
     assert missing.returncode == 1
     assert "[UNKNOWN_REQUEST]" in missing.stderr
+
+
+def test_load_replays_a_workload_and_accounts_for_it(cluster: RunningCluster, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ("--address", cluster.address, "--requests", "30", "--rate", "3", "--time-scale", "20", "--json", str(report))
+    done = command("load", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30/30" in done.stdout, "the progress"
+    summary = json.loads(report.read_text())
+    assert (summary["completed"], summary["lost"], summary["doubled"], summary["failed"]) == (30, 0, 0, 0)
 
 
 def test_a_killed_process_comes_back(cluster: RunningCluster) -> None:

@@ -3,232 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
 import math
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 import redis.asyncio as redis
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2, request_pb2
-from qlm.internal.v1.events_pb2 import RequestEvent
-from qlm.wire_errors import from_rpc_error
+from qlm.api.v1 import request_pb2
 from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
-from qlm_core.instance import InstanceFacts
-from qlm_core.request import RequestKey, RequestState
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
-from qlm_process import instance_wire, profile_wire
+from qlm_process import profile_wire
 from qlm_process.metrics import serve_metrics
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import (
     ESTIMATOR_ROLE,
-    PLANNER_ROLE,
-    Acceptance,
     Bounds,
-    Completion,
-    Emission,
-    GroupPlacement,
-    Lease,
-    PullBudget,
-    Pulled,
-    RequestPlacement,
 )
 
-PATIENCE_S = 20.0
-LEASE_S = 600.0
-MODELS = ("chat", "big")
-A100 = InstanceFacts(
-    name="a100-0", incarnation="", gpu="A100-80GB", n_gpu=1, engine="simulated", models=MODELS, time_scale=1_000.0, active_model=MODELS[0]
-)
-
-
-class Rig:
-    """The rest of the cluster: accepts, places, runs and ends requests."""
-
-    def __init__(self, queue: RedisQueue) -> None:
-        self.queue = queue
-        self._numbers = itertools.count()
-        self._planner: Lease | None = None
-        self._agent: Lease | None = None
-        self.incarnation = ""
-
-    async def start(self, facts: InstanceFacts = A100) -> None:
-        await self.queue.start()
-        self._planner = await self.queue.acquire_lease(PLANNER_ROLE, "test", LEASE_S, "")
-        self.incarnation, self._agent = await self.queue.register(facts.name, "test", instance_wire.to_body(facts), LEASE_S)
-
-    async def accept(self, count: int, *, model: str = "chat", prompt_tokens: int = 500, deadline_in_s: float = 3_600.0) -> str:
-        """Requests in a group of their own."""
-        assert self._planner is not None
-        group_id = f"g{next(self._numbers)}"
-        placements = []
-        receipt = None
-        for _ in range(count):
-            key = RequestKey("default", f"r{next(self._numbers)}")
-            receipt = await self.queue.accept(
-                Acceptance(
-                    key=key,
-                    body=request_pb2.Request(model=model, text="x").SerializeToString(),
-                    digest=hashlib.blake2b(key.request_id.encode(), digest_size=16).digest(),
-                    gateway="gw",
-                    slo_class="64s",
-                    prompt_tokens=prompt_tokens,
-                )
-            )
-            placements.append(RequestPlacement(queue_id=receipt.queue_id, key=key, group_id=group_id))
-        assert receipt is not None
-        meta = {"model": model, "slo_kind": "completion", "slo_class": "64s", "token_class": "1024", "tenant_class": "1"}
-        group = GroupPlacement(
-            group_id=group_id,
-            instance=A100.name,
-            before="",
-            first_deadline_s=receipt.accepted_s + deadline_in_s,
-            meta=meta,
-        )
-        await self.queue.place(self._planner, [group], placements)
-        return group_id
-
-    async def pull(self, model: str = "chat") -> list[Pulled]:
-        assert self._agent is not None
-        budget = PullBudget(requests_max=500, kv_tokens=100_000_000, output_reserve_tokens=1)
-        return list((await self.queue.pull(self._agent, model, budget)).pulled)
-
-    async def complete(self, pulled: list[Pulled], output_tokens: int, *, model: str = "chat", slo_class: str = "64s") -> None:
-        completions = [
-            Completion(
-                last=Emission(queue_id=each.queue_id, key=each.key, attempt=each.attempt, offset=0, progress=b"", frame=b""),
-                state=RequestState.COMPLETED,
-                result=b"",
-                event=RequestEvent(model=model, output_tokens=output_tokens, slo_class=slo_class).SerializeToString(),
-            )
-            for each in pulled
-        ]
-        await self.queue.complete(self.incarnation, completions)
-
-    async def serve(self, count: int, output_tokens: int, *, seconds: float = 0.02) -> None:
-        """Some requests from their acceptance to their end; each runs for so long."""
-        await self.accept(count)
-        pulled = await self.pull()
-        assert len(pulled) == count
-        await asyncio.sleep(seconds)
-        await self.complete(pulled, output_tokens)
-
-
-def _config(url: str, **settings: object) -> EstimatorConfig:
-    fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "overview_fresh_s": 0.01, "read_block_s": 0.05, "retry_s": 0.1}
-    return EstimatorConfig.model_validate(
-        {
-            "queue": {"url": url, "lease_ttl_s": 1.0, "lease_renew_s": 0.2},
-            "models": [{"name": "chat", "profile": "Mistral-7B"}, {"name": "big", "profile": "Vicuna-13B"}],
-            "estimator": {**fast, **settings},
-        }
-    )
-
-
-class Estimator:
-    """One process of ours, in this one."""
-
-    def __init__(self, url: str, **settings: object) -> None:
-        self.config = _config(url, **settings)
-        self.queue = RedisQueue(url)
-        self.metrics = EstimatorMetrics()
-        self.address = ""
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        process = EstimatorProcess(self.config, self.queue, self.metrics)
-        self._task = asyncio.create_task(process.run(self._stop, ready.set_result))
-        first: list[asyncio.Future[Any]] = [self._task, ready]
-        done, _ = await asyncio.wait(first, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        assert ready in done, self._task
-        self.address = ready.result()
-
-    async def stop(self) -> None:
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            await task
-        await self.queue.stop()
-
-    async def kill(self) -> None:
-        """As SIGKILL does it, as far as the queue can see: nothing is given back."""
-        await self.queue.stop()
-        task, self._task = self._task, None
-        assert task is not None
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
-
-    @asynccontextmanager
-    async def stub(self) -> AsyncIterator[estimator_pb2_grpc.EstimatorAsyncStub]:
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            yield estimator_pb2_grpc.EstimatorStub(channel)
-
-    async def profiles(self) -> estimator_pb2.ProfileSnapshot:
-        async with self.stub() as stub:
-            return await stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=PATIENCE_S)
-
-    async def predict(self, **fields: object) -> prediction_pb2.Prediction:
-        known = {"model": "chat", "prompt_tokens": 500, "output_tokens_max": 1_000, **fields}
-        async with self.stub() as stub:
-            try:
-                answer = await stub.Predict(estimator_pb2.PredictRequest(**known), timeout=PATIENCE_S)  # type: ignore[arg-type]
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error) from error
-            return answer.prediction
-
-    async def healthy(self) -> bool:
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            request = health_pb2.HealthCheckRequest(service="qlm.api.v1.Estimator")
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_S)
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-async def until(condition: Callable[[], Awaitable[object]], what: str) -> None:
-    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline_s, f"never happened: {what}"
-        await asyncio.sleep(0.02)
-
-
-def _of_model(snapshot: estimator_pb2.ProfileSnapshot, model: str = "chat") -> estimator_pb2.WorkloadProfile | None:
-    rows = [row for row in snapshot.workload if (row.model, row.slo_class, row.token_class) == (model, "", "")]
-    return rows[0] if rows else None
-
-
-async def _learned(estimator: Estimator, samples: int) -> estimator_pb2.WorkloadProfile:
-    async def enough() -> bool:
-        row = _of_model(await estimator.profiles())
-        return row is not None and row.samples >= samples
-
-    await until(enough, f"{samples} samples published")
-    row = _of_model(await estimator.profiles())
-    assert row is not None
-    return row
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path / "state")
-    await server.start()
-    yield server
-    await server.stop()
+from .estimator_rig import LEASE_S, PATIENCE_S, Estimator, Rig, config_of, learned, row_of_model, until
 
 
 @pytest.fixture
@@ -256,10 +53,10 @@ async def test_learns_and_publishes(rig: Rig, estimator: Estimator) -> None:
 
     await until(leads, "leadership")
     await asyncio.wait_for(rig.serve(20, 100), PATIENCE_S)
-    await _learned(estimator, 20)
+    await learned(estimator, 20)
     # The instance is known to the estimator now, so the durations of these are learned as well: 0.05 s at 1,000 times are 50 s.
     await rig.serve(20, 300, seconds=0.05)
-    row = await _learned(estimator, 38)
+    row = await learned(estimator, 38)
     assert row.output_tokens_mean == pytest.approx(200.0, rel=0.02)
     assert row.prompt_tokens_mean == 500.0
     snapshot = await estimator.profiles()
@@ -300,10 +97,10 @@ async def test_prediction_follows_the_queue(rig: Rig, estimator: Estimator) -> N
 
 async def test_a_standby_answers_and_takes_over(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(30, 123)
-    await _learned(estimator, 30)
+    await learned(estimator, 30)
     standby = Estimator(server.url)
     await standby.start()
-    assert _of_model(await standby.profiles()) == _of_model(await estimator.profiles())
+    assert row_of_model(await standby.profiles()) == row_of_model(await estimator.profiles())
     assert (await standby.predict()).profile_version > 0
     assert standby.metric("qlm_estimator_leader") == 0
 
@@ -315,21 +112,21 @@ async def test_a_standby_answers_and_takes_over(server: EmbeddedServer, rig: Rig
 
     await until(leads, "the standby leads")
     await rig.serve(30, 123)
-    row = await _learned(standby, 55)
+    row = await learned(standby, 55)
     assert row.output_tokens_mean == pytest.approx(123.0)
     assert row.samples <= 60, "what the first had learned from was not learned again"
     assert (await standby.profiles()).version > version
     await standby.stop()
 
 
-async def test_a_restart_keeps_what_was_learned(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
+async def test_a_restart_keeps_what_waslearned(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(50, 77)
-    await _learned(estimator, 48)
+    await learned(estimator, 48)
     await estimator.stop()
     await rig.serve(10, 77)
     again = Estimator(server.url)
     await again.start()
-    assert (await _learned(again, 57)).output_tokens_mean == pytest.approx(77.0)
+    assert (await learned(again, 57)).output_tokens_mean == pytest.approx(77.0)
     await again.stop()
 
 
@@ -337,7 +134,7 @@ async def test_without_anything_published_it_learns_from_the_kept_events(server:
     await rig.serve(25, 64)
     estimator = Estimator(server.url)
     await estimator.start()
-    assert (await _learned(estimator, 24)).output_tokens_mean == pytest.approx(64.0)
+    assert (await learned(estimator, 24)).output_tokens_mean == pytest.approx(64.0)
     await estimator.stop()
 
 
@@ -348,7 +145,7 @@ async def test_trimmed_events_are_noticed(server: EmbeddedServer) -> None:
     first = Estimator(server.url)
     await first.start()
     await rig.serve(5, 10)
-    await _learned(first, 4)
+    await learned(first, 4)
     assert first.metric("qlm_estimator_event_gaps_total") == 0
     # Stalled: it reads nothing while its queue connection is held up, and keeps its lease.
     held = asyncio.Event()
@@ -381,14 +178,14 @@ async def test_malformed_entries_are_counted_and_skipped(server: EmbeddedServer,
         await client.xadd("{default}:events", {"e": payload})
     await client.aclose()
     await rig.serve(10, 40)
-    await _learned(estimator, 10)
+    await learned(estimator, 10)
     assert estimator.metric("qlm_estimator_malformed_entries_total") == 1
 
 
 async def test_an_unreadable_instance_leaves_the_others(rig: Rig, estimator: Estimator) -> None:
     await rig.queue.register("broken", "test", b"\xff\xff\xff", LEASE_S)
     await rig.serve(10, 40)
-    await _learned(estimator, 10)
+    await learned(estimator, 10)
     assert (await estimator.predict()).completion_p50_s > 0.0
 
 
@@ -411,7 +208,7 @@ async def test_unreadable_profiles_are_replaced(server: EmbeddedServer, rig: Rig
 
 async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(10, 40)
-    await _learned(estimator, 10)
+    await learned(estimator, 10)
     assert await estimator.healthy()
     await server.stop()
 
@@ -424,7 +221,7 @@ async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estim
     await server.start()
     await until(estimator.healthy, "healthy again")
     await rig.serve(10, 40)
-    assert (await _learned(estimator, 19)).output_tokens_mean == pytest.approx(40.0)
+    assert (await learned(estimator, 19)).output_tokens_mean == pytest.approx(40.0)
 
 
 SLO = request_pb2.Slo
@@ -443,6 +240,9 @@ COMPLETION = request_pb2.SLO_KIND_COMPLETION
         ({"slo": SLO()}, InvalidRequest, "INVALID_FIELD"),
         ({"slo": SLO(kind=COMPLETION)}, InvalidRequest, "INVALID_FIELD"),
         ({"slo": SLO(kind=COMPLETION, seconds=-1.0)}, InvalidRequest, "INVALID_FIELD"),
+        ({"slo": SLO(kind=COMPLETION, seconds=1e-9)}, InvalidRequest, "INVALID_FIELD"),
+        ({"slo": SLO(kind=COMPLETION, seconds=1.0, priority=1)}, InvalidRequest, "INVALID_FIELD"),
+        ({"slo": SLO(kind=request_pb2.SLO_KIND_PRIORITY, seconds=1.0)}, InvalidRequest, "INVALID_FIELD"),
         ({"slo": SLO(kind=COMPLETION, seconds=math.nan)}, InvalidRequest, "INVALID_FIELD"),
         ({"slo": SLO(kind=COMPLETION, seconds=math.inf)}, InvalidRequest, "INVALID_FIELD"),
         ({"slo": SLO(kind=request_pb2.SLO_KIND_PRIORITY, priority=5_000)}, InvalidRequest, "INVALID_FIELD"),
@@ -458,7 +258,7 @@ async def test_hostile_predictions_are_refused(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"output_tokens_max": 2**32 - 1}, {"slo": SLO(kind=COMPLETION, seconds=1e-9)}, {"prompt_tokens": 8_191}]
+    "fields", [{"output_tokens_max": 2**32 - 1}, {"slo": SLO(kind=COMPLETION, seconds=0.001)}, {"prompt_tokens": 8_191}]
 )
 async def test_extreme_predictions_are_answered(estimator: Estimator, fields: dict[str, object]) -> None:
     assert (await estimator.predict(**fields)).completion_p50_s > 0.0
@@ -476,7 +276,7 @@ async def test_no_instance_no_prediction(server: EmbeddedServer) -> None:
 
 async def test_stops_while_it_waits_for_the_server(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nobody.sock"
-    process = EstimatorProcess(_config(url), RedisQueue(url, call_timeout_s=0.2), EstimatorMetrics())
+    process = EstimatorProcess(config_of(url), RedisQueue(url, call_timeout_s=0.2), EstimatorMetrics())
     stop = asyncio.Event()
     told: list[str] = []
     task = asyncio.create_task(process.run(stop, told.append))
@@ -494,7 +294,7 @@ def test_a_model_without_profile_is_refused_at_start() -> None:
 
 async def test_metrics_are_served(rig: Rig, estimator: Estimator) -> None:
     await rig.serve(10, 40)
-    await _learned(estimator, 10)
+    await learned(estimator, 10)
     endpoint = serve_metrics(estimator.metrics.registry, "127.0.0.1", 0)
     try:
         with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{endpoint.port}/metrics", None, PATIENCE_S) as answer:

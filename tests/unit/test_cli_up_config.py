@@ -26,7 +26,18 @@ def test_the_shipped_configuration_has_two_gpus_and_one_of_each_service() -> Non
     command = specs[3].command
     assert command[1:7] == ("-m", "qlm_agent", "--config", "qlm.yaml", "--name", "a100-0")
     assert "agent.batch_max=8" in command
-    assert command.index("queue.url=redis://h:1") > command.index("agent.batch_max=8")
+
+
+def test_the_url_of_the_queue_stands_on_no_command_line() -> None:
+    given = {"queue.url": "redis://:secret@h:1", "agent.batch_max": "8"}
+    for spec in process_specs(load(), "qlm.yaml", given, "redis://:secret@h:1"):
+        assert not any("secret" in part for part in spec.command)
+        assert spec.environment == {"QLM_QUEUE__URL": "redis://:secret@h:1"}
+
+
+def test_a_whole_queue_section_that_was_given_does_not_hide_the_url() -> None:
+    (first, *_) = process_specs(load(), "qlm.yaml", {"queue": "{name: other}"}, "redis://h:1")
+    assert first.command.index("queue.url=redis://h:1") > first.command.index("queue={name: other}")
 
 
 def test_metrics_ports_follow_the_base() -> None:

@@ -135,7 +135,14 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("{% if %}")
-    for wrong in (lambda: open_text(str(broken), ""), lambda: open_text("/nowhere", ""), lambda: ChatTemplate(str(broken))):
+    alone = tmp_path / "template.jinja"
+    alone.write_text(TEMPLATE)
+    for wrong in (
+        lambda: open_text(str(broken), ""),
+        lambda: open_text("/nowhere", ""),
+        lambda: open_text("", str(alone)),
+        lambda: ChatTemplate(str(broken)),
+    ):
         with pytest.raises(ConfigError, match="models"):
             wrong()
     assert not open_text("", "").exact

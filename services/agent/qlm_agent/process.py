@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm.api.v1 import agent_pb2_grpc
@@ -16,14 +15,13 @@ from qlm_agent.shell import AgentShell, ShellSettings
 from qlm_agent.simulated.engine import SimulatedEngine
 from qlm_agent.simulated.timing import InstanceNoise
 from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
-from qlm_core.errors import Unavailable
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.grpc_server import GrpcServer
+from qlm_process.queue_connection import reach_queue
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 
 SERVICE_NAME = "qlm.api.v1.Agent"
-CONNECT_RETRY_S = 0.5
 
 
 class AgentProcess:
@@ -64,7 +62,7 @@ class AgentProcess:
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Serves until `stop` is set and all work is finished or given back. `on_ready` gets the address of the Agent service."""
         try:
-            if not await self._connect(stop):
+            if not await reach_queue(self._queue, self._clock, stop):
                 return
             await self._server.start()
             health = asyncio.create_task(self._tell_health(), name="health")
@@ -77,19 +75,6 @@ class AgentProcess:
         finally:
             await self._server.stop()
             await self._clock.stop()
-
-    async def _connect(self, stop: asyncio.Event) -> bool:
-        """Waits for the queue's server, up to `stop`; whether it answered."""
-        while not stop.is_set():
-            try:
-                await self._queue.start()
-                await self._clock.start()
-            except Unavailable as error:
-                structlog.get_logger().warning("queue_awaited", error=error.message)
-                await asyncio.sleep(CONNECT_RETRY_S)
-            else:
-                return True
-        return False
 
     async def _tell_health(self) -> None:
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
@@ -12,14 +11,9 @@ from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPr
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
+from qlm_core.slo_rules import SLO_KINDS
 from qlm_process.tracing import context_of
 from qlm_queue.values import Pulled
-
-SLO_KINDS: Mapping[request_pb2.SloKind.ValueType, SloKind] = {
-    request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION,
-    request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN,
-    request_pb2.SLO_KIND_PRIORITY: SloKind.PRIORITY,
-}
 
 
 def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float) -> HeldRun:

@@ -61,8 +61,18 @@ class ServerCalls:
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
-    async def perform(self, effect: ServerEffect) -> Event:
-        """Makes the call and returns its answer."""
+    def held_by(self, effect: ServerEffect) -> tuple[HeldRun, ...]:
+        """The runs that an effect is about. To be asked when the machine wants the effect: one may be cancelled before its call begins."""
+        match effect:
+            case Emit() | Complete():
+                return tuple(self._held[item.run_id] for item in effect.items)
+            case GiveBack():
+                return tuple(self._held[run_id] for run_id in effect.run_ids)
+            case _:
+                return ()
+
+    async def perform(self, effect: ServerEffect, runs: Sequence[HeldRun]) -> Event:
+        """Makes the call and returns its answer. `runs`: what `held_by` gave for it."""
         match effect:
             case Register():
                 return await self._register(effect)
@@ -82,11 +92,11 @@ class ServerCalls:
                 owned = await self._queue.owned(self.facts.incarnation)
                 return OwnedAnswered(call=effect.call, owned=tuple(self._take(pulled, None) for pulled in owned))
             case Emit():
-                return await self._emit(effect)
+                return await self._emit(effect, runs)
             case Complete():
-                return await self._complete(effect)
+                return await self._complete(effect, runs)
             case GiveBack():
-                return await self._give_back(effect)
+                return await self._give_back(effect, runs)
             case _:
                 assert_never(effect)
 
@@ -148,29 +158,28 @@ class ServerCalls:
             refusal=held.refusal,
         )
 
-    async def _emit(self, effect: Emit) -> Event:
-        emissions = [self._held[item.run_id].emission(item.start, item.end) for item in effect.items]
+    async def _emit(self, effect: Emit, runs: Sequence[HeldRun]) -> Event:
+        emissions = [held.emission(item.start, item.end) for held, item in zip(runs, effect.items, strict=True)]
         statuses = await self._queue.emit(self.facts.incarnation, emissions)
         done = (item.end - item.start for item, status in zip(effect.items, statuses, strict=True) if status is StepStatus.DONE)
         self._telemetry.metrics.emitted.inc(sum(done))
         return _items_answered(effect.call, statuses)
 
-    async def _complete(self, effect: Complete) -> Event:
+    async def _complete(self, effect: Complete, runs: Sequence[HeldRun]) -> Event:
         began_s = self._now_s()
-        helds = [self._held[item.run_id] for item in effect.items]
-        completions = [completion_of(held, item, began_s) for held, item in zip(helds, effect.items, strict=True)]
+        completions = [completion_of(held, item, began_s) for held, item in zip(runs, effect.items, strict=True)]
         statuses = await self._queue.complete(self.facts.incarnation, completions)
         ended_s = self._now_s()
         metrics = self._telemetry.metrics
-        for held, item, completion, status in zip(helds, effect.items, completions, statuses, strict=True):
+        for held, item, completion, status in zip(runs, effect.items, completions, statuses, strict=True):
             if status is StepStatus.DONE:
                 metrics.emitted.inc(item.end - item.start)
                 metrics.ended.labels(state=completion.state.name).inc()
                 self._telemetry.completed(held, began_s, ended_s)
         return _items_answered(effect.call, statuses)
 
-    async def _give_back(self, effect: GiveBack) -> Event:
-        owned = [self._held[run_id].owned for run_id in effect.run_ids]
+    async def _give_back(self, effect: GiveBack, runs: Sequence[HeldRun]) -> Event:
+        owned = [held.owned for held in runs]
         if effect.cause is ReturnCause.UNSTARTED:
             statuses = await self._queue.unpull(self.facts.incarnation, owned)
         else:

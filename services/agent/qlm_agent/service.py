@@ -9,7 +9,7 @@ import grpc.aio
 
 from qlm.api.v1 import agent_pb2, agent_pb2_grpc, instance_pb2
 from qlm_agent.engine import Tier
-from qlm_core.errors import InvalidRequest
+from qlm_core.errors import invalid_field
 from qlm_core.instance import InstanceFacts
 from qlm_process.instance_wire import to_proto
 
@@ -45,8 +45,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Drain(self, request: agent_pb2.DrainRequest, context: Context) -> agent_pb2.DrainResponse:  # noqa: N802
         if not (math.isfinite(request.finish_s) and 0.0 <= request.finish_s <= DRAIN_FINISH_MAX_S):
-            rule = f"0 to {DRAIN_FINISH_MAX_S:.0f}"
-            raise InvalidRequest(f"finish_s is {rule}, got {request.finish_s}", details={"field": "finish_s", "rule": rule})
+            raise invalid_field("finish_s", f"from 0 to {DRAIN_FINISH_MAX_S:.0f}")
         finished, given_back = await self._agent.drain(request.finish_s)
         return agent_pb2.DrainResponse(finished=finished, requeued=given_back)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -232,7 +232,7 @@ class AgentShell:
         match effect:
             case Register() | Describe() | Deregister() | Pull() | ReadOwned() | Emit() | Complete() | GiveBack():
                 assert self._group is not None
-                self._group.create_task(self._call(effect), name=type(effect).__name__)
+                self._group.create_task(self._call(effect, self._calls.held_by(effect)), name=type(effect).__name__)
             case StartRun() | AbortRuns() | LoadModel() | PauseEngine() | ResumeEngine():
                 self._driver.put(effect)
             case ForgetRun():
@@ -254,10 +254,10 @@ class AgentShell:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    async def _call(self, effect: ServerEffect) -> None:
+    async def _call(self, effect: ServerEffect, runs: Sequence[HeldRun]) -> None:
         incarnation = self.facts.incarnation
         try:
-            answer = await self._calls.perform(effect)
+            answer = await self._calls.perform(effect, runs)
         except (Unavailable, LeaseLost) as error:
             name = type(effect).__name__
             structlog.get_logger().warning("call_lost", call=name, error=str(error))

@@ -6,39 +6,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-import click
 import structlog
 
-from qlm_core.errors import ConfigError
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
-from qlm_process.config import load_config, parse_override
-from qlm_process.logs import configure_logging
 from qlm_process.metrics import serve_metrics
 from qlm_process.queue_connection import open_queue
-from qlm_process.runner import EXIT_CONFIG, run_service
-
-
-@click.command(name="estimator")
-@click.option(
-    "--config", "path", type=click.Path(), default=None, help="YAML file with the sections queue, models, estimator(s), telemetry."
-)
-@click.option("--name", default=None, help="Entry of the list `estimators` to run; without the list, this estimator's name.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Overrides one setting, such as estimator.publish_every_s=5.")
-def command(path: str | None, name: str | None, settings: Sequence[str]) -> int:
-    """Learns output lengths and engine speeds from what happens to requests, publishes them as profiles, and predicts waits over gRPC.
-
-    One of several leads and learns, the others stand by and answer too. Stops on SIGTERM or SIGINT.
-    """
-    try:
-        overrides = dict(parse_override(setting) for setting in settings)
-        config = load_config(EstimatorConfig, path, "estimators" if name else None, name, overrides)
-    except ConfigError as error:
-        click.echo(f"estimator: {error.message}", err=True)
-        return EXIT_CONFIG
-    configure_logging(config.telemetry, "estimator", config.estimator.name)
-    return run_service(lambda stop: _serve(config, stop))
+from qlm_process.service_command import run_command, service_command
 
 
 async def _serve(config: EstimatorConfig, stop: asyncio.Event) -> None:
@@ -57,14 +32,14 @@ async def _serve(config: EstimatorConfig, stop: asyncio.Event) -> None:
         await asyncio.to_thread(endpoint.stop)
 
 
+TEXT = """Learn output lengths and engine speeds from what happens to requests, publish them as profiles, and predict waits over gRPC.
+
+One of several leads and learns, the others stand by and answer too. Stops on SIGTERM or SIGINT."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    try:
-        result: object = command.main(args=list(sys.argv[1:] if argv is None else argv), prog_name="qlm estimator", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return EXIT_CONFIG
-    return result if isinstance(result, int) else 0
+    """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
+    return run_command(service_command("estimator", EstimatorConfig, text=TEXT, example="estimator.publish_every_s=5", serve=_serve), argv)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -16,6 +14,7 @@ from qlm_estimator.service import EstimatorService
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import RoleElection
+from qlm_process.queue_connection import reach_queue
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -56,7 +55,7 @@ class EstimatorProcess:
         )
         server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
         try:
-            if not await self._connected(clock, stop):
+            if not await reach_queue(self._queue, clock, stop):
                 return
             await server.start()
             election = RoleElection(
@@ -82,18 +81,6 @@ class EstimatorProcess:
             await server.stop()
             await clock.stop()
 
-    async def _connected(self, clock: ServerClock, stop: asyncio.Event) -> bool:
-        """Waits for the queue's server; False if it is time to stop before."""
-        while not stop.is_set():
-            try:
-                await self._queue.start()
-                await clock.start()
-                return True
-            except Unavailable as error:
-                structlog.get_logger().warning("queue_unavailable", error=str(error))
-                await _wait(stop, self._config.estimator.retry_s)
-        return False
-
     async def _until_stopped(self, stop: asyncio.Event, shell: EstimatorShell, server: GrpcServer) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -113,11 +100,3 @@ class EstimatorProcess:
                 await server.set_serving(False)
             else:
                 await server.set_serving(True)
-
-
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return

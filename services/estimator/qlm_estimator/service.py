@@ -9,13 +9,14 @@ from typing import Any
 
 import grpc.aio
 
-from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2, request_pb2
-from qlm_core.errors import InvalidRequest, NotFound, Unavailable
+from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2
+from qlm_core.errors import InvalidRequest, NotFound, Unavailable, invalid_field
 from qlm_core.group import slo_class, token_class
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import QueueView, RequestPrediction, predict_request
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo, SloKind
+from qlm_core.request import Slo
+from qlm_core.slo_rules import checked_slo
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_process import profile_wire
 from qlm_process.queue_views import queue_views
@@ -24,8 +25,6 @@ from qlm_queue.port import Queue
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-SLO_SECONDS_MAX = 30 * 24 * 3600.0
-PRIORITY_MAX = 1000
 RETRY_AFTER_S = 1.0
 """Hint where no prediction can be made: an instance may come."""
 
@@ -110,31 +109,15 @@ def _checked(request: estimator_pb2.PredictRequest, catalogue: Mapping[str, Mode
         raise NotFound(f"no model {request.model!r}", reason="UNKNOWN_MODEL", details={"model": request.model})
     for field, value in (("prompt_tokens", request.prompt_tokens), ("output_tokens_max", request.output_tokens_max)):
         if value < 1:
-            raise _invalid(field, ">= 1")
+            raise invalid_field(field, ">= 1")
     if request.prompt_tokens >= spec.context_tokens_max:
         raise InvalidRequest(
             f"a prompt of {request.prompt_tokens} tokens leaves no room in a context of {spec.context_tokens_max}",
             reason="PROMPT_TOO_LONG",
             details={"prompt_tokens": str(request.prompt_tokens), "context_tokens_max": str(spec.context_tokens_max)},
         )
-    return spec, _slo(request.slo) if request.HasField("slo") else None
-
-
-def _slo(message: request_pb2.Slo) -> Slo:
-    if message.kind == request_pb2.SLO_KIND_PRIORITY:
-        if abs(message.priority) > PRIORITY_MAX:
-            raise _invalid("slo.priority", f"-{PRIORITY_MAX} to {PRIORITY_MAX}")
-        return Slo(kind=SloKind.PRIORITY, priority=message.priority)
-    kinds = {request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION, request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN}
-    if message.kind not in kinds:
-        raise _invalid("slo.kind", "COMPLETION, FIRST_TOKEN or PRIORITY")
-    if not 0.0 < message.seconds <= SLO_SECONDS_MAX:
-        raise _invalid("slo.seconds", f"> 0 and at most {SLO_SECONDS_MAX:.0f}")
-    return Slo(kind=kinds[message.kind], seconds=message.seconds)
-
-
-def _invalid(field: str, rule: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} must be {rule}", details={"field": field, "rule": rule})
+    slo = request.slo
+    return spec, checked_slo(slo.kind, slo.seconds, slo.priority) if request.HasField("slo") else None
 
 
 def _to_proto(found: RequestPrediction) -> prediction_pb2.Prediction:

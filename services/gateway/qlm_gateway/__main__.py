@@ -7,39 +7,15 @@ import sys
 from collections.abc import Sequence
 from uuid import uuid4
 
-import click
 import structlog
 
-from qlm_core.errors import ConfigError
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.shell import Gateway
-from qlm_process.config import load_config, parse_override
-from qlm_process.logs import configure_logging
 from qlm_process.metrics import serve_metrics
 from qlm_process.queue_connection import open_queue
-from qlm_process.runner import EXIT_CONFIG, run_service
+from qlm_process.service_command import run_command, service_command
 from qlm_process.tracing import configure_tracing
-
-
-@click.command(name="gateway")
-@click.option("--config", "path", type=click.Path(), default=None, help="YAML file with the sections queue, models, gateway(s), telemetry.")
-@click.option("--name", default=None, help="Entry of the list `gateways` to run; without the list, this gateway's name.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Overrides one setting, such as gateway.listen=127.0.0.1:0.")
-def command(path: str | None, name: str | None, settings: Sequence[str]) -> int:
-    """Takes requests over gRPC, puts them in the queue and streams their tokens back.
-
-    Stops on SIGTERM or SIGINT: refuses new requests, lets open streams go on for gateway.drain_grace_s seconds, then ends them so that
-    clients go on at another gateway.
-    """
-    try:
-        overrides = dict(parse_override(setting) for setting in settings)
-        config = load_config(GatewayConfig, path, "gateways" if name else None, name, overrides)
-    except ConfigError as error:
-        click.echo(f"gateway: {error.message}", err=True)
-        return EXIT_CONFIG
-    configure_logging(config.telemetry, "gateway", config.gateway.name)
-    return run_service(lambda stop: _serve(config, stop))
 
 
 async def _serve(config: GatewayConfig, stop: asyncio.Event) -> None:
@@ -60,14 +36,15 @@ async def _serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         await asyncio.to_thread(provider.shutdown)
 
 
+TEXT = """Take requests over gRPC, put them in the queue and stream their tokens back.
+
+Stops on SIGTERM or SIGINT: refuses new requests, lets open streams go on for gateway.drain_grace_s seconds, then ends them so that
+clients go on at another gateway."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    try:
-        result: object = command.main(args=list(sys.argv[1:] if argv is None else argv), prog_name="qlm gateway", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    return result if isinstance(result, int) else 0
+    """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
+    return run_command(service_command("gateway", GatewayConfig, text=TEXT, example="gateway.listen=127.0.0.1:0", serve=_serve), argv)
 
 
 if __name__ == "__main__":

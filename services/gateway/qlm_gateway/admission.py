@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qlm_core.errors import InvalidRequest, NotFound
-from qlm_core.request import RequestKey, Slo, SloKind
+from qlm_core.errors import InvalidRequest, NotFound, invalid_field
+from qlm_core.request import RequestKey, Slo
+from qlm_core.slo_rules import check_seconds, checked_slo
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 
@@ -19,20 +20,13 @@ DEFAULT_TENANT = "default"
 TENANT_BYTES_MAX = 64
 REQUEST_ID_BYTES_MAX = 128
 APPLICATION_BYTES_MAX = 64
-SECONDS_MIN = 0.001
-"""The shortest SLO and expiry: the queue's clock counts in milliseconds."""
-SLO_S_MAX = 30 * 86_400.0
 EXPIRY_S_MAX = 365 * 86_400.0
-PRIORITY_MAX = 1_000
 STOP_STRINGS_MAX = 16
 STOP_BYTES_MAX = 256
 STRUCTURE_BYTES_MAX = 65_536
 LOGPROBS_MAX = 20
 MESSAGES_MAX = 4_096
 ROLES = ("system", "user", "assistant", "tool")
-
-SLO_KINDS: Mapping[int, SloKind] = {1: SloKind.COMPLETION, 2: SloKind.FIRST_TOKEN, 3: SloKind.PRIORITY}
-"""Numbers of SloKind in request.proto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +56,7 @@ def check(draft: RequestDraft, catalogue: Mapping[str, ModelEntry], limits: Admi
     if draft.request_id:
         check_name("request_id", draft.request_id, REQUEST_ID_BYTES_MAX)
     if len(draft.application.encode()) > APPLICATION_BYTES_MAX:
-        raise invalid("application", f"at most {APPLICATION_BYTES_MAX} bytes")
+        raise invalid_field("application", f"at most {APPLICATION_BYTES_MAX} bytes")
     if draft.expire_after_s is not None:
         check_seconds("expire_after_s", draft.expire_after_s, EXPIRY_S_MAX)
     _check_prompt(draft, entry, limits)
@@ -104,7 +98,7 @@ def request_key(tenant: str, request_id: str) -> RequestKey:
 def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
     """The catalogue's entry. Raises InvalidRequest for "", NotFound UNKNOWN_MODEL."""
     if not name:
-        raise invalid("model", "required")
+        raise invalid_field("model", "required")
     entry = catalogue.get(name)
     if entry is None:
         raise NotFound(f"model {name[:128]!r} is not served here (see ListModels)", reason="UNKNOWN_MODEL", details={"model": name})
@@ -113,36 +107,13 @@ def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
 
 def slo_of(draft: SloDraft) -> Slo:
     """A checked SLO. Raises InvalidRequest."""
-    kind = SLO_KINDS.get(draft.kind)
-    if kind is None:
-        raise invalid("slo.kind", "COMPLETION, FIRST_TOKEN or PRIORITY")
-    if kind is SloKind.PRIORITY:
-        if draft.seconds != 0.0:
-            raise invalid("slo.seconds", "absent for PRIORITY")
-        if abs(draft.priority) > PRIORITY_MAX:
-            raise invalid("slo.priority", f"from -{PRIORITY_MAX} to {PRIORITY_MAX}")
-        return Slo(kind=kind, priority=draft.priority)
-    if draft.priority:
-        raise invalid("slo.priority", "absent but for PRIORITY")
-    check_seconds("slo.seconds", draft.seconds, SLO_S_MAX)
-    return Slo(kind=kind, seconds=draft.seconds)
-
-
-def check_seconds(field: str, seconds: float, seconds_max: float) -> None:
-    """Raises InvalidRequest for a duration that is not finite, not > 0 or too long."""
-    if not SECONDS_MIN <= seconds <= seconds_max:  # False for NaN
-        raise invalid(field, f"a number of seconds from {SECONDS_MIN} to {seconds_max:.0f}")
+    return checked_slo(draft.kind, draft.seconds, draft.priority)
 
 
 def check_name(field: str, name: str, bytes_max: int) -> None:
     """Raises InvalidRequest for a name that is empty, too long or not printable ASCII."""
     if not (1 <= len(name) <= bytes_max and name.isascii() and name.isprintable()):
-        raise invalid(field, f"1 to {bytes_max} bytes of printable ASCII")
-
-
-def invalid(field: str, rule: str) -> InvalidRequest:
-    """A field breaks its rule (reason INVALID_FIELD)."""
-    return InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+        raise invalid_field(field, f"1 to {bytes_max} bytes of printable ASCII")
 
 
 def empty_prompt() -> InvalidRequest:
@@ -166,21 +137,21 @@ def _check_prompt(draft: RequestDraft, entry: ModelEntry, limits: AdmissionLimit
         last = draft.token_ids[-1]
         # Only the last id may state the answer's length.
         if max(draft.token_ids[:-1], default=0) >= entry.spec.vocabulary_size or not entry.admits_token(last):
-            raise invalid("tokens.ids", f"below the model's vocabulary size, {entry.spec.vocabulary_size}")
+            raise invalid_field("tokens.ids", f"below the model's vocabulary size, {entry.spec.vocabulary_size}")
         return
     if draft.chat is not None:
         if len(draft.chat) > MESSAGES_MAX:
-            raise invalid("chat.messages", f"at most {MESSAGES_MAX}")
+            raise invalid_field("chat.messages", f"at most {MESSAGES_MAX}")
         for role, _ in draft.chat:
             if role not in ROLES:
-                raise invalid("chat.messages.role", f"one of {', '.join(ROLES)}")
+                raise invalid_field("chat.messages.role", f"one of {', '.join(ROLES)}")
         prompt_bytes = sum(len(content.encode()) for _, content in draft.chat)
     else:
         prompt_bytes = len((draft.text or "").encode())
     if not prompt_bytes:
         raise empty_prompt()
     if prompt_bytes > limits.prompt_bytes_max:
-        raise invalid("prompt", f"at most {limits.prompt_bytes_max} bytes")
+        raise invalid_field("prompt", f"at most {limits.prompt_bytes_max} bytes")
     # So many tokens there are at least: a hopeless prompt is refused before anyone tokenizes it.
     tokens_min = -(-prompt_bytes // entry.token_bytes_max)
     if tokens_min >= entry.spec.context_tokens_max:
@@ -194,31 +165,31 @@ def _check_sampling(sampling: SamplingDraft) -> None:
     _check_range("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     _check_range("logprobs", sampling.logprobs, 0, LOGPROBS_MAX)
     if sampling.top_p is not None and not 0.0 < sampling.top_p <= 1.0:
-        raise invalid("sampling.top_p", "above 0 and at most 1")
+        raise invalid_field("sampling.top_p", "above 0 and at most 1")
     if sampling.repetition_penalty is not None and not 0.0 < sampling.repetition_penalty < math.inf:
-        raise invalid("sampling.repetition_penalty", "above 0 and finite")
+        raise invalid_field("sampling.repetition_penalty", "above 0 and finite")
     if len(sampling.stop) > STOP_STRINGS_MAX:
-        raise invalid("sampling.stop", f"at most {STOP_STRINGS_MAX} strings")
+        raise invalid_field("sampling.stop", f"at most {STOP_STRINGS_MAX} strings")
     if any(not 1 <= len(text.encode()) <= STOP_BYTES_MAX for text in sampling.stop):
-        raise invalid("sampling.stop", f"strings of 1 to {STOP_BYTES_MAX} bytes")
+        raise invalid_field("sampling.stop", f"strings of 1 to {STOP_BYTES_MAX} bytes")
     if sampling.regex is not None and not 1 <= len(sampling.regex.encode()) <= STRUCTURE_BYTES_MAX:
-        raise invalid("sampling.regex", f"1 to {STRUCTURE_BYTES_MAX} bytes")
+        raise invalid_field("sampling.regex", f"1 to {STRUCTURE_BYTES_MAX} bytes")
     if sampling.json_schema is not None:
         _check_json_schema(sampling.json_schema)
 
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
     if value is not None and not least <= value <= most:  # False for NaN
-        raise invalid(f"sampling.{name}", f"from {least:g} to {most:g}")
+        raise invalid_field(f"sampling.{name}", f"from {least:g} to {most:g}")
 
 
 def _check_json_schema(text: str) -> None:
     rule = f"a JSON schema (an object or a boolean) of at most {STRUCTURE_BYTES_MAX} bytes"
     if len(text.encode()) > STRUCTURE_BYTES_MAX:
-        raise invalid("sampling.json_schema", rule)
+        raise invalid_field("sampling.json_schema", rule)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid("sampling.json_schema", rule) from error
+        raise invalid_field("sampling.json_schema", rule) from error
     if not isinstance(schema, (dict, bool)):
-        raise invalid("sampling.json_schema", rule)
+        raise invalid_field("sampling.json_schema", rule)

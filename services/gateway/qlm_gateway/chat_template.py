@@ -9,9 +9,8 @@ from typing import NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from qlm_core.errors import ConfigError
+from qlm_core.errors import ConfigError, invalid_field
 from qlm_core.simulated_model import chat_text
-from qlm_gateway.admission import invalid
 
 
 class ChatTemplate:
@@ -40,7 +39,7 @@ class ChatTemplate:
         try:
             return self._template.render(messages=turns, add_generation_prompt=True, bos_token="", eos_token="")
         except TemplateError as error:
-            raise invalid("chat.messages", f"what the model's chat template takes ({error})") from error
+            raise invalid_field("chat.messages", f"what the model's chat template takes ({error})") from error
 
 
 def _refuse(message: str) -> NoReturn:

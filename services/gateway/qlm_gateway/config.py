@@ -9,7 +9,8 @@ from pydantic import Field
 from qlm_core.errors import ConfigError
 from qlm_core.model import ModelSpec
 from qlm_core.request import Slo, SloKind
-from qlm_gateway.admission import SECONDS_MIN, SLO_S_MAX, AdmissionLimits
+from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
+from qlm_gateway.admission import AdmissionLimits
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.model_text import ModelText, open_text
 from qlm_gateway.readers import StreamLimits

@@ -84,6 +84,8 @@ class _ApproximateDetokenizer:
 def open_text(tokenizer_path: str, template_path: str) -> ModelText:
     """The text of a model by its settings; "" for a path that is not set. Raises ConfigError."""
     if not tokenizer_path:
+        if template_path:
+            raise ConfigError(f"models.chat_template: {template_path} needs the model's models.tokenizer too")
         return ApproximateText()
     # Only gateways of real models need the libraries behind it.
     try:

@@ -28,8 +28,9 @@ from qlm.api.v1.gateway_pb2 import (
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
 from qlm.api.v1.request_pb2 import Result as ResultMessage
 from qlm.api.v1.request_pb2 import ResultError
+from qlm_core.errors import invalid_field
 from qlm_core.request import RequestKey
-from qlm_gateway.admission import invalid, request_key
+from qlm_gateway.admission import request_key
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entry
 from qlm_gateway.metrics import GatewayMetrics
@@ -104,7 +105,7 @@ class GatewayService(GatewayServicer):
     async def Result(self, request: ResultRequest, context: Context) -> ResultResponse:
         key = request_key(request.tenant, request.request_id)
         if not 0.0 <= request.wait_s <= WAIT_S_MAX:
-            raise invalid("wait_s", f"from 0 to {WAIT_S_MAX:g}")
+            raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}")
         result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
         if result is None:
             found = await self._queue.find(key)

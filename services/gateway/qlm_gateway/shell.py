@@ -11,7 +11,6 @@ import structlog
 from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
-from qlm_core.errors import Unavailable
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
@@ -20,12 +19,11 @@ from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.service import GatewayService
 from qlm_gateway.stream_hub import StreamHub
 from qlm_process.grpc_server import GrpcServer
+from qlm_process.queue_connection import reach_queue
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 
 SERVICE_NAME = "qlm.api.v1.Gateway"
-CONNECT_RETRY_S = 0.5
-"""Pause between attempts to reach the queue at the start: for as long as nobody stops the process."""
 HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
@@ -77,7 +75,7 @@ class Gateway:
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Starts, calls `on_ready` with the address, and serves until `stop` is set; then drains. Raises ConfigError."""
-        if not await self._connect(stop):
+        if not await reach_queue(self._queue, self._clock, stop):
             return
         background = asyncio.create_task(self._run_background())
         stopping = asyncio.create_task(stop.wait())
@@ -96,22 +94,6 @@ class Gateway:
             background.cancel()
             await asyncio.wait([background])
             await self._clock.stop()
-
-    async def _connect(self, stop: asyncio.Event) -> bool:
-        """Whether the queue was reached before somebody stopped the process."""
-        while not stop.is_set():
-            try:
-                await self._queue.start()
-                await self._clock.start()
-                return True
-            except Unavailable as error:
-                structlog.get_logger().warning("queue_not_reached", error=str(error))
-            try:
-                async with asyncio.timeout(CONNECT_RETRY_S):
-                    await stop.wait()
-            except TimeoutError:
-                continue
-        return False
 
     async def _run_background(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,8 @@ from qlm_core.prediction import RequestPrediction
 from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.outlook import Asked, Outlook
-from qlm_gateway.wire import SLO_KIND_NUMBERS, STATES, TOKEN_BYTES, admission_of, prediction_message
+from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of, prediction_message
+from qlm_process.slo_wire import SLO_KIND_NUMBERS
 from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
 

@@ -11,25 +11,20 @@ from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Admission, Request, RequestState, Result, TokenPrompt, TraceContext
 from qlm.api.v1.request_pb2 import Slo as SloMessage
-from qlm.api.v1.request_pb2 import SloKind as SloKindMessage
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.prediction import RequestPrediction
 from qlm_core.request import RequestState as State
 from qlm_core.request import Slo, SloKind
+from qlm_core.slo_rules import SLO_KINDS
 from qlm_gateway.admission import Admitted
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.stream_events import FrameFacts
+from qlm_process.slo_wire import SLO_KIND_NUMBERS
 from qlm_queue.values import AcceptReceipt
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
-
-SLO_KIND_NUMBERS: dict[SloKind, SloKindMessage.ValueType] = {
-    SloKind.COMPLETION: SloKindMessage.SLO_KIND_COMPLETION,
-    SloKind.FIRST_TOKEN: SloKindMessage.SLO_KIND_FIRST_TOKEN,
-    SloKind.PRIORITY: SloKindMessage.SLO_KIND_PRIORITY,
-}
 
 STATES: dict[State, RequestState.ValueType] = {
     State.ACCEPTED: RequestState.REQUEST_STATE_ACCEPTED,
@@ -51,9 +46,7 @@ def draft_of(request: Request) -> RequestDraft:
         chat=tuple((message.role, message.content) for message in request.chat.messages) if prompt == "chat" else None,
         token_ids=tuple(request.tokens.ids) if prompt == "tokens" else None,
         sampling=_sampling_of(request) if request.HasField("sampling") else None,
-        slo=SloDraft(kind=request.slo.kind, seconds=request.slo.seconds, priority=request.slo.priority)
-        if request.HasField("slo")
-        else None,
+        slo=_slo_of(request) if request.HasField("slo") else None,
         tenant=request.tenant,
         application=request.application,
         request_id=request.request_id,
@@ -113,7 +106,7 @@ def admission_of(body: bytes) -> tuple[str, Slo, int, int]:
     """Model, SLO, prompt tokens and most output tokens of a stored request."""
     request = Request.FromString(body)
     admission = request.admission
-    kind = next(kind for kind, number in SLO_KIND_NUMBERS.items() if number == admission.slo.kind)
+    kind = SLO_KINDS[admission.slo.kind]
     slo = Slo(kind=kind, priority=admission.slo.priority) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=admission.slo.seconds)
     return request.model, slo, admission.prompt_tokens, admission.output_tokens_max
 

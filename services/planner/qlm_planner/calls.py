@@ -12,6 +12,7 @@ from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, Slo, SloKind
+from qlm_core.slo_rules import SLO_KINDS
 from qlm_planner.effects import ApplyChunk, Call, Expire, Forget, Place, ReadArrivals, ReadEvents, ReadOverview, ReadUnplaced, Reclaim
 from qlm_planner.events import (
     ArrivalsRead,
@@ -44,12 +45,6 @@ from qlm_queue.values import (
     StepStatus,
     StreamEntry,
 )
-
-SLO_KINDS: Mapping[int, SloKind] = {
-    request_pb2.SLO_KIND_COMPLETION: SloKind.COMPLETION,
-    request_pb2.SLO_KIND_FIRST_TOKEN: SloKind.FIRST_TOKEN,
-    request_pb2.SLO_KIND_PRIORITY: SloKind.PRIORITY,
-}
 
 LOST_TOO_OFTEN = request_pb2.Result(
     error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")

@@ -12,18 +12,24 @@ from dataclasses import dataclass, field
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_planner.snapshot import Arrival, EntryId, entry_id
 
+MISSED_OVERVIEWS = 2
+"""After so many overviews in a row that held unplaced requests while none was pending here, some were lost on the way."""
+BUSY_OVERVIEWS = 20
+"""After so many overviews in a row that held unplaced requests, whatever was pending, some may have been lost behind the others."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
-    """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `missed`: the last overview
-    held unplaced requests that are not here."""
+    """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `missed`, `busy`:
+    overviews in a row that held unplaced requests, those with nothing pending here and all."""
 
     policy: Policy
     pending: dict[str, Arrival] = field(default_factory=dict)
     scanning: bool = True
     scan_after: str = ""
     scanned: EntryId = (0, 0)
-    missed: bool = False
+    missed: int = 0
+    busy: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -33,17 +39,19 @@ class Intake:
         """Something may have been read and lost on the way."""
         self.scanning = True
         self.scan_after = ""
+        self.missed = self.busy = 0
 
     def compare(self, unplaced: int) -> None:
-        """An overview counts `unplaced` requests. Where nothing is pending here they are on their way in a read, or were lost with one: two
-        such overviews in a row tell."""
-        if unplaced == 0 or self.pending or self.scanning:
-            self.missed = False
-        elif self.missed:
-            self.missed = False
+        """An overview counts `unplaced` requests. They are pending here, on their way in a read, or were lost with one, perhaps one of a
+        former leader that woke up once more: that something is unplaced in overview after overview tells, at last also under a load so
+        steady that there is always something pending."""
+        if unplaced == 0 or self.scanning:
+            self.missed = self.busy = 0
+            return
+        self.busy += 1
+        self.missed = 0 if self.pending else self.missed + 1
+        if self.missed >= MISSED_OVERVIEWS or self.busy >= BUSY_OVERVIEWS:
             self.rescan()
-        else:
-            self.missed = True
 
     def add_page(self, arrivals: tuple[Arrival, ...], read_to: str) -> None:
         """`read_to`: the last queue id of the page, "" for an empty one, which is the last."""

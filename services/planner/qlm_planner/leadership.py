@@ -15,7 +15,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.calls import perform
 from qlm_planner.effects import Call, Effect, PlanChanged
-from qlm_planner.events import CallFailed, Event, PlaceAnswered, ProfilesRead, ReplanAsked, Tick
+from qlm_planner.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.plan_view import PlanView, plan_view
@@ -68,6 +68,7 @@ class Leadership:
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
         self._changed = asyncio.Event()
+        self._incarnations: frozenset[str] = frozenset()
         self.caught_up = asyncio.Event()
 
     # For the gRPC service ---------------------------------------------------------------------------------------------
@@ -80,6 +81,10 @@ class Leadership:
     def changed(self) -> asyncio.Event:
         """Set when the plan has changed; whoever waits clears it."""
         return self._changed
+
+    def knows(self, incarnation: str) -> bool:
+        """Whether it was registered at the last reading of the queue."""
+        return incarnation in self._incarnations
 
     async def plan(self) -> PlanView:
         async with self._turn:
@@ -178,6 +183,8 @@ class Leadership:
             effects = await asyncio.to_thread(self._machine.step, now_s, event)
         else:
             effects = self._machine.step(now_s, event)
+        if isinstance(event, OverviewRead):
+            self._incarnations = frozenset(slot.facts.incarnation for slot in self._machine.board.slots.values())
         self._metrics.step_seconds.observe(time.perf_counter() - began_s)
         self._metrics.count(event)
         self._metrics.show(self._machine)

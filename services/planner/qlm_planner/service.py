@@ -9,21 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import structlog
 
-from qlm.api.v1 import planner_pb2, planner_pb2_grpc, request_pb2
-from qlm_core.errors import InvalidRequest, LeaseLost, PreconditionFailed, Unavailable
+from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
-from qlm_core.request import SloKind
 from qlm_planner.events import InstanceAnnounced, LoadReported
 from qlm_planner.leadership import Leadership
 from qlm_planner.plan_view import GroupOutlook, PlanView
 from qlm_planner.watchers import Watchers
 from qlm_process.instance_wire import from_proto
+from qlm_process.slo_wire import SLO_KIND_NUMBERS
 
-SLO_KINDS = {
-    SloKind.COMPLETION: request_pb2.SLO_KIND_COMPLETION,
-    SloKind.FIRST_TOKEN: request_pb2.SLO_KIND_FIRST_TOKEN,
-    SloKind.PRIORITY: request_pb2.SLO_KIND_PRIORITY,
-}
 WHY_BYTES_MAX = 256
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
 
@@ -66,6 +61,9 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
                 warm_models=tuple(load.warm_models),
             )
         )
+        if not term.knows(request.incarnation):  # told all the same: the planner looks at the queue again
+            message = f"instance {request.incarnation} is not registered, or is not known yet"
+            raise NotFound(message, reason="UNKNOWN_INSTANCE", details={"instance": request.incarnation})
         return planner_pb2.HeartbeatResponse(plan_version=term.plan_version)
 
     async def WatchPlan(  # noqa: N802
@@ -83,7 +81,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> planner_pb2.ReplanResponse:
         term = await self._leader()
         if len(request.why.encode()) > WHY_BYTES_MAX:
-            raise InvalidRequest("why is too long", details={"field": "why", "rule": f"at most {WHY_BYTES_MAX} bytes"})
+            raise invalid_field("why", f"at most {WHY_BYTES_MAX} bytes")
         structlog.get_logger().info("replan_asked", why=request.why)
         try:
             version, moved = await term.replan()
@@ -113,8 +111,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 
 def _check_incarnation(field: str, incarnation: str) -> None:
     if INCARNATION.fullmatch(incarnation) is None:
-        rule = "<instance>/<fence>, the instance 1 to 64 bytes of [A-Za-z0-9_.-]"
-        raise InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+        raise invalid_field(field, "<instance>/<fence>, the instance 1 to 64 bytes of [A-Za-z0-9_.-]")
 
 
 async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
@@ -142,7 +139,7 @@ def _group_to_proto(group: GroupOutlook) -> planner_pb2.PlannedGroup:
     return planner_pb2.PlannedGroup(
         group_id=group.group_id,
         model=group.model,
-        slo_kind=SLO_KINDS[group.slo_kind],
+        slo_kind=SLO_KIND_NUMBERS[group.slo_kind],
         slo_class=group.slo_class,
         waiting=group.waiting,
         first_deadline_s=group.first_deadline_s,

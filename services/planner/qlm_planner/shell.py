@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import structlog
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm.api.v1 import planner_pb2_grpc
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.errors import LeaseLost
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.leadership import Leadership
@@ -19,13 +18,11 @@ from qlm_planner.service import PlannerService, publish
 from qlm_planner.watchers import Watchers
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
+from qlm_process.queue_connection import reach_queue
 from qlm_process.server_clock import ServerClock
 from qlm_queue import values
 from qlm_queue.port import Queue
 from qlm_queue.values import PLANNER_ROLE
-
-START_RETRY_S = 0.5
-"""Between two tries to reach the queue's server at the start; a stop ends the trying."""
 
 SERVICE_NAME = "qlm.api.v1.Planner"
 
@@ -67,7 +64,7 @@ class PlannerShell:
         """Until `stop` is set. Raises ConfigError where it cannot listen. `metrics_port`: for the `ready` log line."""
         await self._server.start()
         try:
-            if not await self._reach_queue(stop):
+            if not await reach_queue(self._queue, self._clock, stop):
                 return
             # A standby serves too: it answers who leads, and takes over.
             await self._server.set_serving(True)
@@ -89,19 +86,6 @@ class PlannerShell:
             await self._server.stop()
             await self._clock.stop()
             await self._queue.stop()
-
-    async def _reach_queue(self, stop: asyncio.Event) -> bool:
-        while not stop.is_set():
-            try:
-                await self._queue.start()
-                await self._clock.start()
-            except Unavailable as error:
-                structlog.get_logger().warning("queue_unreachable", error=str(error))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), START_RETRY_S)
-            else:
-                return True
-        return False
 
     async def _work(self) -> None:
         queue = self._config.queue

@@ -123,7 +123,10 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
     )
     text: list[str] = []
     ended: QlmError | None = None
+    notes = Console(stderr=True, soft_wrap=True)
     try:
+        if stream:
+            notes.print(f"accepted: {outlook(tokens.wait_accepted().prediction)}", style="dim", highlight=False)
         for chunk in tokens:
             text.append(chunk.text)
             if stream:
@@ -137,7 +140,7 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
     else:
         click.echo("" if stream else "".join(text))
         if result is not None:
-            Console(stderr=True, soft_wrap=True).print(_summary(result), style="dim", highlight=False)
+            notes.print(_summary(result), style="dim", highlight=False)
     if ended is not None:
         click.echo(f"Error: {ended.message} [{ended.reason}]", err=True)
         sys.exit(EXIT_NOT_COMPLETED)

@@ -1,21 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from qlm_queue.embedded import EmbeddedServer
 
 from .rig import Rig
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path / "state")
-    await server.start()
-    yield server
-    await server.stop()
 
 
 @pytest.fixture

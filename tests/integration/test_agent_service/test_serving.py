@@ -6,7 +6,7 @@ from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
 from qlm_process.queue_views import instances_in
-from qlm_queue.values import TerminalRecord
+from qlm_queue.values import ControlKind, TerminalRecord
 
 from .rig import TRACEPARENT, Rig, until
 
@@ -96,6 +96,27 @@ async def test_a_cancelled_request_is_aborted(rig: Rig) -> None:
     await rig.assert_whole(names[1:])
     assert agent.metrics.registry.get_sample_value("qlm_agent_dropped_requests_total") == 1
     assert agent.process.shell.load().kv_used_tokens == 0
+
+
+async def test_a_run_that_is_cancelled_as_its_output_is_being_sent_disturbs_nobody(rig: Rig) -> None:
+    agent = await rig.agent(coalesce_s=0.5)
+    names = await rig.accept(2, answer=3000)
+    await rig.place(names)
+    await rig.read_until(lambda: all(len(rig.outputs.get(name, [])) > 1 for name in names), "both run")
+    live = await rig.request(names[0])
+    assert not isinstance(live, TerminalRecord)
+    await until(lambda: agent.process.shell.machine.runs.held_tokens > 100, "output is held")
+    async with rig.client.pipeline(transaction=True) as both:  # the agent reads the two at once: it sends the output, and drops the run
+        for kind in (ControlKind.GATEWAY_REBOUND, ControlKind.CANCEL):
+            both.xadd(rig.keys("ctl", "a"), {"k": kind.value, "i": live.queue_id, "a": live.attempt})
+        await both.execute()
+    await rig.cancel(names[0])
+    await until(lambda: agent.owned == 1, "the agent drops it")
+    await rig.results_of(names)
+    await rig.assert_whole(names[1:])
+    record = await rig.request(names[1])
+    assert isinstance(record, TerminalRecord)
+    assert record.attempt == 1, "the agent went on"
 
 
 async def test_a_body_that_cannot_be_read_fails_and_blocks_nobody(rig: Rig) -> None:

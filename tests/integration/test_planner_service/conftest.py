@@ -12,14 +12,6 @@ from .cluster import Cluster
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path / "state")
-    await server.start()
-    yield server
-    await server.stop()
-
-
-@pytest.fixture
 async def cluster(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Cluster]:
     queue = RedisQueue(server.url, "test")
     await queue.start()

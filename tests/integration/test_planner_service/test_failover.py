@@ -11,7 +11,7 @@ import pytest
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import InvalidRequest, PreconditionFailed
+from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.values import PLANNER_ROLE
 
@@ -134,6 +134,9 @@ async def test_bad_input_is_refused(cluster: Cluster) -> None:
         # An instance that is not registered in the queue is looked for there, and not believed.
         stranger = instance_pb2.Instance(name="x", incarnation="x/7", n_gpu=1, models=["mistral-7b"])
         await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=stranger), timeout=10)
-        await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x/7"), timeout=10)
+        with pytest.raises(grpc.RpcError) as refusal:
+            await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x/7"), timeout=10)
+        error = from_rpc_error(refusal.value)
+        assert (type(error), error.reason, error.details) == (NotFound, "UNKNOWN_INSTANCE", {"instance": "x/7"})
         answer = await stub.Replan(planner_pb2.ReplanRequest(why="nothing to do"), timeout=10)
         assert answer.groups_moved == 0

@@ -15,12 +15,13 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
-from qlm_planner.calls import SLO_KINDS, perform
+from qlm_planner.calls import perform
 from qlm_planner.effects import ApplyChunk, Call, Place, PlanChanged, ReadArrivals, ReadEvents
 from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
+from qlm_process.slo_wire import SLO_KIND_NUMBERS
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, Bounds, Completion, Emission, Lease, PullBudget, Pulled
 
@@ -130,11 +131,10 @@ class World:
     ) -> list[RequestKey]:
         keys = []
         slo = Slo(kind=kind, seconds=slo_s) if priority is None else Slo(kind=SloKind.PRIORITY, priority=priority)
-        number_of = {value: number for number, value in SLO_KINDS.items()}
         for _ in range(count):
             key = RequestKey("tenant", f"r{next(self._numbers)}")
             stored = request_pb2.Slo(priority=slo.priority, seconds=0.0 if priority is not None else slo.seconds)
-            stored.kind = number_of[slo.kind]  # type: ignore[assignment]
+            stored.kind = SLO_KIND_NUMBERS[slo.kind]
             body = request_pb2.Request(
                 model=model,
                 text="x",

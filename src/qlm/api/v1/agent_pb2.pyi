@@ -39,9 +39,13 @@ class GetAgentStatusResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def instance(self) -> _instance_pb2.Instance: ...
+    def instance(self) -> _instance_pb2.Instance:
+        """As it is registered in the queue."""
+
     @_builtins.property
-    def load(self) -> _instance_pb2.InstanceLoad: ...
+    def load(self) -> _instance_pb2.InstanceLoad:
+        """Measured when this was asked."""
+
     def __init__(
         self,
         *,
@@ -62,7 +66,7 @@ class DrainRequest(_message.Message):
 
     FINISH_S_FIELD_NUMBER: _builtins.int
     finish_s: _builtins.float
-    """0 to 3,600: how long running requests may go on."""
+    """Seconds, 0 to 3,600: how long running requests may go on."""
     def __init__(
         self,
         *,
@@ -83,7 +87,9 @@ class DrainResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REQUEUED_FIELD_NUMBER: _builtins.int
     finished: _builtins.int
+    """Requests that ended while this waited."""
     requeued: _builtins.int
+    """Requests given back to the queue with their progress."""
     def __init__(
         self,
         *,
@@ -104,6 +110,7 @@ class LoadModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """One of the instance's models. Required."""
     def __init__(
         self,
         *,
@@ -123,6 +130,7 @@ class LoadModelResponse(_message.Message):
 
     TOOK_S_FIELD_NUMBER: _builtins.int
     took_s: _builtins.float
+    """Seconds until it was in host memory; 0 where it was there already."""
     def __init__(
         self,
         *,
@@ -142,6 +150,7 @@ class UnloadModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """One of the instance's models. Required."""
     def __init__(
         self,
         *,

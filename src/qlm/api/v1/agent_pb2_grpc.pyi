@@ -32,6 +32,7 @@ class AgentStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetAgentStatusRequest, _agent_pb2.GetAgentStatusResponse]
+    """Who this agent is and what it does now."""
     Drain: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DrainRequest, _agent_pb2.DrainResponse]
     """Stops pulling; running requests finish, what is left after `finish_s` is requeued. Answers when nothing is owned."""
     LoadModel: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LoadModelRequest, _agent_pb2.LoadModelResponse]
@@ -43,6 +44,7 @@ class AgentStub:
 class AgentAsyncStub(AgentStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetAgentStatusRequest, _agent_pb2.GetAgentStatusResponse]  # type: ignore[assignment]
+    """Who this agent is and what it does now."""
     Drain: _aio.UnaryUnaryMultiCallable[_agent_pb2.DrainRequest, _agent_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops pulling; running requests finish, what is left after `finish_s` is requeued. Answers when nothing is owned."""
     LoadModel: _aio.UnaryUnaryMultiCallable[_agent_pb2.LoadModelRequest, _agent_pb2.LoadModelResponse]  # type: ignore[assignment]
@@ -56,7 +58,8 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _agent_pb2.GetAgentStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_agent_pb2.GetAgentStatusResponse, _abc.Awaitable[_agent_pb2.GetAgentStatusResponse]]: ...
+    ) -> _typing.Union[_agent_pb2.GetAgentStatusResponse, _abc.Awaitable[_agent_pb2.GetAgentStatusResponse]]:
+        """Who this agent is and what it does now."""
 
     @_abc_1.abstractmethod
     def Drain(

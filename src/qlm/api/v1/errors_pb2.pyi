@@ -52,7 +52,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MODEL_BUSY: _ErrorReason.ValueType  # 13
     """FAILED_PRECONDITION; model. The engine cannot do that now."""
     ERROR_REASON_UNKNOWN_INSTANCE: _ErrorReason.ValueType  # 14
-    """NOT_FOUND; instance."""
+    """NOT_FOUND; instance. An incarnation that is not registered in the queue, or that the planner has not seen yet: announce it again."""
     ERROR_REASON_ATTEMPTS_EXHAUSTED: _ErrorReason.ValueType  # 15
     """In a Result: the request ran `attempts_max` times and its attempts failed."""
     ERROR_REASON_ENGINE_FAILURE: _ErrorReason.ValueType  # 16
@@ -98,7 +98,7 @@ ERROR_REASON_NOT_LEADER: ErrorReason.ValueType  # 12
 ERROR_REASON_MODEL_BUSY: ErrorReason.ValueType  # 13
 """FAILED_PRECONDITION; model. The engine cannot do that now."""
 ERROR_REASON_UNKNOWN_INSTANCE: ErrorReason.ValueType  # 14
-"""NOT_FOUND; instance."""
+"""NOT_FOUND; instance. An incarnation that is not registered in the queue, or that the planner has not seen yet: announce it again."""
 ERROR_REASON_ATTEMPTS_EXHAUSTED: ErrorReason.ValueType  # 15
 """In a Result: the request ran `attempts_max` times and its attempts failed."""
 ERROR_REASON_ENGINE_FAILURE: ErrorReason.ValueType  # 16

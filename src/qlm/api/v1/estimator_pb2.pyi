@@ -48,9 +48,13 @@ class ProfileSnapshot(_message.Message):
     made_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
     @_builtins.property
-    def hardware(self) -> _containers.RepeatedCompositeFieldContainer[Global___HardwareProfile]: ...
+    def hardware(self) -> _containers.RepeatedCompositeFieldContainer[Global___HardwareProfile]:
+        """The shipped rows, and a row for each instance and model whose speed was measured."""
+
     @_builtins.property
-    def workload(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadProfile]: ...
+    def workload(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadProfile]:
+        """A row for each class of finished requests."""
+
     def __init__(
         self,
         *,
@@ -92,23 +96,37 @@ class HardwareProfile(_message.Message):
     SLOWDOWN_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
+    """Kind of GPU: "A100-80GB"."""
     n_gpu: _builtins.int
+    """GPUs of the engine (tensor parallel), >= 1."""
     model: _builtins.str
+    """Name of a profile, which several served models may share: "Mistral-7B"."""
     instance: _builtins.str
+    """Name of the instance that was measured; empty in a shipped row."""
     weights_gb: _builtins.float
+    """Size of the weights, in 10^9 bytes."""
     kv_bytes_per_token: _builtins.int
+    """KV of one token, in bytes."""
     kv_capacity_tokens: _builtins.int
+    """Tokens whose KV fits beside the weights, >= 1."""
     decode_a_ms: _builtins.float
-    """Duration of one decode step: a + b * sequences + c * context tokens."""
+    """Duration of one decode step: a + b * sequences + c * context tokens. This is a, in milliseconds."""
     decode_b_ms_per_seq: _builtins.float
+    """b, in milliseconds for each sequence of the batch."""
     decode_c_ms_per_context_token: _builtins.float
+    """c, in milliseconds for each token of context of the whole batch."""
     prefill_base_ms: _builtins.float
-    """Duration of a prefill: base + per_token * prompt tokens."""
+    """Duration of a prefill: base + per_token * prompt tokens. This is the base, in milliseconds."""
     prefill_ms_per_token: _builtins.float
+    """Milliseconds for each prompt token."""
     load_disk_to_cpu_s: _builtins.float
+    """Seconds from cold (disk) to warm (host memory)."""
     load_cpu_to_gpu_s: _builtins.float
+    """Seconds from warm to active (GPU memory)."""
     kv_swap_us_per_token: _builtins.float
+    """Microseconds to move the KV of one token between GPU and host memory."""
     recompute_us_per_token: _builtins.float
+    """Microseconds to compute the KV of one token again."""
     slowdown: _builtins.float
     """Measured over predicted durations: 1 as shipped."""
     samples: _builtins.int
@@ -158,13 +176,21 @@ class WorkloadProfile(_message.Message):
     OUTPUT_TOKENS_VARIANCE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of a served model."""
     slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
     token_class: _builtins.str
+    """Power of four at or above the prompt's tokens ("1024")."""
     prompt_tokens_mean: _builtins.float
+    """Tokens."""
     prompt_tokens_variance: _builtins.float
+    """Tokens squared."""
     output_tokens_mean: _builtins.float
+    """Tokens."""
     output_tokens_variance: _builtins.float
+    """Tokens squared."""
     samples: _builtins.int
+    """Finished requests behind the figures; old ones fade."""
     def __init__(
         self,
         *,
@@ -194,12 +220,15 @@ class PredictRequest(_message.Message):
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of a served model. Required."""
     prompt_tokens: _builtins.int
-    """>= 1."""
+    """>= 1 and below the model's context."""
     output_tokens_max: _builtins.int
-    """>= 1."""
+    """>= 1; more than the context holds stands for what it holds."""
     @_builtins.property
-    def slo(self) -> _request_pb2.Slo: ...
+    def slo(self) -> _request_pb2.Slo:
+        """As in the request. Absent: behind everything that has one."""
+
     def __init__(
         self,
         *,
@@ -222,7 +251,9 @@ class PredictResponse(_message.Message):
 
     PREDICTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def prediction(self) -> _prediction_pb2.Prediction: ...
+    def prediction(self) -> _prediction_pb2.Prediction:
+        """From now, as the queue is."""
+
     def __init__(
         self,
         *,

@@ -26,7 +26,9 @@ class GenerateRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request(self) -> _request_pb2.Request: ...
+    def request(self) -> _request_pb2.Request:
+        """Required."""
+
     def __init__(
         self,
         *,
@@ -46,7 +48,9 @@ class SubmitRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request(self) -> _request_pb2.Request: ...
+    def request(self) -> _request_pb2.Request:
+        """Required."""
+
     def __init__(
         self,
         *,
@@ -66,7 +70,9 @@ class SubmitResponse(_message.Message):
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def accepted(self) -> Global___Accepted: ...
+    def accepted(self) -> Global___Accepted:
+        """Always present."""
+
     def __init__(
         self,
         *,
@@ -95,15 +101,19 @@ class Accepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """The request's tenant, "default" where it named none."""
     request_id: _builtins.str
+    """The request's id, the gateway's where it named none."""
     queue_id: _builtins.str
     """Id in the global queue: "<milliseconds>-<sequence>"."""
     duplicate: _builtins.bool
     """The id was accepted before; this is that request."""
     state: _request_pb2.RequestState.ValueType
+    """ACCEPTED for a new request; for a duplicate, what it is now."""
     accepted_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
     prompt_tokens: _builtins.int
+    """Tokens of the prompt as they were counted (see Model.token_count)."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
         """Absent where no prediction can be made."""
@@ -136,11 +146,17 @@ class StreamResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def accepted(self) -> Global___Accepted: ...
+    def accepted(self) -> Global___Accepted:
+        """First, and once, on Generate; never on Stream."""
+
     @_builtins.property
-    def tokens(self) -> Global___TokenChunk: ...
+    def tokens(self) -> Global___TokenChunk:
+        """As they come."""
+
     @_builtins.property
-    def result(self) -> _request_pb2.Result: ...
+    def result(self) -> _request_pb2.Result:
+        """Last, at a terminal state, without the output."""
+
     def __init__(
         self,
         *,
@@ -173,7 +189,9 @@ class TokenChunk(_message.Message):
     text: _builtins.str
     """The chunk as text."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Engines that give token ids."""
+
     @_builtins.property
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Engines that give only text."""
@@ -202,9 +220,11 @@ class ResultRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """As in the request. Empty: "default"."""
     request_id: _builtins.str
+    """1 to 128 bytes of printable ASCII. Required."""
     wait_s: _builtins.float
-    """0 to 3,600; 0 does not wait."""
+    """Seconds, 0 to 3,600; 0 does not wait."""
     def __init__(
         self,
         *,
@@ -227,6 +247,7 @@ class ResultResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     state: _request_pb2.RequestState.ValueType
+    """What the request is now: not terminal where `wait_s` passed."""
     @_builtins.property
     def result(self) -> _request_pb2.Result:
         """Present at a terminal state."""
@@ -253,7 +274,9 @@ class StreamRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """As in the request. Empty: "default"."""
     request_id: _builtins.str
+    """1 to 128 bytes of printable ASCII. Required."""
     offset: _builtins.int
     """First token wanted; at most the number produced so far."""
     def __init__(
@@ -278,7 +301,9 @@ class CancelRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """As in the request. Empty: "default"."""
     request_id: _builtins.str
+    """1 to 128 bytes of printable ASCII. Required."""
     def __init__(
         self,
         *,
@@ -334,7 +359,9 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """In the order of the configuration."""
+
     def __init__(
         self,
         *,
@@ -357,6 +384,7 @@ class Model(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """What Request.model says."""
     context_tokens_max: _builtins.int
     """Most tokens of prompt and output together."""
     token_count: _builtins.str
@@ -386,8 +414,9 @@ class QueueStatusRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """Both empty: the queue only."""
+    """Empty: "default" where a request is named."""
     request_id: _builtins.str
+    """Empty: the queue only."""
     def __init__(
         self,
         *,
@@ -413,13 +442,17 @@ class QueueStatusResponse(_message.Message):
     VIRTUAL_QUEUES_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
+    """Name of the queue."""
     live: _builtins.int
     """Requests not terminal."""
     unplaced: _builtins.int
     """Of these, in no group yet."""
     running: _builtins.int
+    """Of these, owned by an agent."""
     @_builtins.property
-    def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]: ...
+    def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]:
+        """One for each instance, and "unassigned"."""
+
     @_builtins.property
     def request(self) -> Global___RequestStatus:
         """Present where a request was named."""
@@ -453,11 +486,15 @@ class VirtualQueueStatus(_message.Message):
     ALIVE_FIELD_NUMBER: _builtins.int
     ACTIVE_MODEL_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
+    """Name of the instance; "unassigned" holds groups that no instance can serve now."""
     version: _builtins.int
+    """Grows with each change of the order."""
     running: _builtins.int
+    """Requests that its agent owns."""
     alive: _builtins.bool
-    """Live agent lease."""
+    """Its agent holds a live lease."""
     active_model: _builtins.str
+    """The model it serves or is swapping to; empty before the first."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
         """First is served first; at most 1,000."""
@@ -491,11 +528,17 @@ class GroupStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     FIRST_DEADLINE_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
+    """Id of the group in its queue."""
     model: _builtins.str
+    """The model of all its requests."""
     slo_kind: _request_pb2.SloKind.ValueType
+    """The SLO kind of all its requests."""
     slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
     waiting: _builtins.int
+    """Requests that wait in it."""
     first_deadline_s: _builtins.float
+    """Earliest deadline, seconds since the epoch by the queue's clock; 0 or infinite where none has one."""
     def __init__(
         self,
         *,
@@ -528,14 +571,21 @@ class RequestStatus(_message.Message):
     ACCEPTED_S_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     state: _request_pb2.RequestState.ValueType
+    """What it is now."""
     queue_id: _builtins.str
+    """Id in the global queue."""
     group_id: _builtins.str
+    """Empty until it is placed."""
     instance: _builtins.str
+    """On whose virtual queue it waits, or who runs it; empty until it is placed."""
     requests_ahead: _builtins.int
     """Requests that its virtual queue serves before it; absent unless PLACED."""
     output_tokens: _builtins.int
+    """Output tokens produced so far."""
     attempts: _builtins.int
+    """Runs by an agent so far."""
     accepted_s: _builtins.float
+    """Seconds since the epoch by the queue's clock."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
         """Absent where no prediction can be made."""

@@ -47,6 +47,7 @@ class GatewayStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CancelRequest, _gateway_pb2.CancelResponse]
     """Ends a request as CANCELLED if it has not ended yet."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
+    """The models that may be asked for."""
     QueueStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]
     """The state of the queue, and of one request if named."""
 
@@ -69,6 +70,7 @@ class GatewayAsyncStub(GatewayStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CancelRequest, _gateway_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a request as CANCELLED if it has not ended yet."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """The models that may be asked for."""
     QueueStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]  # type: ignore[assignment]
     """The state of the queue, and of one request if named."""
 
@@ -123,7 +125,8 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _gateway_pb2.ListModelsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]: ...
+    ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]:
+        """The models that may be asked for."""
 
     @_abc_1.abstractmethod
     def QueueStatus(

@@ -42,6 +42,7 @@ class Instance(_message.Message):
     gpu: _builtins.str
     """As in the hardware profiles: "A100-80GB"."""
     n_gpu: _builtins.int
+    """GPUs of the engine (tensor parallel), >= 1."""
     engine: _builtins.str
     """"simulated", "vllm" or "openai"."""
     address: _builtins.str
@@ -49,13 +50,14 @@ class Instance(_message.Message):
     time_scale: _builtins.float
     """Simulated engines: how many times faster than the profile the clock runs; real ones: 1."""
     draining: _builtins.bool
+    """It takes no more requests."""
     active_model: _builtins.str
     """The model that it serves or is swapping to; empty before the first."""
     batch_max: _builtins.int
     """Most sequences that its engine decodes at once. 0: 256."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Models it can serve."""
+        """Names of the served models that it can serve."""
 
     def __init__(
         self,
@@ -97,14 +99,21 @@ class InstanceLoad(_message.Message):
     active_model: _builtins.str
     """Empty while none is loaded."""
     running: _builtins.int
+    """Requests on the engine."""
     kv_used_tokens: _builtins.int
+    """KV in use, in tokens."""
     kv_capacity_tokens: _builtins.int
+    """KV of the active model, in tokens; 0 while none is loaded."""
     swapping_to: _builtins.str
-    """A model swap is under way to this model."""
+    """A model swap is under way to this model; else empty."""
     model_swaps: _builtins.int
+    """Models made active since the start, the first included."""
     completed: _builtins.int
+    """Requests completed since the start."""
     @_builtins.property
-    def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models in host memory."""
+
     def __init__(
         self,
         *,

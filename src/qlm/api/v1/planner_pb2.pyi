@@ -26,7 +26,9 @@ class RegisterInstanceRequest(_message.Message):
 
     INSTANCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def instance(self) -> _instance_pb2.Instance: ...
+    def instance(self) -> _instance_pb2.Instance:
+        """With its incarnation. Required."""
+
     def __init__(
         self,
         *,
@@ -46,6 +48,7 @@ class RegisterInstanceResponse(_message.Message):
 
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     plan_version: _builtins.int
+    """Version of the plan now."""
     def __init__(
         self,
         *,
@@ -66,8 +69,11 @@ class HeartbeatRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
+    """"<instance>/<fence>" of an instance that is registered. Required."""
     @_builtins.property
-    def load(self) -> _instance_pb2.InstanceLoad: ...
+    def load(self) -> _instance_pb2.InstanceLoad:
+        """What the agent measured. Absent: nothing loaded."""
+
     def __init__(
         self,
         *,
@@ -88,6 +94,7 @@ class HeartbeatResponse(_message.Message):
 
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     plan_version: _builtins.int
+    """Version of the plan now."""
     def __init__(
         self,
         *,
@@ -143,6 +150,7 @@ class ReplanResponse(_message.Message):
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     GROUPS_MOVED_FIELD_NUMBER: _builtins.int
     plan_version: _builtins.int
+    """Version of the new plan."""
     groups_moved: _builtins.int
     """Groups that changed place."""
     def __init__(
@@ -184,10 +192,13 @@ class Plan(_message.Message):
     MADE_S_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    """Grows with each change."""
     made_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
     @_builtins.property
-    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedQueue]: ...
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedQueue]:
+        """One for each instance, and "unassigned"."""
+
     def __init__(
         self,
         *,
@@ -210,9 +221,11 @@ class PlannedQueue(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
-    """"unassigned" holds groups that no instance can serve now."""
+    """Name of the instance; "unassigned" holds groups that no instance can serve now."""
     @_builtins.property
-    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedGroup]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedGroup]:
+        """First is served first."""
+
     def __init__(
         self,
         *,
@@ -240,14 +253,21 @@ class PlannedGroup(_message.Message):
     COMPLETION_P50_S_FIELD_NUMBER: _builtins.int
     COMPLETION_P90_S_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
+    """Id of the group in its queue."""
     model: _builtins.str
+    """The model of all its requests."""
     slo_kind: _request_pb2.SloKind.ValueType
+    """The SLO kind of all its requests."""
     slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
     waiting: _builtins.int
+    """Requests that wait in it."""
     first_deadline_s: _builtins.float
+    """Earliest deadline, seconds since the epoch by the queue's clock; infinite where none has one."""
     completion_p50_s: _builtins.float
-    """Predicted end of the whole group, seconds since the epoch."""
+    """Predicted end of the whole group, median: seconds since the epoch by the queue's clock."""
     completion_p90_s: _builtins.float
+    """The same, 90th percentile."""
     def __init__(
         self,
         *,

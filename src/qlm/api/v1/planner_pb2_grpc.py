@@ -74,7 +74,8 @@ class PlannerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Reports the load of an instance. The lease in the queue, not this, says whether it lives.
+        """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
+        The lease in the queue, not this, says whether it lives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +96,8 @@ class PlannerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The plan now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

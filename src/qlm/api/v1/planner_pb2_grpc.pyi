@@ -36,12 +36,15 @@ class PlannerStub:
     RegisterInstance: _grpc.UnaryUnaryMultiCallable[_planner_pb2.RegisterInstanceRequest, _planner_pb2.RegisterInstanceResponse]
     """Announces an agent incarnation that is registered in the queue, so that the planner need not wait for its next look."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_planner_pb2.HeartbeatRequest, _planner_pb2.HeartbeatResponse]
-    """Reports the load of an instance. The lease in the queue, not this, says whether it lives."""
+    """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
+    The lease in the queue, not this, says whether it lives.
+    """
     WatchPlan: _grpc.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.Plan]
     """The plan now and at each change."""
     Replan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.ReplanRequest, _planner_pb2.ReplanResponse]
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]
+    """The plan now."""
 
 @_typing.type_check_only
 class PlannerAsyncStub(PlannerStub):
@@ -51,12 +54,15 @@ class PlannerAsyncStub(PlannerStub):
     RegisterInstance: _aio.UnaryUnaryMultiCallable[_planner_pb2.RegisterInstanceRequest, _planner_pb2.RegisterInstanceResponse]  # type: ignore[assignment]
     """Announces an agent incarnation that is registered in the queue, so that the planner need not wait for its next look."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_planner_pb2.HeartbeatRequest, _planner_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Reports the load of an instance. The lease in the queue, not this, says whether it lives."""
+    """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
+    The lease in the queue, not this, says whether it lives.
+    """
     WatchPlan: _aio.UnaryStreamMultiCallable[_planner_pb2.WatchPlanRequest, _planner_pb2.Plan]  # type: ignore[assignment]
     """The plan now and at each change."""
     Replan: _aio.UnaryUnaryMultiCallable[_planner_pb2.ReplanRequest, _planner_pb2.ReplanResponse]  # type: ignore[assignment]
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]  # type: ignore[assignment]
+    """The plan now."""
 
 class PlannerServicer(metaclass=_abc_1.ABCMeta):
     """Answered by the leader; a standby refuses with NOT_LEADER and names the leader's address."""
@@ -75,7 +81,9 @@ class PlannerServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.HeartbeatResponse, _abc.Awaitable[_planner_pb2.HeartbeatResponse]]:
-        """Reports the load of an instance. The lease in the queue, not this, says whether it lives."""
+        """Reports the load of an instance; UNKNOWN_INSTANCE where the planner does not know it (yet): register it again.
+        The lease in the queue, not this, says whether it lives.
+        """
 
     @_abc_1.abstractmethod
     def WatchPlan(
@@ -98,6 +106,7 @@ class PlannerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _planner_pb2.GetPlanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_planner_pb2.Plan, _abc.Awaitable[_planner_pb2.Plan]]: ...
+    ) -> _typing.Union[_planner_pb2.Plan, _abc.Awaitable[_planner_pb2.Plan]]:
+        """The plan now."""
 
 def add_PlannerServicer_to_server(servicer: PlannerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

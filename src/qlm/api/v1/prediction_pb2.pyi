@@ -29,11 +29,13 @@ class Prediction(_message.Message):
     REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
     PROFILE_VERSION_FIELD_NUMBER: _builtins.int
     wait_p50_s: _builtins.float
-    """From now to the first start on an engine."""
+    """Seconds from now to the first start on an engine: median."""
     wait_p90_s: _builtins.float
+    """The same, 90th percentile."""
     completion_p50_s: _builtins.float
-    """From now to the last token."""
+    """Seconds from now to the last token: median."""
     completion_p90_s: _builtins.float
+    """The same, 90th percentile."""
     requests_ahead: _builtins.int
     """Requests expected to be served before it."""
     profile_version: _builtins.int

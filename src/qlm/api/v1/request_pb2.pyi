@@ -58,9 +58,13 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STATE_RUNNING: _RequestState.ValueType  # 3
     """Owned by an agent incarnation."""
     REQUEST_STATE_COMPLETED: _RequestState.ValueType  # 4
+    """Terminal: all output was produced."""
     REQUEST_STATE_FAILED: _RequestState.ValueType  # 5
+    """Terminal: its attempts or its engine failed."""
     REQUEST_STATE_CANCELLED: _RequestState.ValueType  # 6
+    """Terminal: a client cancelled it."""
     REQUEST_STATE_EXPIRED: _RequestState.ValueType  # 7
+    """Terminal: expire_after_s passed."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper): ...
 
@@ -72,9 +76,13 @@ REQUEST_STATE_PLACED: RequestState.ValueType  # 2
 REQUEST_STATE_RUNNING: RequestState.ValueType  # 3
 """Owned by an agent incarnation."""
 REQUEST_STATE_COMPLETED: RequestState.ValueType  # 4
+"""Terminal: all output was produced."""
 REQUEST_STATE_FAILED: RequestState.ValueType  # 5
+"""Terminal: its attempts or its engine failed."""
 REQUEST_STATE_CANCELLED: RequestState.ValueType  # 6
+"""Terminal: a client cancelled it."""
 REQUEST_STATE_EXPIRED: RequestState.ValueType  # 7
+"""Terminal: expire_after_s passed."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 class _FinishReason:
@@ -218,6 +226,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
+    """The message as text."""
     def __init__(
         self,
         *,
@@ -279,9 +288,9 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """In (0, 1]. Absent: 1."""
     top_k: _builtins.int
-    """0: all."""
+    """The k most likely tokens only. 0: all."""
     min_p: _builtins.float
-    """In [0, 1]."""
+    """Least probability relative to the likeliest token, in [0, 1]."""
     seed: _builtins.int
     """Makes sampling repeatable. A request with a seed is never evicted by abort."""
     presence_penalty: _builtins.float
@@ -295,7 +304,9 @@ class SamplingParams(_message.Message):
     logprobs: _builtins.int
     """Log probabilities of so many top tokens with each output token, 0 to 20. Absent: none."""
     json_schema: _builtins.str
+    """A JSON schema (an object or a boolean), at most 65,536 bytes."""
     regex: _builtins.str
+    """A regular expression, 1 to 65,536 bytes."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output ends before any of these: at most 16 strings of 1 to 256 bytes."""
@@ -357,8 +368,9 @@ class Slo(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     kind: Global___SloKind.ValueType
+    """Required."""
     seconds: _builtins.float
-    """COMPLETION and FIRST_TOKEN: 1 ms to 30 days. PRIORITY: absent."""
+    """COMPLETION and FIRST_TOKEN: seconds, 1 ms to 30 days. PRIORITY: absent."""
     priority: _builtins.int
     """PRIORITY: -1,000 to 1,000. Else absent."""
     def __init__(
@@ -383,7 +395,9 @@ class TraceContext(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     traceparent: _builtins.str
+    """W3C header `traceparent`; one of more than 256 bytes starts a new trace."""
     tracestate: _builtins.str
+    """W3C header `tracestate`; one of more than 512 bytes is dropped."""
     def __init__(
         self,
         *,
@@ -408,6 +422,7 @@ class Admission(_message.Message):
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """Tokens of the prompt, >= 1."""
     output_tokens_max: _builtins.int
     """max_tokens after the model's context is taken into account, >= 1."""
     @_builtins.property
@@ -436,7 +451,9 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
     output_tokens: _builtins.int
+    """Tokens of the output; pieces for engines that give only text."""
     def __init__(
         self,
         *,
@@ -472,26 +489,35 @@ class Result(_message.Message):
     OUTPUT_PIECES_FIELD_NUMBER: _builtins.int
     OUTPUT_TEXT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    """The request's tenant."""
     request_id: _builtins.str
+    """The request's id."""
     model: _builtins.str
+    """The model that was asked."""
     state: Global___RequestState.ValueType
     """A terminal state."""
     finish_reason: Global___FinishReason.ValueType
+    """COMPLETED: why the output ended."""
     attempts: _builtins.int
     """Runs of the request by an agent: 1 where nothing went wrong, 0 if it never ran."""
     queue_id: _builtins.str
+    """Id in the global queue."""
     incarnation: _builtins.str
     """The agent incarnation that ended it, empty if none did."""
     output_text: _builtins.str
     """Output as text, filled by the gateway from the two above."""
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """What was counted."""
+
     @_builtins.property
     def error(self) -> Global___ResultError:
         """FAILED, CANCELLED and EXPIRED: why."""
 
     @_builtins.property
-    def timing(self) -> Global___Timing: ...
+    def timing(self) -> Global___Timing:
+        """When what happened."""
+
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Output of engines that give token ids. A server writes progress into this field as it is stored (little-endian)."""
@@ -535,6 +561,7 @@ class ResultError(_message.Message):
     reason: _builtins.str
     """A reason of errors.proto, by name."""
     message: _builtins.str
+    """For people."""
     def __init__(
         self,
         *,
@@ -560,10 +587,13 @@ class Timing(_message.Message):
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     FINISHED_S_FIELD_NUMBER: _builtins.int
     accepted_s: _builtins.float
+    """When the queue accepted the request."""
     started_s: _builtins.float
-    """First pull by an agent."""
+    """First pull by an agent that was not given back unstarted."""
     first_token_s: _builtins.float
+    """When the first output was stored."""
     finished_s: _builtins.float
+    """When the terminal state was reached."""
     def __init__(
         self,
         *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -114,6 +115,7 @@ class Child:
             *launcher(),
             *self.spec.command,
             *sticky,  # its clients know it by the port that it got at first
+            env={**os.environ, **self.spec.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -63,11 +63,12 @@ class UpConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process to run: its name, its service and its command."""
+    """One process to run: its name, its service, its command and what it is given in the environment."""
 
     name: str
     service: str
     command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def launcher() -> tuple[str, ...]:
@@ -76,18 +77,20 @@ def launcher() -> tuple[str, ...]:
 
 
 def process_specs(config: UpConfig, config_path: str, overrides: Mapping[str, object], queue_url: str) -> tuple[ProcessSpec, ...]:
-    """All processes in the order of the table. What `up` itself sets comes last and wins."""
+    """All processes in the order of the table. What `up` itself sets comes last and wins. The queue's URL, which may hold a password,
+    goes by the environment: everybody on the machine can read command lines."""
     specs: list[ProcessSpec] = []
     for service, entries in config.services().items():
         for entry in entries:
             base = config.up.metrics_port_base
             own: dict[str, object] = {
-                **overrides,
-                "queue.url": queue_url,
+                **{key: value for key, value in overrides.items() if key != "queue.url"},
                 "telemetry.log_format": "json",
                 "telemetry.metrics_port": base + len(specs) if base else 0,
             }
+            if "queue" in overrides:  # the whole section is set on the command line, which wins over the environment
+                own["queue.url"] = queue_url
             settings = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
             command = (sys.executable, "-m", f"qlm_{service}", "--config", config_path, "--name", entry.name, *settings)
-            specs.append(ProcessSpec(name=entry.name, service=service, command=command))
+            specs.append(ProcessSpec(name=entry.name, service=service, command=command, environment={"QLM_QUEUE__URL": queue_url}))
     return tuple(specs)

@@ -48,20 +48,32 @@ class SupervisedServer:
         )
 
     async def watch(self) -> None:
-        """Starts it again whenever it ends, until `stop`. Raises Unavailable if it keeps ending."""
-        ended_s: deque[float] = deque(maxlen=self._settings.restarts_max + 1)
+        """Starts it again whenever it ends, at once the first time and after a growing pause where it ends or fails to start again and
+        again, until `stop`. Raises Unavailable if it keeps ending."""
+        settings = self._settings
+        ended_s: deque[float] = deque(maxlen=settings.restarts_max + 1)
         while not self._stopping:
             await asyncio.sleep(WATCH_EVERY_S)
             if self._server.running or self._stopping:
                 continue
             now_s = time.monotonic()
             ended_s.append(now_s)
-            recent = [at_s for at_s in ended_s if now_s - at_s < self._settings.restart_window_s]
-            if len(recent) > self._settings.restarts_max:
+            recent = [at_s for at_s in ended_s if now_s - at_s < settings.restart_window_s]
+            if len(recent) > settings.restarts_max:
                 raise Unavailable(f"the queue's server ended {len(recent)} times; see {self._state_dir}/server.log")
             structlog.get_logger().warning("server_ended")
             self._on_change()
-            await self._server.start()
+            if len(recent) > 1:
+                await asyncio.sleep(min(settings.restart_backoff_s * 2 ** (len(recent) - 2), settings.restart_backoff_max_s))
+                if self._stopping:
+                    return
+            try:
+                await self._server.start()
+            except Unavailable as error:
+                # Killed while it started, its port taken for a moment, or a long log to read: it is looked at again, not given up.
+                structlog.get_logger().warning("server_not_up_yet", error=error.message)
+                if not self._server.running:
+                    continue
             self._restarts += 1
             self._on_change()
 

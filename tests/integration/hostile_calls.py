@@ -1,0 +1,95 @@
+"""Calls of any RPC with bytes for a request, and what an error of any service has to look like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from qlm.api.v1.errors_pb2 import ErrorReason
+from qlm.errors import InternalError, QlmError
+from qlm.wire_errors import from_rpc_error, status_code
+from qlm_queue.dump import QueueDump
+
+from .hostile_values import Hostile, hostile_requests
+
+SILENCE_S = 0.3
+"""A stream or a wait that says nothing for so long was accepted."""
+CALL_S = 5.0
+SETTLE_LOOKS_MAX = 200
+
+
+@dataclass
+class Tally:
+    answered: int = 0
+    refused: int = 0
+
+
+async def call(channel: grpc.aio.Channel, method: MethodDescriptor, payload: bytes, *, waits: bool = False) -> Message | None:
+    """The first answer, or None where the call was taken and is silent. `waits`: the RPC waits on purpose. Raises QlmError."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    parse = GetMessageClass(method.output_type).FromString
+    try:
+        if not method.server_streaming:
+            unary = channel.unary_unary(path, request_serializer=None, response_deserializer=parse)
+            answer: Message = await unary(payload, timeout=SILENCE_S if waits else CALL_S)
+            return answer
+        stream = channel.unary_stream(path, request_serializer=None, response_deserializer=parse)(payload, timeout=CALL_S)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                first = await stream.read()
+                return first if isinstance(first, Message) else None
+        except TimeoutError:
+            return None
+        finally:
+            stream.cancel()
+    except grpc.RpcError as failure:
+        if waits and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return None
+        raise from_rpc_error(failure) from failure
+
+
+def check_error(error: QlmError, hostile: Hostile) -> None:
+    """A canonical code, a reason of the table, and the field where it is a field's fault."""
+    assert type(error) is not QlmError, f"{hostile.what}: unknown reason {error.reason}"
+    assert not isinstance(error, InternalError), f"{hostile.what}: {error.message}"
+    assert f"ERROR_REASON_{error.reason}" in ErrorReason.keys(), f"{hostile.what}: {error.reason}"  # noqa: SIM118
+    assert status_code(error) not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), hostile.what
+    if error.reason == "INVALID_FIELD":
+        assert error.details["field"], hostile.what
+        assert error.details["rule"], hostile.what
+
+
+async def settled(dump: Callable[[], Awaitable[QueueDump]]) -> QueueDump:
+    """The queue's state once two looks agree: what earlier calls began has ended."""
+    last = await dump()
+    for _ in range(SETTLE_LOOKS_MAX):
+        now = await dump()
+        if now == last:
+            return now
+        last = now
+    raise AssertionError(f"the queue still changes after {SETTLE_LOOKS_MAX} looks")
+
+
+async def call_with_all(
+    channel: grpc.aio.Channel, method: MethodDescriptor, good: Message, dump: Callable[[], Awaitable[QueueDump]], *, waits: bool = False
+) -> Tally:
+    """Every hostile variant of a good request: answered, or refused with a typed error that changed nothing."""
+    tally = Tally()
+    for hostile in hostile_requests(good):
+        before = await settled(dump)
+        try:
+            await call(channel, method, hostile.payload, waits=waits)
+        except QlmError as error:
+            check_error(error, hostile)
+            assert await dump() == before, f"{hostile.what} changed the queue"
+            tally.refused += 1
+        else:
+            tally.answered += 1
+    return tally

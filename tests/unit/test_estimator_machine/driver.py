@@ -1,0 +1,88 @@
+"""An estimator machine that is fed events at times in seconds, and what it published."""
+
+from __future__ import annotations
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_estimator.events import Effect, EntryId, GroupClass, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
+from qlm_estimator.machine import EstimatorMachine, Learning
+
+SHIPPED = shipped_snapshot()
+CATALOGUE = {
+    "chat": ModelSpec(name="chat", profile="Mistral-7B"),
+    "code": ModelSpec(name="code", profile="Mistral-7B"),
+    "big": ModelSpec(name="big", profile="Vicuna-13B"),
+}
+INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=tuple(CATALOGUE))
+GROUPS = {"g": GroupClass(model="chat", slo_class="64s")}
+BEGAN_MS = 1_700_000_000_000
+
+
+class Driver:
+    """Feeds a machine events at times in seconds after the beginning."""
+
+    def __init__(self, learning: Learning | None = None) -> None:
+        self.machine = EstimatorMachine(learning=learning or Learning(), catalogue=CATALOGUE, shipped=SHIPPED.hardware)
+        self.published: list[ProfileSnapshot] = []
+        self.serial = 0
+        self.now_s = 0.0
+
+    def seen(self, *, running: int = 0, instances: tuple[InstanceFacts, ...] = (INSTANCE,), last_event: EntryId | None = None) -> None:
+        at = last_event or (BEGAN_MS + int(self.now_s * 1e3), self.serial)
+        counts = {facts.incarnation: running for facts in instances}
+        self._take(self.machine.step(self._clock_s(), QueueSeen(last_event=at, instances=instances, running=counts, groups=GROUPS)))
+
+    def tick(self, at_s: float) -> None:
+        self.now_s = at_s
+        self._take(self.machine.step(self._clock_s(), Tick()))
+
+    def restore(self, snapshot: ProfileSnapshot) -> None:
+        self._take(self.machine.step(self._clock_s(), Restored(snapshot=snapshot)))
+
+    def tell(self, kind: LifecycleKind, at_s: float, queue_id: str = "1", **fields: object) -> Lifecycle:
+        self.now_s = at_s
+        self.serial += 1
+        known: dict[str, object] = {"attempt": 1, "prompt_tokens": 500, "incarnation": "a/1", "group_id": "g", **fields}
+        event = Lifecycle(
+            kind=kind,
+            entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial),
+            index=0,
+            queue_id=queue_id,
+            **known,  # type: ignore[arg-type]
+        )
+        self.again(event)
+        return event
+
+    def again(self, event: Lifecycle) -> None:
+        self.last = event
+        self._take(self.machine.step(self._clock_s(), event))
+
+    def run(self, began_s: float, ended_s: float, queue_id: str = "1", **fields: object) -> None:
+        self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key == "attempt"})
+        self.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **{"model": "chat", "output_tokens": 200, "slo_class": "64s", **fields})
+
+    def workload(self) -> dict[tuple[str, str, str], WorkloadProfile]:
+        self.tick(self.now_s + 1_000.0)
+        return {row.key: row for row in self.machine.snapshot.workload}
+
+    def learned(self) -> list[HardwareProfile]:
+        self.tick(self.now_s + 1_000.0)
+        return [row for row in self.machine.snapshot.hardware if row.instance]
+
+    def _clock_s(self) -> float:
+        return BEGAN_MS / 1e3 + self.now_s
+
+    def _take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Publish)
+            self.published.append(effect.snapshot)
+
+
+def duration_s(output_tokens: int, prompt_tokens: int = 500, slowdown: float = 1.0) -> float:
+    """What the A100 row says of a run by itself."""
+    row = SHIPPED.hardware_for(INSTANCE, CATALOGUE["chat"])
+    assert row is not None
+    decode_s = sum(row.decode_step_s(1, prompt_tokens + produced) for produced in range(1, output_tokens))
+    return slowdown * (row.prefill_work_s(prompt_tokens) + decode_s)

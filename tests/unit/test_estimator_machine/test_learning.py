@@ -1,0 +1,192 @@
+"""What the machine learns of lengths and speeds from which events, and what it does not believe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from qlm_estimator.events import LifecycleKind
+from qlm_estimator.machine import Learning
+
+from .driver import BEGAN_MS, INSTANCE, Driver, duration_s
+
+# Lengths --------------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_are_learned_for_class_token_class_and_model() -> None:
+    driver = Driver()
+    driver.seen()
+    for number, output in enumerate((100, 200, 300)):
+        driver.run(number, number + 0.5, str(number), output_tokens=output)
+    rows = driver.workload()
+    assert set(rows) == {("chat", "", ""), ("chat", "", "1024"), ("chat", "64s", "1024")}
+    for row in rows.values():
+        assert row.output_tokens_mean == pytest.approx(200.0, rel=0.01)
+        assert math.sqrt(row.output_tokens_variance) == pytest.approx(math.sqrt(20_000 / 3), rel=0.01)
+        assert (row.prompt_tokens_mean, row.prompt_tokens_variance) == (500.0, 0.0)
+
+
+def test_the_class_comes_from_the_event_or_else_from_the_group() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0, 1, "1", slo_class="8s")
+    driver.run(1, 2, "2", slo_class="")
+    driver.tell(LifecycleKind.COMPLETED, 3, "3", model="chat", output_tokens=9, slo_class="", group_id="gone")
+    assert {key for key in driver.workload() if key[1]} == {("chat", "8s", "1024"), ("chat", "64s", "1024")}
+    assert driver.workload()[("chat", "", "")].samples >= 2
+
+
+def test_old_requests_fade() -> None:
+    driver = Driver(Learning(memory_requests=50.0))
+    driver.seen()
+    for number in range(300):
+        driver.run(number, number + 0.5, str(number), output_tokens=100)
+    for number in range(300, 500):
+        driver.run(number, number + 0.5, str(number), output_tokens=400)
+    row = driver.workload()[("chat", "", "")]
+    assert row.output_tokens_mean == pytest.approx(100 + 300 * (1 - math.exp(-200 / 50)), rel=0.02)
+    assert row.samples <= 50
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"output_tokens": 0},
+        {"output_tokens": 8_193},
+        {"output_tokens": 4_000_000_000},
+        {"output_tokens": -5},
+        {"prompt_tokens": 0},
+        {"prompt_tokens": 4_000_000_000},
+        {"model": ""},
+        {"model": "nobody"},
+    ],
+)
+def test_absurd_completions_teach_nothing(absurd: dict[str, object]) -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0, 3, "1", **absurd)
+    assert driver.workload() == {}
+    assert driver.published == []
+    assert driver.machine.counts.refused == 1
+
+
+def test_requests_that_did_not_complete_teach_no_length() -> None:
+    driver = Driver()
+    driver.seen()
+    for kind in (LifecycleKind.ENDED, LifecycleKind.RELEASED):
+        driver.tell(LifecycleKind.PULLED, driver.now_s + 1, "1")
+        driver.tell(kind, driver.now_s + 2, "1", model="chat", output_tokens=100)
+    assert driver.workload() == {}
+
+
+def test_classes_are_bounded_and_the_oldest_go() -> None:
+    driver = Driver(Learning(workload_rows_max=4))
+    driver.seen()
+    for number in range(20):
+        driver.run(number, number + 0.5, str(number), slo_class=f"{2**number}s")
+    rows = driver.workload()
+    assert len(rows) == 4
+    assert ("chat", "524288s", "1024") in rows
+    assert ("chat", "", "") in rows
+
+
+# Speed ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slowdown", [0.85, 1.0, 1.15, 3.0])
+def test_slowdown_of_runs_by_themselves(slowdown: float) -> None:
+    driver = Driver()
+    driver.seen()
+    at_s = 0.0
+    for number in range(400):
+        took_s = duration_s(200, slowdown=slowdown)
+        driver.run(at_s, at_s + took_s, str(number), finished_s=BEGAN_MS / 1e3 + at_s + took_s)
+        at_s += took_s + 5.0  # idle times between the runs are not the engine's
+    (row,) = driver.learned()
+    assert (row.instance, row.model, row.gpu) == ("a", "Mistral-7B", "A100-80GB")
+    assert row.slowdown == pytest.approx(slowdown, rel=0.08)
+    assert 300 < row.samples <= 400
+
+
+def test_models_of_one_profile_share_a_row() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0, 3, "1", model="chat")
+    driver.run(3, 6, "2", model="code")
+    driver.run(6, 9, "3", model="big")
+    assert [(row.instance, row.model) for row in driver.learned()] == [("a", "Mistral-7B"), ("a", "Vicuna-13B")]
+
+
+def test_a_resumed_run_teaches_a_length_and_no_speed() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0, 3, "1", attempt=2)
+    assert driver.machine.counts.speeds == 0
+    assert driver.workload()[("chat", "", "")].samples == 1
+
+
+def test_a_run_whose_pull_was_not_seen_teaches_no_speed() -> None:
+    driver = Driver()
+    driver.seen(running=3)
+    for number in range(3):
+        driver.tell(LifecycleKind.COMPLETED, number + 1.0, str(number), model="chat", output_tokens=100)
+    assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (3, 0)
+
+
+@pytest.mark.parametrize("finished_s", [math.nan, math.inf, -1.0, 0.0, 1e300])
+def test_an_absurd_finish_is_replaced_by_the_time_of_the_event(finished_s: float) -> None:
+    driver, sane = Driver(), Driver()
+    for each, told_s in ((driver, finished_s), (sane, BEGAN_MS / 1e3 + 3.0)):
+        each.seen()
+        each.run(0.0, 3.0, "1", finished_s=told_s)
+    assert driver.learned() == sane.learned()
+
+
+def test_a_run_of_an_absurd_duration_teaches_no_speed() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0.0, 3_600.0, "1")
+    assert driver.machine.counts.speeds == 0
+    assert driver.machine.counts.refused == 1
+
+
+def test_unknown_incarnations_and_gpus_teach_no_speed() -> None:
+    driver = Driver()
+    driver.seen(instances=(replace(INSTANCE, gpu="B200"),))
+    driver.run(0, 3, "1")
+    driver.run(4, 7, "2", incarnation="nobody/9")
+    assert driver.machine.counts.speeds == 0
+    assert driver.machine.counts.lengths == 2
+
+
+def test_another_gpu_under_the_same_name_begins_afresh() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0, 10, "1")
+    h100 = replace(INSTANCE, incarnation="a/2", gpu="H100-80GB")
+    driver.seen(instances=(h100,))
+    driver.tell(LifecycleKind.PULLED, 20, "2", incarnation="a/2")
+    driver.tell(LifecycleKind.COMPLETED, 22, "2", incarnation="a/2", model="chat", output_tokens=200)
+    (row,) = driver.learned()
+    assert (row.gpu, row.samples) == ("H100-80GB", 1)
+
+
+def test_events_before_the_reading_of_the_queue_are_not_counted_twice() -> None:
+    """The reading says that two run; their pulls come after it in the stream, but happened before."""
+    driver, plain = Driver(), Driver()
+    plain.seen()
+    driver.seen(running=2, last_event=(BEGAN_MS + 500, 10_000))
+    for each in (driver, plain):
+        each.tell(LifecycleKind.PULLED, 0.1, "1")
+        each.tell(LifecycleKind.PULLED, 0.2, "2")
+        each.tell(LifecycleKind.COMPLETED, 2.0, "1", model="chat", output_tokens=100)
+        each.tell(LifecycleKind.COMPLETED, 3.0, "2", model="chat", output_tokens=100)
+    assert driver.machine.counts.speeds == 0, "who the two were is not known"
+    assert plain.machine.counts.speeds == 2
+    driver.run(10.0, 12.8, "3")
+    plain.run(10.0, 12.8, "3")
+    assert driver.machine.counts.speeds == 1
+    (row,) = driver.learned()
+    assert row.slowdown == pytest.approx(1.0, abs=0.02), "it ran by itself: none of the two is taken to run still"

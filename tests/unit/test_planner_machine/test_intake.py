@@ -1,0 +1,68 @@
+"""The intake: a request that was read and lost on the way is looked for again, however busy the planner is."""
+
+from __future__ import annotations
+
+import itertools
+
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.intake import BUSY_OVERVIEWS, MISSED_OVERVIEWS, Intake
+from qlm_planner.policy import Policy
+from qlm_planner.snapshot import Arrival
+
+NUMBERS = itertools.count(1)
+
+
+def arrival() -> Arrival:
+    number = next(NUMBERS)
+    facts = RequestFacts(
+        queue_id=f"{number}-0",
+        key=RequestKey("tenant", f"r{number}"),
+        acceptance_number=number,
+        accepted_s=1.0,
+        model="alpha",
+        slo=Slo(kind=SloKind.COMPLETION, seconds=60.0),
+        prompt_tokens=10,
+        output_tokens_max=10,
+    )
+    return Arrival(facts=facts)
+
+
+def scanned() -> Intake:
+    intake = Intake(policy=Policy())
+    intake.add_page((), "")
+    assert not intake.scanning
+    return intake
+
+
+def overviews_until_scan(intake: Intake, unplaced: int, *, busy: bool) -> int:
+    """How many overviews it takes until a scan begins. `busy`: at each of them something else has just come."""
+    for count in range(1, 10 * BUSY_OVERVIEWS):
+        if busy:
+            intake.add_arrivals((arrival(),))
+        intake.compare(unplaced)
+        if intake.scanning:
+            return count
+        intake.take()
+    raise AssertionError("the lost request is never looked for")
+
+
+def test_a_lost_request_is_looked_for_when_nothing_is_pending() -> None:
+    assert overviews_until_scan(scanned(), 1, busy=False) == MISSED_OVERVIEWS
+
+
+def test_a_lost_request_is_looked_for_under_a_load_that_never_pauses() -> None:
+    intake = scanned()
+    assert overviews_until_scan(intake, 2, busy=True) == BUSY_OVERVIEWS
+    lost = arrival()
+    intake.add_page((lost,), lost.facts.queue_id)
+    intake.add_page((), "")
+    assert lost in intake.take()
+    assert overviews_until_scan(intake, 2, busy=True) == BUSY_OVERVIEWS, "a scan begins the count anew"
+
+
+def test_an_overview_without_unplaced_requests_ends_the_doubt() -> None:
+    intake = scanned()
+    for _ in range(3 * BUSY_OVERVIEWS):
+        intake.compare(1)
+        intake.compare(0)
+        assert not intake.scanning
