@@ -55,10 +55,13 @@ class ClusterStateFile:
         self.path = Path(state_dir) / STATE_FILE
 
     def write(self, state: ClusterState) -> None:
-        """Replaces the file in one step, so that a reader never sees a half of it."""
+        """Replaces the file in one step, so that a reader never sees a half of it. Only its owner may read it: the queue's URL may hold a
+        password."""
         document = asdict(state)
         fresh = self.path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1) + "\n")
         os.replace(fresh, self.path)
 
     def read(self) -> ClusterState:

@@ -59,3 +59,10 @@ def test_a_file_that_was_left_or_is_of_another_version_is_refused(tmp_path: Path
     file.path.write_text('{"pid": 1}')
     with pytest.raises(ConfigError, match="not a state file"):
         file.read()
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    file = ClusterStateFile(tmp_path)
+    (tmp_path / "up.tmp").write_text("left by a crash")
+    file.write(STATE)
+    assert file.path.stat().st_mode & 0o777 == 0o600
