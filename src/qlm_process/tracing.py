@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, Span, SpanContext, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace import Link, Span, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -50,11 +50,6 @@ def traceparent_of(span: Span) -> str:
 def tracestate_of(span: Span) -> str:
     """The W3C tracestate of a span, "" for none."""
     return _injected(span).get("tracestate", "")
-
-
-def span_context_of(traceparent: str, tracestate: str = "") -> SpanContext:
-    """What a link to that span needs."""
-    return get_current_span(context_of(traceparent, tracestate)).get_span_context()
 
 
 def record_span(

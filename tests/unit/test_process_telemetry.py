@@ -18,7 +18,7 @@ from qlm_core.errors import ConfigError
 from qlm_process.logs import configure_logging
 from qlm_process.metrics import Metrics, serve_metrics
 from qlm_process.settings import TelemetrySettings
-from qlm_process.tracing import configure_tracing, context_of, record_span, span_context_of, traceparent_of, tracestate_of
+from qlm_process.tracing import configure_tracing, context_of, record_span, traceparent_of, tracestate_of
 
 
 @pytest.fixture
@@ -69,7 +69,6 @@ def test_a_trace_crosses_processes_by_its_headers() -> None:
     context = context_of(header, "vendor=1")
     child = record_span(tracer, "qlm.queue_wait", context, 10.0, 12.5, {"qlm.model": "m"})
     assert tracestate_of(child) == "vendor=1"
-    assert span_context_of(header).span_id == parent.get_span_context().span_id
     first, second = exporter.get_finished_spans()
     assert second.parent is not None
     assert first.context is not None
