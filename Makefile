@@ -5,12 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.qlm-installed
 PROTOS := $(sort $(shell find protos -name '*.proto'))
 TRACE ?=
+SEEDS ?= 1000
+START ?= 1
+PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos docs format lint type imports test demo up clean
+.PHONY: help setup protos docs format lint type imports test test-seeds demo up clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with everything for running and developing
 
@@ -44,7 +47,10 @@ imports: $(STAMP) ## Check who may import whom (import-linter)
 test: $(STAMP) ## Run the core tests (under ten minutes on two cores)
 	$(BIN)/python -m pytest
 
-demo: $(STAMP) ## Replay 2,000+ requests on a whole cluster and kill processes half way (TRACE=file.csv.gz: a trace of your own)
+test-seeds: $(STAMP) ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
+	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
+
+demo: $(STAMP) ## Replay 2,000+ requests on a whole cluster with kills; table, picture, comparison in out/demo (TRACE=file.csv.gz: your own)
 	$(BIN)/python -m qlm_load demo $(if $(TRACE),--trace $(TRACE))
 
 up: $(STAMP) ## Run everything on this machine, gateway on 127.0.0.1:50051

@@ -1,22 +1,28 @@
-"""`python -m qlm_load`: the demo, replays against a running cluster, and campaigns of kills."""
+"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, campaigns of kills, and the bench."""
 
 from __future__ import annotations
 
 import click
 
+from qlm_load.bench.command import bench
 from qlm_load.campaign_command import campaign
 from qlm_load.demo_command import demo
+from qlm_load.picture.command import picture
 from qlm_load.replay_command import replay
+from qlm_load.simulate_command import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main() -> None:
-    """Loads for QLM: the demo, replays against a running cluster, and campaigns of kills."""
+    """Loads for QLM: the demo and its picture, replays against a running cluster, simulated runs, campaigns of kills, and the bench."""
 
 
 main.add_command(demo)
+main.add_command(picture)
 main.add_command(replay)
+main.add_command(simulate)
 main.add_command(campaign)
+main.add_command(bench)
 
 if __name__ == "__main__":
     main(prog_name="python -m qlm_load")

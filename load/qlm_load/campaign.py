@@ -110,12 +110,13 @@ async def run_campaign(
     overrides: Mapping[str, object],
     out: Path,
     assault: Assault,
+    environment: Mapping[str, str] | None = None,
 ) -> CampaignOutcome:
-    """Starts the cluster, replays, strikes, waits until all is quiet, reads everything again, stops. Raises Unavailable where the cluster
-    does not come up."""
+    """Starts the cluster, replays, strikes, waits until all is quiet, reads everything again, stops. `environment`: of its processes,
+    beside one's own. Raises Unavailable where the cluster does not come up."""
     load = config.load
     simulated = {"agent.simulated.time_scale": load.time_scale, "agent.simulated.seed": load.seed}
-    cluster = Cluster(out, config_path, {**OVERRIDES, **overrides, **simulated})
+    cluster = Cluster(out, config_path, {**OVERRIDES, **overrides, **simulated}, environment)
     try:
         state = await cluster.start(load.start_timeout_s)
         addresses = tuple(gateway.address for gateway in state.of("gateway"))

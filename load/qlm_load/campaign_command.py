@@ -10,11 +10,11 @@ from rich.console import Console
 
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.campaign import OVERRIDES, Assault, print_campaign, run_campaign
-from qlm_load.demo import demo_workload
 from qlm_load.interruptible import run_interruptible
 from qlm_load.settings import DemoConfig, demo_config_path
 from qlm_load.strikes import parse_strikes
 from qlm_load.workload import REQUESTS_MAX
+from qlm_load.workload_options import demo_workload
 from qlm_process.config import load_config, parse_override
 
 EXIT_FAILED = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -19,13 +20,16 @@ STOP_TIMEOUT_S = 40.0
 class Cluster:
     """Starts `qlm up` in a fresh state folder. `stop` is safe unstarted and twice."""
 
-    def __init__(self, folder: Path, config_path: str, overrides: Mapping[str, object]) -> None:
-        """`folder` takes the log `up.log` and the state folder `state`, which is made anew."""
+    def __init__(
+        self, folder: Path, config_path: str, overrides: Mapping[str, object], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`folder` takes the log `up.log` and the state folder `state`, which is made anew. `environment`: variables beside one's own."""
         self.log_path = folder / "up.log"
         self._state_dir = folder / "state"
         self._arguments = ["up", "--config", config_path, "--state-dir", str(self._state_dir)]
         for key, value in overrides.items():
             self._arguments += ["--set", f"{key}={value}"]
+        self._environment = environment or {}
         self._file = ClusterStateFile(self._state_dir)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -37,6 +41,7 @@ class Cluster:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "qlm.cli", *self._arguments),
+                env={**os.environ, **self._environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

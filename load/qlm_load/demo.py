@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,15 +14,17 @@ from rich.console import Console
 import qlm
 from qlm_load.chaos import Chaos, plan_kills
 from qlm_load.cluster import Cluster, serving_pids
+from qlm_load.comparison import PolicyRun
 from qlm_load.counters import CounterSums
 from qlm_load.ledger import Ledger, Report
+from qlm_load.picture.recorder import Recorder
+from qlm_load.picture.recording import Recording
 from qlm_load.progress_bar import show_progress
 from qlm_load.replay import Replay, ReplaySettings
 from qlm_load.settings import DemoConfig
 from qlm_load.summary import ServerCounts, print_kills, print_report, summary_of
-from qlm_load.trace import read_trace
 from qlm_load.watch import Watch
-from qlm_load.workload import Workload, generate_rows, make_workload
+from qlm_load.workload import Workload
 
 LEAD_S = 1.0
 """Real seconds between the cluster's being ready and the first arrival."""
@@ -31,6 +33,7 @@ RESTART_TIMEOUT_S = 30.0
 ACTIVATIONS_COUNTER = "qlm_agent_model_swaps_total"
 """Models made active, the first of an agent's life included, which replaces none."""
 EVICTIONS_COUNTER = 'qlm_agent_returned_requests_total{cause="evicted"}'
+KV_OFFLOADS_COUNTER = 'qlm_agent_lso_total{lso="kv_offload"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +43,10 @@ class Outcome:
     report: Report
     counts: ServerCounts
     chaos: Chaos
+    recording: Recording
     failures: tuple[str, ...]
     setup_s: float
     total_s: float
-
-
-def demo_workload(config: DemoConfig, trace_path: str | None, minutes: float | None) -> Workload:
-    """Generated, or the first rows of a trace at the rate of the settings."""
-    load = config.load
-    run_id = f"demo-{load.seed}"
-    if trace_path is None:
-        rows = generate_rows(load.requests, load.seed, load.rate_per_s)
-        return make_workload(rows, config.shares(), load.seed, run_id=run_id)
-    rows = read_trace(trace_path).head(load.requests, None if minutes is None else minutes * 60)
-    return make_workload(rows, config.shares(), load.seed, rate_per_s=load.rate_per_s, run_id=run_id)
 
 
 async def run_demo(
@@ -62,8 +55,7 @@ async def run_demo(
     """Starts the cluster, replays, kills, reads everything again, stops. Raises Unavailable where the cluster does not come up."""
     load = config.load
     begun_s = time.monotonic()
-    simulated = {"agent.simulated.time_scale": load.time_scale, "agent.simulated.seed": load.seed}
-    cluster = Cluster(out, config_path, {**overrides, **simulated})
+    cluster = Cluster(out, config_path, overrides)
     try:
         state = await cluster.start(load.start_timeout_s)
         setup_s = time.monotonic() - begun_s
@@ -82,27 +74,44 @@ async def run_demo(
         chaos = Chaos(plans, held_min=load.held_min, seed=load.seed, start_s=start_s)
         async with qlm.AsyncClient(addresses) as client:
             watch = Watch(cluster, client, replay, chaos, console)
-            await _replay(console, replay, ledger, watch, start_s)
+            recorder = Recorder(addresses, cluster.state, workload, load.time_scale, start_s)
+            await _replay(console, replay, ledger, watch, recorder, start_s)
             await _until_restarted(watch, cluster, chaos)
             await replay.read_again()
             await watch.scrape()
         report = ledger.report(time.monotonic())
         counts = server_counts(watch.counters)
         failures = find_failures(report, counts, chaos)
+        recording = recorder.recording(_title(workload), ledger, chaos.log)
     finally:
         stopped_well = await cluster.stop()
     if not stopped_well:
         failures = (*failures, f"the cluster did not stop in order (see {cluster.log_path})")
-    return Outcome(report=report, counts=counts, chaos=chaos, failures=failures, setup_s=setup_s, total_s=time.monotonic() - begun_s)
+    return Outcome(
+        report=report,
+        counts=counts,
+        chaos=chaos,
+        recording=recording,
+        failures=failures,
+        setup_s=setup_s,
+        total_s=time.monotonic() - begun_s,
+    )
 
 
-async def _replay(console: Console, replay: Replay, ledger: Ledger, watch: Watch, start_s: float) -> None:
+def _title(workload: Workload) -> str:
+    return f"{len(workload.requests):,} requests at {workload.rate_per_s:.1f} per trace second, seed {workload.seed}"
+
+
+async def _replay(console: Console, replay: Replay, ledger: Ledger, watch: Watch, recorder: Recorder, start_s: float) -> None:
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(watch.run(), name="watch")
-        showing = group.create_task(show_progress(console, replay, ledger, start_s), name="progress")
+        beside = [
+            group.create_task(watch.run(), name="watch"),
+            group.create_task(recorder.run(), name="record"),
+            group.create_task(show_progress(console, replay, ledger, start_s), name="progress"),
+        ]
         await replay.run(start_s)
-        watching.cancel()
-        showing.cancel()
+        for task in beside:
+            task.cancel()
 
 
 async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos) -> None:
@@ -116,7 +125,11 @@ async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos) -> None
 
 def server_counts(counters: CounterSums) -> ServerCounts:
     """Of all agents over all their lives."""
-    return ServerCounts(swaps=counters.total_beyond_first(ACTIVATIONS_COUNTER), evictions=counters.total(EVICTIONS_COUNTER))
+    return ServerCounts(
+        swaps=counters.total_beyond_first(ACTIVATIONS_COUNTER),
+        evictions=counters.total(EVICTIONS_COUNTER),
+        kv_offloads=counters.total(KV_OFFLOADS_COUNTER),
+    )
 
 
 def find_failures(report: Report, counts: ServerCounts, chaos: Chaos) -> tuple[str, ...]:
@@ -138,10 +151,11 @@ def find_failures(report: Report, counts: ServerCounts, chaos: Chaos) -> tuple[s
     return tuple(text for passed, text in checks if not passed)
 
 
-def write_summary(path: Path, outcome: Outcome, setting: dict[str, object]) -> None:
+def write_summary(path: Path, outcome: Outcome, compared: Sequence[PolicyRun], setting: dict[str, object]) -> None:
     """summary.json, with the keys that load/README.md names."""
     summary = summary_of(outcome.report, outcome.counts, outcome.chaos.log, setting)
     summary |= {"failures": list(outcome.failures), "setup_s": round(outcome.setup_s, 2), "total_s": round(outcome.total_s, 2)}
+    summary["compared"] = [asdict(run) for run in compared]
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,54 +8,37 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from qlm_core.errors import ConfigError, QlmError
-from qlm_load.demo import demo_workload, print_outcome, run_demo, write_summary
+from qlm_core.errors import QlmError
+from qlm_load.chaos import Role
+from qlm_load.comparison import CAPTION, NOTE, PolicyRun, comparison_rows, live_run, print_comparison
+from qlm_load.demo import Outcome, print_outcome, run_demo, write_summary
 from qlm_load.interruptible import run_interruptible
-from qlm_load.settings import DemoConfig, demo_config_path
-from qlm_load.workload import REQUESTS_MAX
-from qlm_process.config import load_config, parse_override
+from qlm_load.picture.command import NEEDS, RECORDING, can_draw, write_pictures
+from qlm_load.picture.recording import save
+from qlm_load.simulations import NoRun, simulated_runs
+from qlm_load.workload_options import Choice, workload_options
 
 EXIT_FAILED = 1
+COMPARED = ("slo", "fcfs")
 
 
 @click.command()
-@click.option(
-    "--trace", metavar="FILE", help="Replay this CSV or CSV.GZ instead of the generated workload; its first rows, at the rate set."
-)
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Of the trace, only its first so many minutes.")
-@click.option("--requests", type=click.IntRange(1, REQUESTS_MAX), help="Requests to replay (load.requests).")
-@click.option("--rate", "rate_per_s", type=float, help="Mean arrivals per trace second (load.rate_per_s).")
-@click.option("--time-scale", type=float, help="Trace seconds in a real second (load.time_scale).")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the workload and the kill plan (load.seed).")
-@click.option("--config", "config_path", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Another YAML file.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/demo"), show_default=True, help="Output folder.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.NAME=VALUE", help="Override one setting; may be repeated.")
-def demo(
-    trace: str | None,
-    minutes: float | None,
-    requests: int | None,
-    rate_per_s: float | None,
-    time_scale: float | None,
-    seed: int | None,
-    config_path: str | None,
-    out: Path,
-    settings: tuple[str, ...],
-) -> None:
-    """Start a cluster, replay a workload on it, kill an agent, the planner and a gateway half way, and account for every token.
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="Afterwards simulate the same trace under QLM and first come first served.",
+)
+@workload_options
+def demo(choice: Choice, out: Path, compare: bool) -> None:
+    """Start a cluster, replay a workload on it, kill an agent, the planner and a gateway half way, and account for every token; draw the
+    virtual queues over time, and compare with first come first served.
 
     Exit codes: 0 nothing was lost or doubled, and models were swapped and requests recovered; 1 otherwise; 2 wrong use or configuration.
     """
     console = Console()
-    path = str(Path(config_path or demo_config_path()).resolve())
-    given = {"load.requests": requests, "load.rate_per_s": rate_per_s, "load.time_scale": time_scale, "load.seed": seed}
-    try:
-        overrides: dict[str, object] = dict(parse_override(text) for text in settings)
-        overrides |= {name: value for name, value in given.items() if value is not None}
-        config = load_config(DemoConfig, path, overrides=overrides)
-        workload = demo_workload(config, trace, minutes)
-    except ConfigError as error:
-        raise click.UsageError(error.message) from error
-    load = config.load
+    load, workload = choice.config.load, choice.workload
     out.mkdir(parents=True, exist_ok=True)
     for note in workload.notes:
         console.print(f"workload: {note}", highlight=False, markup=False, soft_wrap=True)
@@ -66,11 +49,41 @@ def demo(
         soft_wrap=True,
     )
     try:
-        outcome = run_interruptible(run_demo(console, config, workload, path, overrides, out))
+        outcome = run_interruptible(run_demo(console, choice.config, workload, choice.path, choice.overrides, out))
+        print_outcome(console, outcome, choice.config)
+        save(outcome.recording, out / RECORDING)
+        runs, problems = _compared(console, choice, outcome) if compare else ((), ())
     except QlmError as error:
         raise click.ClickException(error.message) from error
-    write_summary(out / "summary.json", outcome, {**load.model_dump(mode="json"), "trace": trace, "notes": list(workload.notes)})
-    print_outcome(console, outcome, config)
+    setting = {**load.model_dump(mode="json"), "trace": choice.trace, "notes": list(workload.notes)}
+    write_summary(out / "summary.json", outcome, runs, setting)
     console.print(f"{out / 'summary.json'}", highlight=False)
-    if outcome.failures:
+    _draw(console, outcome, runs, out)
+    if outcome.failures or problems:
         sys.exit(EXIT_FAILED)
+
+
+def _compared(console: Console, choice: Choice, outcome: Outcome) -> tuple[tuple[PolicyRun, ...], tuple[str, ...]]:
+    """The live run beside the simulated ones, and why simulated ones failed. One that takes too long is left out, with a note."""
+    load = choice.config.load
+    console.print("simulating the same trace under QLM and first come first served ...", highlight=False)
+    # A gateway's clients go on at another one, so its kill changes nothing that is compared.
+    killed = [kill for kill in outcome.chaos.log if kill.role is not Role.GATEWAY and kill.restarted_s is not None]
+    kills = [part for kill in killed for part in ("--kill", f"{kill.process}@{kill.at_s:.2f}+{kill.restarted_s:.2f}")]
+    tried = run_interruptible(simulated_runs(COMPARED, [*choice.arguments, *kills], load.simulation_timeout_s))
+    simulated = [run for run in tried if not isinstance(run, NoRun)]
+    runs = (live_run("slo", outcome.report, load.time_scale, outcome.counts.swaps), *simulated)
+    print_comparison(console, runs)
+    missing = [run for run in tried if isinstance(run, NoRun)]
+    for run in missing:
+        console.print(f"{'FAILED: ' if run.failed else ''}{run.why}", markup=False, highlight=False, style="bold red" if run.failed else "")
+    return runs, tuple(run.why for run in missing if run.failed)
+
+
+def _draw(console: Console, outcome: Outcome, runs: tuple[PolicyRun, ...], out: Path) -> None:
+    if not can_draw():
+        console.print(NEEDS, highlight=False, markup=False)
+        return
+    table = (f"{CAPTION}; {NOTE}", comparison_rows(runs)) if runs else None
+    for path in write_pictures(outcome.recording, out, table):
+        console.print(f"{path}", highlight=False)

@@ -223,6 +223,10 @@ class Ledger:
             if list(result.token_ids) != list(self._workload.expected_output(entry.request)):
                 self._wrong(entry, "its result holds other tokens than the expected ones")
 
+    def attained(self, entry: Entry) -> bool:
+        """Completed, its last token within the SLO."""
+        return entry.completed and entry.last_token_s is not None and self._latency_s(entry) <= entry.request.slo_s
+
     def report(self, now_s: float) -> Report:
         """The account as of now: what has not ended by now is lost if it was accepted."""
         entries = self.entries

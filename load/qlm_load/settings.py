@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm_load.workload import REQUESTS_MAX, ModelShare
 from qlm_process.settings import Count, ModelSettings, Seconds, Section
@@ -17,13 +17,16 @@ class LoadSection(Section):
     """The run."""
 
     requests: Annotated[int, Field(ge=1, le=REQUESTS_MAX)] = Field(2_700, description="Requests to replay; of a trace, its first rows.")
-    rate_per_s: Positive = Field(7.5, description="Mean arrivals per trace second.")
+    rate_per_s: Positive = Field(8.5, description="Mean arrivals per trace second.")
     time_scale: Positive = Field(4.0, description="Trace seconds in a real second, for arrivals, SLOs and simulated engines.")
     seed: int = Field(1, ge=0, description="Of the workload, the kill plan and the simulated engines.")
     held_min: Count = Field(50, description="Live requests that a process must hold to be killed.")
     in_flight_max: Count = Field(5_000, description="Most open requests; what is due beyond them is sent later.")
     start_timeout_s: Seconds = Field(60.0, description="Real seconds for the cluster to come up.")
     drain_timeout_s: Seconds = Field(90.0, description="Real seconds after the last arrival until open requests are given up.")
+    simulation_timeout_s: Seconds = Field(
+        60.0, description="Real seconds for the simulated runs of the comparison, which run side by side; what takes longer is left out."
+    )
     model_shares: dict[str, Positive] = Field(default_factory=dict, description="Relative share of the requests by model; default: equal.")
 
     class_shares: dict[str, dict[str, Positive]] = Field(
@@ -31,11 +34,21 @@ class LoadSection(Section):
     )
 
 
+class Entry(BaseModel):
+    """One process of a list; its service reads the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+
+
 class DemoConfig(Section):
     """What the demo reads of the file that it starts the cluster with."""
 
     load: LoadSection = Field(default_factory=LoadSection)
     models: tuple[ModelSettings, ...] = Field(min_length=1)
+    gateways: tuple[Entry, ...] = ()
+    agents: tuple[Entry, ...] = ()
 
     @model_validator(mode="after")
     def _shares_name_models(self) -> DemoConfig:

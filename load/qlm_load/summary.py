@@ -18,6 +18,7 @@ class ServerCounts:
 
     swaps: int
     evictions: int
+    kv_offloads: int
 
 
 def summary_of(report: Report, counts: ServerCounts | None, kills: Sequence[Kill], setting: dict[str, object]) -> dict[str, object]:
@@ -50,7 +51,7 @@ def summary_of(report: Report, counts: ServerCounts | None, kills: Sequence[Kill
         "setting": setting,
     }
     if counts is not None:
-        summary |= {"swaps": counts.swaps, "evictions": counts.evictions}
+        summary |= {"swaps": counts.swaps, "evictions": counts.evictions, "kv_offloads": counts.kv_offloads}
     return summary
 
 
@@ -97,7 +98,8 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
         ("throughput (real time)", f"{report.requests_per_s:.1f} requests/s, {report.tokens_per_s:,.0f} tokens/s"),
     ]
     if counts is not None:
-        rows += [("model swaps / evictions (agents' counters)", f"{counts.swaps:,} / {counts.evictions:,}")]
+        text = f"{counts.swaps:,} / {counts.evictions:,} / {counts.kv_offloads:,}"
+        rows += [("model swaps / evictions / KV to host (agents' counters)", text)]
     rows += [
         ("recovered: run again / stream resumed", f"{report.recovered:,}: {report.attempts_repeated:,} / {report.streams_resumed:,}"),
         ("sent late by the client / refused / streams broken", f"{report.late_sends:,} / {report.refused:,} / {report.streams_broken:,}"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
-from qlm.errors import ConfigError
+from qlm.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
     from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone
@@ -28,6 +28,7 @@ class Channels:
         self._addresses = tuple(addresses)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._current = 0
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -38,7 +39,9 @@ class Channels:
         return self._addresses[self._current]
 
     def stub(self) -> GatewayAsyncStub:
-        """The gateway at `address`; connects when it is used."""
+        """The gateway at `address`; connects when it is used. Raises InternalError after `close`."""
+        if self._closed:
+            raise client_closed()
         channel = self._channels.get(self.address)
         if channel is None:
             channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
@@ -52,9 +55,15 @@ class Channels:
 
     async def close(self) -> None:
         """Safe twice."""
+        self._closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(None)
+
+
+def client_closed() -> InternalError:
+    """Somebody uses a client after its `close`."""
+    return InternalError("the client is closed")
 
 
 _OPTIONS = (

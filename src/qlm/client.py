@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 from opentelemetry.trace import TracerProvider
 
 from qlm.async_client import AsyncClient, RequestOptions
+from qlm.channels import client_closed
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, QueueStatus, RequestState, Result, TokenChunk
@@ -56,8 +57,8 @@ class Client:
         if self._closed:
             return
         self._closed = True
-        self._run(self._client.close())
-        self._run(self._loop.shutdown_asyncgens())
+        self._wait(self._client.close())
+        self._wait(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -101,7 +102,13 @@ class Client:
         return self._run(self._client.status(request_id, tenant=tenant))
 
     def _run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-        """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled."""
+        """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled. Raises InternalError after `close`."""
+        if self._closed:
+            coroutine.close()
+            raise client_closed()
+        return self._wait(coroutine)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -135,9 +142,23 @@ class SyncTokenStream:
         """Set when the iteration has ended."""
         return self._stream.result
 
+    @property
+    def address(self) -> str:
+        """The gateway that the output comes from, or came from last; "" before the first call."""
+        return self._stream.address
+
+    @property
+    def resumes(self) -> int:
+        """How often it went on, after acceptance, where a connection had ended."""
+        return self._stream.resumes
+
     def wait_accepted(self) -> Accepted:
         """See `TokenStream.wait_accepted`."""
         return self._client._run(self._stream.wait_accepted())
+
+    def cancel(self) -> RequestState:
+        """See `TokenStream.cancel`."""
+        return self._client._run(self._stream.cancel())
 
     def __iter__(self) -> Self:
         return self
@@ -155,5 +176,6 @@ class SyncTokenStream:
         self.close()
 
     def close(self) -> None:
-        """Breaks the call off; the request goes on. Safe twice."""
-        self._client._run(self._stream.aclose())
+        """Breaks the call off; the request goes on. Safe twice, and after the client's end."""
+        if not self._client._closed:
+            self._client._run(self._stream.aclose())

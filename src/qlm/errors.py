@@ -5,6 +5,7 @@ from __future__ import annotations
 from qlm_core.errors import (
     CallDeadlineExceeded,
     ConfigError,
+    GatewayFull,
     InternalError,
     InvalidRequest,
     LeaseLost,
@@ -21,6 +22,7 @@ from qlm_core.errors import (
 __all__ = [
     "CallDeadlineExceeded",
     "ConfigError",
+    "GatewayFull",
     "InternalError",
     "InvalidRequest",
     "LeaseLost",

@@ -13,8 +13,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NoOpTracerProvider, Span, TracerProvider, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from qlm.channels import Channels
-from qlm.errors import QlmError
+from qlm.channels import Channels, client_closed
+from qlm.errors import InternalError, QlmError
 from qlm.retry import Backoff
 from qlm.wire_errors import from_rpc_error
 
@@ -76,6 +76,8 @@ class Link:
                 return await start(self.stub(), self.call_timeout_s + extra_s)
             except grpc.RpcError as failure:
                 error: QlmError = from_rpc_error(failure)
+            except asyncio.CancelledError as failure:
+                raise closed_under(failure) from failure
             pause_s = backoff.next_pause_s(error)
             self.move_on(address)
             await asyncio.sleep(pause_s)
@@ -84,6 +86,15 @@ class Link:
         """The span of one request; `context`: that of its parent, None for the current one."""
         attributes = {"qlm.request_id": request_id, "qlm.tenant": tenant, "qlm.model": model}
         return self._tracer.start_span(REQUEST_SPAN, context=context, attributes=attributes)
+
+
+def closed_under(failure: asyncio.CancelledError) -> InternalError:
+    """The error of a call whose channel was closed: grpc.aio raises CancelledError for that, as if the caller's task were cancelled. Raises
+    the failure itself where it is."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise failure
+    return client_closed()
 
 
 def carrier_of(span: Span) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qlm.errors import CallDeadlineExceeded, QlmError, Unavailable
+from qlm.errors import CallDeadlineExceeded, GatewayFull, QlmError, Unavailable
 
 BACKOFF_FIRST_S = 0.05
 DOUBLINGS_MAX = 32
@@ -12,7 +12,7 @@ DOUBLINGS_MAX = 32
 
 def may_retry(error: QlmError) -> bool:
     """Whether another attempt, perhaps at another gateway, can go better: nothing was said about the request itself."""
-    return isinstance(error, (Unavailable, CallDeadlineExceeded))
+    return isinstance(error, (Unavailable, CallDeadlineExceeded, GatewayFull))
 
 
 class Backoff:

@@ -18,6 +18,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from qlm_core.errors import (
     CallDeadlineExceeded,
     ConfigError,
+    GatewayFull,
     InternalError,
     InvalidRequest,
     LeaseLost,
@@ -45,6 +46,7 @@ _CODES: Final[tuple[tuple[type[QlmError], grpc.StatusCode], ...]] = (
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (RequestIdConflict, grpc.StatusCode.ALREADY_EXISTS),
     (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (GatewayFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (CallDeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (OffsetOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
@@ -65,6 +67,7 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "UNKNOWN_INSTANCE": NotFound,
     "REQUEST_ID_CONFLICT": RequestIdConflict,
     "QUEUE_FULL": QueueFull,
+    "STREAMS_FULL": GatewayFull,
     "QUEUE_UNAVAILABLE": Unavailable,
     "DRAINING": Unavailable,
     "NO_PREDICTION": Unavailable,

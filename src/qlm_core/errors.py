@@ -5,6 +5,7 @@
     ├── NotFound                  NOT_FOUND          UNKNOWN_MODEL | UNKNOWN_REQUEST | UNKNOWN_INSTANCE
     ├── RequestIdConflict         ALREADY_EXISTS     REQUEST_ID_CONFLICT
     ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL
+    ├── GatewayFull               RESOURCE_EXHAUSTED STREAMS_FULL
     ├── Unavailable               UNAVAILABLE        QUEUE_UNAVAILABLE | DRAINING | NO_PREDICTION
     ├── CallDeadlineExceeded      DEADLINE_EXCEEDED  CALL_DEADLINE
     ├── OffsetOutOfRange          OUT_OF_RANGE       OFFSET_OUT_OF_RANGE
@@ -60,6 +61,12 @@ class RequestIdConflict(QlmError):
 
 class QueueFull(QlmError):
     default_reason = "QUEUE_FULL"
+
+
+class GatewayFull(QlmError):
+    """A gateway has too many open streams: another may have room."""
+
+    default_reason = "STREAMS_FULL"
 
 
 class Unavailable(QlmError):

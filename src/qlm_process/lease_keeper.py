@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -14,6 +14,9 @@ from qlm_queue.port import Queue
 from qlm_queue.values import Lease
 
 NONCE_BYTES = 8
+
+Sleep = Callable[[float], Awaitable[None]]
+"""Waits so many seconds: those of the process, or virtual ones."""
 
 
 def new_nonce() -> str:
@@ -30,7 +33,14 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, queue: Queue, lease: Lease, *, ttl_s: float, renew_s: float, monotonic: Callable[[], float] = time.monotonic
+        self,
+        queue: Queue,
+        lease: Lease,
+        *,
+        ttl_s: float,
+        renew_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.lease = lease
         self.lost = asyncio.Event()
@@ -38,6 +48,7 @@ class LeaseKeeper:
         self._ttl_s = ttl_s
         self._renew_s = renew_s
         self._monotonic = monotonic
+        self._sleep = sleep
         self._confirmed_s = monotonic()
         self._task: asyncio.Task[None] | None = None
 
@@ -75,7 +86,7 @@ class LeaseKeeper:
 
     async def _renew_until_lost(self) -> None:
         while True:
-            await asyncio.sleep(self._renew_s)
+            await self._sleep(self._renew_s)
             began_s = self._monotonic()
             try:
                 await self._queue.renew_lease(self.lease, self._ttl_s)
@@ -100,13 +111,18 @@ class RoleElection:
         ttl_s: float,
         renew_s: float,
         make_nonce: Callable[[], str] = new_nonce,
+        sleep: Sleep = asyncio.sleep,
+        keep: Callable[[Lease], LeaseKeeper] | None = None,
     ) -> None:
+        """`keep`: makes the keeper of a lease that was won."""
         self._queue = queue
         self._role = role
         self._address = address
         self._ttl_s = ttl_s
         self._renew_s = renew_s
         self._make_nonce = make_nonce
+        self._sleep = sleep
+        self._keep = keep or self._kept
 
     async def win(self) -> LeaseKeeper:
         """Waits as a standby until the role is free, trying every `renew_s`, also while the server is away; returns the started keeper.
@@ -120,14 +136,17 @@ class RoleElection:
                 structlog.get_logger().warning("lease_not_acquired", role=self._role, error=str(error))
                 lease = None
             if lease is not None:
-                keeper = LeaseKeeper(self._queue, lease, ttl_s=self._ttl_s, renew_s=self._renew_s)
+                keeper = self._keep(lease)
                 await keeper.start()
                 structlog.get_logger().info("lease_acquired", role=self._role, fence=lease.fence)
                 return keeper
             if not announced:
                 structlog.get_logger().info("lease_awaited", role=self._role)
                 announced = True
-            await asyncio.sleep(self._renew_s)
+            await self._sleep(self._renew_s)
+
+    def _kept(self, lease: Lease) -> LeaseKeeper:
+        return LeaseKeeper(self._queue, lease, ttl_s=self._ttl_s, renew_s=self._renew_s)
 
     async def leader_address(self) -> str:
         """Address of whoever has the role, "" if nobody. Raises Unavailable."""

@@ -5,14 +5,16 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
 
     :queue                          stream: the global queue, one entry per live request: `r` = the Request, `k` = the key of its hash;
                                     the entry id is the queue id
-    :req:<tenant>:<request_id>      hash, a live request: i queue id, d digest, s state, n acceptance number, t acceptance (ms), w gateway,
-                                    l prompt tokens, c SLO class, x expiry (ms), g group, o owner incarnation, a attempts,
-                                    f failed attempts, b first pull (ms), e first output (ms), y 1 if the output is text
+    :req:<tenant>:<request_id>      hash, a live request: `f` what never changes, "<16 bytes digest><queue id> <acceptance number>
+                                    <acceptance (ms)> <prompt tokens> <SLO class>"; `s` "<state><attempts> <failed attempts>
+                                    <first pull (ms)> <first output (ms)> <1 if the output is text> <owner incarnation>" (empty where
+                                    there is none); `w` gateway, `g` group, `x` expiry (ms)
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
                                     <incarnation>\\n" + Result
     :progress:<queue id>            string: output so far
     :group:<gid>                    sorted set: waiting queue ids by acceptance number
-    :group_meta:<gid>               hash: vq, last_vq, live, prompt_tokens (waiting), first_deadline, version, and the planner's own fields
+    :group_meta:<gid>               hash: vq, last_vq, live, prompt_tokens (waiting), first_deadline (s), slo_least (s), version,
+                                    and the planner's own fields
     :groups                         set: ids of all groups with live requests
     :vq:<instance>                  list: group ids, first served first; `unassigned` holds groups that no instance can serve now
     :vq_version                     hash: instance -> version of its virtual queue
@@ -35,8 +37,6 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qlm_core.request import RequestKey
 
 _ESCAPES = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D"})
@@ -49,18 +49,17 @@ def escape(name: str) -> str:
 
 def unescape(name: str) -> str:
     """The inverse of `escape`."""
+    if "%" not in name:
+        return name
     return name.replace("%7D", "}").replace("%7B", "{").replace("%3A", ":").replace("%25", "%")
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one queue."""
+    """The keys of one queue. `prefix`: what all of them begin with."""
 
-    queue_name: str
-
-    @property
-    def prefix(self) -> str:
-        return "{" + escape(self.queue_name) + "}"
+    def __init__(self, queue_name: str) -> None:
+        self.prefix = "{" + escape(queue_name) + "}"
+        self._request_prefix = len(self.prefix) + len(":req:")
 
     def __call__(self, *parts: str) -> str:
         """A key of the table above: `keys("vq", "a100-0")`."""
@@ -74,5 +73,5 @@ class Keys:
 
     def request_key(self, hash_key: str) -> RequestKey:
         """The RequestKey of the key of a request's hash."""
-        tenant, request_id = hash_key[len(self.prefix) + len(":req:") :].split(":")
+        tenant, request_id = hash_key[self._request_prefix :].split(":")
         return RequestKey(unescape(tenant), unescape(request_id))

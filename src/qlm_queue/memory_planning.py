@@ -64,6 +64,7 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
         group_ids = state.queues[instance].group_ids
         at_end = not placement.before or placement.before not in group_ids
         step.open(group, instance, len(group_ids) if at_end else group_ids.index(placement.before))
+    group.slo_least_s = min(group.slo_least_s, placement.slo_least_s)
     group.live += 1
     request.group_id = group.group_id
     del state.unplaced[request.queue_id]
@@ -93,8 +94,11 @@ def apply_plan(state: MemoryState, now_s: float, lease: Lease, chunk: PlanChunk)
             group.instance = group.last_instance = segment.instance
         state.queues[segment.instance].group_ids[segment.start : segment.start] = found
     moved = [group for group_id, group in open_groups.items() if group.instance != was_on[group_id]]
+    step = Step(state, now_s)
     for group in moved:
         group.version += 1
+        step.group_moved(group)
+    step.send()
     for name, group_ids in sorted(before.items()):
         _note_change(state, now_s, name, group_ids)
     return AppliedChunk(applied=True, versions=_versions(state, chunk.versions), moved=len(moved))

@@ -14,6 +14,7 @@ from typing import TypeVar
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import memory_admission, memory_leases, memory_planning, memory_reading, memory_serving
 from qlm_queue.dump import QueueDump
+from qlm_queue.event_entry import events_entry
 from qlm_queue.memory_state import MemoryState, parse_id
 from qlm_queue.values import (
     BATCH_MAX,
@@ -166,9 +167,9 @@ class MemoryQueue:
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
         return [memory_serving.as_pulled(request) for _, request in sorted(self.state.running.get(incarnation, {}).items())]
 
-    async def unpull(self, incarnation: str, requests: Sequence[Owned]) -> Sequence[StepStatus]:
+    async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
         _check_batch(requests)
-        statuses = memory_serving.unpull(self.state, self._now_s(), incarnation, requests)
+        statuses = memory_serving.unpull(self.state, self._now_s(), incarnation, requests, behind_head=behind_head)
         await self._notify()
         return statuses
 
@@ -218,6 +219,13 @@ class MemoryQueue:
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         start = self.state.events.last_id if after == "$" else parse_id(after)
         return await self._read(block_s, lambda: memory_reading.events(self.state, start, count))
+
+    async def report(self, events: Sequence[bytes]) -> None:
+        _check_batch(events)
+        entry = events_entry(events)
+        if entry:
+            self.state.events.add(self._now_s(), entry)
+            await self._notify()
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         self.state.check(lease, self._now_s())

@@ -107,6 +107,7 @@ def _group_record(group: StoredGroup) -> GroupRecord:
         first_deadline_s=group.first_deadline_s,
         version=group.version,
         meta=dict(group.meta),
+        slo_least_s=group.slo_least_s,
     )
 
 
@@ -185,5 +186,6 @@ def _group_dump(state: MemoryState, group: StoredGroup) -> GroupDump:
         version=group.version,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
+        slo_least_s=group.slo_least_s,
         meta=dict(sorted(group.meta.items())),
     )

@@ -12,7 +12,20 @@ from qlm_core.request import RequestState
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest
 from qlm_queue.memory_step import Step
-from qlm_queue.values import BATCH_MAX, Completion, Emission, Lease, Owned, PullBudget, Pulled, PullResult, RequeueCause, StepStatus
+from qlm_queue.values import (
+    BATCH_MAX,
+    MODELS_AHEAD_GROUPS_MAX,
+    Completion,
+    Emission,
+    HeadGroup,
+    Lease,
+    Owned,
+    PullBudget,
+    Pulled,
+    PullResult,
+    RequeueCause,
+    StepStatus,
+)
 
 
 def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: PullBudget) -> PullResult:
@@ -30,7 +43,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
     looked_at = 0
     while model and group_ids and len(pulled) < budget.requests_max and looked_at < BATCH_MAX:
         group = state.groups[group_ids[0]]
-        if group.meta.get("model", "") != model:
+        if group.model != model:
             break
         request = state.by_number[group.members[0]]
         looked_at += 1
@@ -44,12 +57,25 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
         tokens_left -= needed
         pulled.append(_take(step, group, request, incarnation))
     step.send()
-    head = state.groups[group_ids[0]] if group_ids else None
+    looked_up = [state.groups[group_id] for group_id in group_ids[:MODELS_AHEAD_GROUPS_MAX]]
+    models = list(dict.fromkeys(group.model for group in looked_up))
     return PullResult(
         pulled=pulled,
-        head_group="" if head is None else head.group_id,
-        head_model="" if head is None else head.meta.get("model", ""),
+        head=_head(state, looked_up[0]) if looked_up else None,
         blocked_tokens=blocked_tokens,
+        models_ahead=tuple(models[1:]),
+    )
+
+
+def _head(state: MemoryState, group: StoredGroup) -> HeadGroup:
+    first = state.by_number[group.members[0]]
+    return HeadGroup(
+        group_id=group.group_id,
+        model=group.model,
+        waiting=len(group.members),
+        waiting_prompt_tokens=group.waiting_prompt_tokens,
+        first_deadline_s=max(group.first_deadline_s, first.accepted_s + group.slo_least_s),
+        meta=dict(group.meta),
     )
 
 
@@ -147,7 +173,7 @@ def _repeated(step: Step, incarnation: str, completion: Completion) -> StepStatu
     return StepStatus.DONE if found == (last.queue_id, last.attempt, completion.state, incarnation) else StepStatus.STALE
 
 
-def unpull(state: MemoryState, now_s: float, incarnation: str, requests: Sequence[Owned]) -> list[StepStatus]:
+def unpull(state: MemoryState, now_s: float, incarnation: str, requests: Sequence[Owned], *, behind_head: bool) -> list[StepStatus]:
     step = Step(state, now_s)
     statuses = []
     for named in requests:
@@ -155,7 +181,7 @@ def unpull(state: MemoryState, now_s: float, incarnation: str, requests: Sequenc
         if request is not None:
             if not request.first_token_s:
                 request.started_s = 0.0  # it was not started
-            step.return_to_place(request, 0)
+            step.return_to_place(request, int(behind_head))
             step.event(EventKind.EVENT_KIND_UNPULLED, request, incarnation=incarnation)
         statuses.append(StepStatus.STALE if request is None else StepStatus.DONE)
     step.send()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -84,6 +85,11 @@ class StoredGroup:
     live: int = 0
     waiting_prompt_tokens: int = 0
     version: int = 0
+    slo_least_s: float = math.inf
+
+    @property
+    def model(self) -> str:
+        return self.meta.get("model", "")
 
 
 @dataclass(slots=True, kw_only=True)

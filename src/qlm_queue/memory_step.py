@@ -53,6 +53,9 @@ class Step:
         event.prompt_tokens = request.prompt_tokens
         event.MergeFromString(extra)
 
+    def group_moved(self, group: StoredGroup) -> None:
+        self._events.events.add(kind=EventKind.EVENT_KIND_GROUP_MOVED, group_id=group.group_id, instance=group.instance)
+
     def frame(self, gateway: str, frame: Frame) -> None:
         if gateway:
             self._frames[gateway].frames.append(frame)
@@ -99,6 +102,7 @@ class Step:
         group = self.state.groups[request.group_id]
         del self.state.running[request.incarnation][request.number]
         self.join(group, request)
+        group.first_deadline_s = min(group.first_deadline_s, request.accepted_s + group.slo_least_s)
         if not group.instance:
             self.open(group, group.last_instance, index)
 

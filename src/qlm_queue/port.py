@@ -142,7 +142,8 @@ class Queue(Protocol):
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or
-        went). A chunk that names a group twice raises ValueError."""
+        went), and writes an event GROUP_MOVED for each group that is on another queue now. A chunk that names a group twice raises
+        ValueError."""
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing
@@ -153,13 +154,15 @@ class Queue(Protocol):
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         """Takes waiting requests of the first groups of the incarnation's virtual queue, as long as these are of `model`; counts the
-        attempt. "" pulls nothing and tells the head. Ends expired ones as EXPIRED instead. Raises LeaseLost."""
+        attempt. "" pulls nothing. Ends expired ones as EXPIRED instead. Tells the head and the models ahead as they are after it. Raises
+        LeaseLost."""
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
         """All that an incarnation owns: after a lost answer of `pull`, to find what it does not know of."""
 
-    async def unpull(self, incarnation: str, requests: Sequence[Owned]) -> Sequence[StepStatus]:
-        """Gives back what was pulled but not started: PLACED again at its place. The attempt stays counted."""
+    async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
+        """Gives back what was pulled but not started: PLACED again at its place. The attempt stays counted. A group that must be opened
+        again goes to the head of the queue it was on, or `behind_head`: it makes way for that."""
 
     async def emit(self, incarnation: str, emissions: Sequence[Emission]) -> Sequence[StepStatus]:
         """Appends output and sends frames, one entry a gateway. Where nothing of it is new (a repeat, or no bytes) it is DONE and
@@ -192,6 +195,10 @@ class Queue(Protocol):
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         """Lifecycle events after an entry id ("0": the oldest kept; "$": only new ones)."""
+
+    async def report(self, events: Sequence[bytes]) -> None:
+        """Appends serialized RequestEvents that no operation writes, as one entry; nothing where there are none. A repeat appends them
+        again. Raises ValueError for bytes that are no RequestEvent."""
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         """Stores the profile snapshot. Raises LeaseLost."""

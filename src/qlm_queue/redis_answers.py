@@ -10,6 +10,7 @@ from qlm_queue.keys import Keys
 from qlm_queue.values import (
     AppliedChunk,
     GroupRecord,
+    HeadGroup,
     InstanceRecord,
     LiveRequest,
     Overview,
@@ -20,7 +21,8 @@ from qlm_queue.values import (
     VirtualQueueRecord,
 )
 
-_GROUP_FIELDS = frozenset({"vq", "last_vq", "live", "prompt_tokens", "first_deadline", "version"})
+DIGEST_BYTES = 16
+_GROUP_FIELDS = frozenset({"vq", "last_vq", "live", "prompt_tokens", "first_deadline", "slo_least", "version"})
 
 
 def text_of(answer: bytes) -> str:
@@ -37,22 +39,34 @@ def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
+def fixed_fields(stored: bytes) -> list[str]:
+    """Queue id, acceptance number, acceptance (ms), prompt tokens and SLO class of a request's record."""
+    return stored[DIGEST_BYTES:].decode().split(" ", 4)
+
+
+def state_fields(stored: bytes) -> list[str]:
+    """State with attempts, failed attempts, first pull (ms), first output (ms), "1" for text, and owner of a request's record."""
+    return stored.decode().split(" ", 5)
+
+
 def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
     """From `live_answer` of the scripts."""
-    queue_id, hash_key, number, accepted_ms, state, group_id, incarnation, attempt, failed, gateway, body, text = answer
+    hash_key, fixed, state, gateway, group_id, body = answer
+    queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
+    attempt, failed, _, _, text, incarnation = state_fields(state)
     return LiveRequest(
-        queue_id=queue_id.decode(),
+        queue_id=queue_id,
         key=keys.request_key(hash_key.decode()),
         acceptance_number=int(number),
         accepted_s=int(accepted_ms) / 1000,
-        state=RequestState(state.decode()),
+        state=RequestState(attempt[0]),
         group_id=group_id.decode(),
-        incarnation=incarnation.decode(),
-        attempt=int(attempt),
+        incarnation=incarnation,
+        attempt=int(attempt[1:]),
         failed_attempts=int(failed),
         gateway=gateway.decode(),
         body=body,
-        text=text == b"1",
+        text=text == "1",
     )
 
 
@@ -64,31 +78,47 @@ def terminal_record(answer: Sequence[bytes]) -> TerminalRecord:
     )
 
 
-def pulled(keys: Keys, answer: Sequence[Any]) -> Pulled:
-    """From a live record with its progress."""
-    live = live_request(keys, answer[0])
+def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
+    """From `live_answer` of the scripts, with the progress."""
+    hash_key, fixed, state, gateway, group_id, body, progress = answer
+    queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
+    attempt, failed, _, _, text, _ = state_fields(state)
     return Pulled(
-        queue_id=live.queue_id,
-        key=live.key,
-        group_id=live.group_id,
-        acceptance_number=live.acceptance_number,
-        accepted_s=live.accepted_s,
-        attempt=live.attempt,
-        failed_attempts=live.failed_attempts,
-        gateway=live.gateway,
-        body=live.body,
-        progress=answer[1],
-        text=live.text,
+        queue_id=queue_id,
+        key=keys.request_key(hash_key.decode()),
+        group_id=group_id.decode(),
+        acceptance_number=int(number),
+        accepted_s=int(accepted_ms) / 1000,
+        attempt=int(attempt[1:]),
+        failed_attempts=int(failed),
+        gateway=gateway.decode(),
+        body=body,
+        progress=progress,
+        text=text == "1",
     )
 
 
 def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
-    head_group, head_model, blocked_tokens, *requests = answer
+    blocked_tokens, head, models_ahead, *requests = answer
     return PullResult(
         pulled=[pulled(keys, request) for request in requests],
-        head_group=head_group.decode(),
-        head_model=head_model.decode(),
+        head=head_group(head) if head else None,
         blocked_tokens=int(blocked_tokens),
+        models_ahead=tuple(model.decode() for model in models_ahead),
+    )
+
+
+def head_group(answer: Sequence[Any]) -> HeadGroup:
+    """From `head_answer` of the scripts."""
+    group_id, waiting, accepted_ms, fields = answer
+    group = group_record(group_id.decode(), waiting, pairs_of(fields))
+    return HeadGroup(
+        group_id=group.group_id,
+        model=group.meta.get("model", ""),
+        waiting=group.waiting,
+        waiting_prompt_tokens=group.waiting_prompt_tokens,
+        first_deadline_s=max(group.first_deadline_s, int(accepted_ms) / 1000 + group.slo_least_s),
+        meta=group.meta,
     )
 
 
@@ -110,6 +140,7 @@ def group_record(group_id: str, waiting: int, fields: dict[str, str]) -> GroupRe
         waiting_prompt_tokens=int(fields["prompt_tokens"]),
         first_deadline_s=float(fields["first_deadline"]),
         version=int(fields["version"]),
+        slo_least_s=float(fields["slo_least"]),
         meta={name: value for name, value in fields.items() if name not in _GROUP_FIELDS},
     )
 

@@ -15,6 +15,7 @@ from qlm_queue.dump import (
     VirtualQueueDump,
 )
 from qlm_queue.keys import Keys, unescape
+from qlm_queue.redis_answers import DIGEST_BYTES, fixed_fields, state_fields
 from qlm_queue.redis_link import RedisLink
 from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind, Overview
 
@@ -107,25 +108,25 @@ class _Reader:
         progress = self.found("progress")
         found = []
         for stored in self.found("req").values():
-            fields = {name.decode(): value for name, value in stored.items()}
-            queue_id = fields["i"].decode()
+            queue_id, number, _, prompt_tokens, slo_class = fixed_fields(stored[b"f"])
+            attempt, failed, _, _, _, incarnation = state_fields(stored[b"s"])
             entry = bodies.pop(queue_id)
             found.append(
                 RequestDump(
                     queue_id=queue_id,
                     key=self._keys.request_key(entry[b"k"].decode()),
-                    acceptance_number=int(fields["n"]),
-                    state=RequestState(fields["s"].decode()),
-                    digest=fields["d"],
+                    acceptance_number=int(number),
+                    state=RequestState(attempt[0]),
+                    digest=stored[b"f"][:DIGEST_BYTES],
                     body=entry[b"r"],
                     model=_model_of(entry[b"r"]),
-                    slo_class=fields["c"].decode(),
-                    prompt_tokens=int(fields["l"]),
-                    group_id=fields.get("g", b"").decode(),
-                    incarnation=fields.get("o", b"").decode(),
-                    attempt=int(fields.get("a", 0)),
-                    failed_attempts=int(fields.get("f", 0)),
-                    gateway=fields["w"].decode(),
+                    slo_class=slo_class,
+                    prompt_tokens=int(prompt_tokens),
+                    group_id=stored.get(b"g", b"").decode(),
+                    incarnation=incarnation,
+                    attempt=int(attempt[1:]),
+                    failed_attempts=int(failed),
+                    gateway=stored[b"w"].decode(),
                     progress=progress.pop(queue_id, b""),
                     expires=queue_id in expiring,
                 )
@@ -153,6 +154,7 @@ class _Reader:
                     first_deadline_s=record.first_deadline_s,
                     version=record.version,
                     meta=record.meta,
+                    slo_least_s=record.slo_least_s,
                 )
                 for record in overview.groups.values()
             ]

@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from qlm_core.errors import ConfigError, InternalError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_queue.redis_pipe import Pipe
 from qlm_queue.scripts import READING, Library, is_not_loaded
 
 Answer = TypeVar("Answer")
@@ -32,6 +33,9 @@ class RedisLink:
         self._call_timeout_s = call_timeout_s
         self._calls: redis.Redis | None = None
         self._blocking: redis.Redis | None = None
+        self._pipe: Pipe | None = None
+        self._worn: list[Pipe] = []  # pipes that were given up and may still wait for answers
+        self._opening = asyncio.Lock()
 
     async def start(self) -> None:
         """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
@@ -49,6 +53,11 @@ class RedisLink:
             if client is not None:
                 await client.aclose()
         self._calls = self._blocking = None
+        async with self._opening:  # one that opens a pipe just now finishes first
+            pipes = [*self._worn, *([] if self._pipe is None else [self._pipe])]
+            self._pipe, self._worn = None, []
+            for pipe in pipes:
+                await pipe.stop()
 
     @property
     def client(self) -> redis.Redis:
@@ -63,15 +72,46 @@ class RedisLink:
 
     async def call(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """One function of the library; loads the library again where a restarted server has lost it."""
-        function = self._library.function(name)
-        command = self.client.fcall_ro if name in READING else self.client.fcall
+        command = ("FCALL_RO" if name in READING else "FCALL", self._library.function(name), len(keys), *keys, *args)
         try:
-            return await self.run(command, function, len(keys), *keys, *args)
+            return await self._ask(command)
         except redis.ResponseError as error:
             if is_not_loaded(str(error)):
                 await self.run(self.client.function_load, self._library.code, True)
-                return await self.run(command, function, len(keys), *keys, *args)
+                return await self._ask(command)
             raise _qlm_error(error) from error
+
+    async def _ask(self, command: tuple[Any, ...]) -> Any:
+        """One command on the pipe, within the call timeout."""
+        pipe = self._pipe
+        try:
+            if pipe is not None and not pipe.worn and not pipe.broken:
+                return await pipe.ask(*command)
+            async with asyncio.timeout(self._call_timeout_s):
+                return await (await self._opened()).ask(*command)
+        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+            raise _unavailable(error) or error from error
+
+    async def _opened(self) -> Pipe:
+        """A pipe for new calls. Those that nobody waits for any more are closed."""
+        async with self._opening:
+            if self._pipe is not None and not self._pipe.worn and not self._pipe.broken:
+                return self._pipe
+            if self._pipe is not None:
+                self._worn.append(self._pipe)
+                self._pipe = None
+            for pipe in [pipe for pipe in self._worn if pipe.broken or pipe.idle]:
+                self._worn.remove(pipe)
+                await pipe.stop()
+            connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            pipe = Pipe(connection, self._call_timeout_s)
+            try:
+                await pipe.start()
+            except BaseException:
+                await pipe.stop()
+                raise
+            self._pipe = pipe
+            return pipe
 
     async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Entries of a stream after an id, waiting up to `block_s`."""
@@ -102,12 +142,8 @@ class RedisLink:
         try:
             async with asyncio.timeout(timeout_s):
                 return await start()
-        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError) as error:
-            raise Unavailable(f"the queue's server is away: {error!r}", details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
-        except redis.ResponseError as error:
-            if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
-                raise Unavailable(f"the queue's server refuses: {error}", details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
-            raise
+        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+            raise _unavailable(error) or error from error
 
     def _client(self) -> redis.Redis:
         try:
@@ -124,6 +160,16 @@ class RedisLink:
         except ValueError as error:
             raise ConfigError(f"queue.url {self._url!r} must be a redis://, rediss:// or unix:// URL: {error}") from error
         return redis.Redis.from_pool(pool)
+
+
+def _unavailable(error: Exception) -> Unavailable | None:
+    """The error for a server that is away or refuses for now; None for another refusal."""
+    details = {"retry_after_s": f"{RETRY_AFTER_S}"}
+    if not isinstance(error, redis.ResponseError):
+        return Unavailable(f"the queue's server is away: {error!r}", details=details)
+    if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
+        return Unavailable(f"the queue's server refuses: {error}", details=details)
+    return None
 
 
 def _qlm_error(error: redis.ResponseError) -> Exception:

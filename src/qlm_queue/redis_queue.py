@@ -10,7 +10,9 @@ import redis.asyncio as redis
 from qlm_core.errors import NotFound, OffsetOutOfRange
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
+from qlm_queue import redis_arguments as arguments
 from qlm_queue.dump import QueueDump
+from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.keys import Keys
 from qlm_queue.redis_dump import dump_queue
@@ -220,30 +222,14 @@ class RedisQueue:
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         _check_batch(len(groups))
-        args: list[Any] = [lease.token, len(groups)]
-        index_of = {}
-        for index, group in enumerate(groups, start=1):
-            index_of[group.group_id] = index
-            meta = [text for pair in group.meta.items() for text in pair]
-            args += [group.group_id, group.instance, group.before, repr(group.first_deadline_s), len(meta), *meta]
-        for request in requests:
-            if request.group_id not in index_of:
-                raise ValueError(f"group {request.group_id!r} of a request is not among the groups of the call")
-            args += [request.queue_id, self._keys.request(request.key), index_of[request.group_id]]
-        return answers.statuses(await self._call("place", *args))
+        return answers.statuses(await self._call("place", lease.token, *arguments.placements(self._keys, groups, requests)))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         named = [group_id for segment in chunk.segments for group_id in segment.group_ids]
         _check_batch(len(named))
         if len(set(named)) < len(named):
             raise ValueError("a chunk names a group twice")
-        args: list[Any] = [lease.token, chunk.plan_version, len(chunk.versions)]
-        for name, version in chunk.versions.items():
-            args += [name, version]
-        args.append(len(chunk.segments))
-        for segment in chunk.segments:
-            args += [segment.instance, segment.start, len(segment.group_ids), *segment.group_ids]
-        return answers.applied_chunk(await self._call("apply_plan", *args))
+        return answers.applied_chunk(await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk)))
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return int(await self._call("reclaim", lease.token, incarnation, failure))
@@ -268,35 +254,27 @@ class RedisQueue:
         ids = sorted(await self._link.run(self._link.client.smembers, self._keys("running", incarnation)))
         found: list[Pulled] = []
         for first in range(0, len(ids), BATCH_MAX):
-            page = await self._call("details_with_progress", *ids[first : first + BATCH_MAX])
-            found += (answers.pulled(self._keys, answer) for answer in page if answer[0][6].decode() == incarnation)
+            page = await self._call("owned", incarnation, *ids[first : first + BATCH_MAX])
+            found += (answers.pulled(self._keys, answer) for answer in page)
         return sorted(found, key=lambda request: request.acceptance_number)
 
-    async def unpull(self, incarnation: str, requests: Sequence[Owned]) -> Sequence[StepStatus]:
-        return await self._give_back(incarnation, "unpulled", b"", requests)
+    async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
+        return await self._give_back(incarnation, "unpulled", behind_head, b"", requests)
 
     async def emit(self, incarnation: str, emissions: Sequence[Emission]) -> Sequence[StepStatus]:
         _check_batch(len(emissions))
         if not emissions:
             return []
-        args: list[Any] = [incarnation]
-        for emission in emissions:
-            args += self._emission_args(emission)
-        return answers.statuses(await self._call("emit", *args))
+        return answers.statuses(await self._call("emit", incarnation, *arguments.emissions(self._keys, emissions)))
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         _check_batch(len(completions))
         if not completions:
             return []
-        args: list[Any] = [incarnation]
-        for completion in completions:
-            if completion.state not in (RequestState.COMPLETED, RequestState.FAILED):
-                raise ValueError(f"an agent ends requests as COMPLETED or FAILED, not {completion.state}")
-            args += [*self._emission_args(completion.last), completion.state.value, completion.result, completion.event]
-        return answers.statuses(await self._call("complete", *args))
+        return answers.statuses(await self._call("complete", incarnation, *arguments.completions(self._keys, completions)))
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
-        return await self._give_back(incarnation, cause.value, failure, requests)
+        return await self._give_back(incarnation, cause.value, cause is RequeueCause.EVICTED, failure, requests)
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         entries = await self._link.read_streams(self._keys("ctl", instance), after, block_s, READ_MAX)
@@ -336,6 +314,12 @@ class RedisQueue:
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         return await self._read_stream(self._keys("events"), b"e", after, block_s, count)
 
+    async def report(self, events: Sequence[bytes]) -> None:
+        _check_batch(len(events))
+        if events:
+            entry = {"e": events_entry(events)}
+            await self._link.run(self._link.client.xadd, self._keys("events"), entry, maxlen=self._bounds.events_max, approximate=True)
+
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call("publish_profiles", lease.role, lease.token, version, body)
 
@@ -352,25 +336,14 @@ class RedisQueue:
     async def _call(self, function: str, *args: Any) -> Any:
         return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args])
 
-    async def _give_back(self, incarnation: str, cause: str, failure: bytes, requests: Sequence[Owned]) -> Sequence[StepStatus]:
+    async def _give_back(
+        self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
+    ) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         if not requests:
             return []
-        args: list[Any] = [incarnation, cause, failure]
-        for request in requests:
-            args += [request.queue_id, self._keys.request(request.key), request.attempt]
-        return answers.statuses(await self._call("give_back", *args))
-
-    def _emission_args(self, emission: Emission) -> list[Any]:
-        return [
-            emission.queue_id,
-            self._keys.request(emission.key),
-            emission.attempt,
-            emission.offset,
-            emission.progress,
-            emission.frame,
-            int(emission.text),
-        ]
+        where = "second" if behind_head else "head"
+        return answers.statuses(await self._call("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests)))
 
     async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         entries = await self._link.read_streams(stream, after, block_s, count)

@@ -9,7 +9,7 @@ import hashlib
 import re
 from importlib import resources
 
-_FILES = ("prelude.lua", "leases.lua", "gateway.lua", "planner.lua", "agent.lua")
+_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "agent.lua")
 
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
@@ -17,7 +17,7 @@ WRITING = (
     "arrived", "place", "apply_plan", "reclaim", "forget_instance",
     "pull", "give_back", "emit", "complete",
 )  # fmt: skip
-READING = ("leader_address", "find", "requests_ahead", "unplaced", "details_with_progress", "waiting", "overview")
+READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview")
 
 
 def library_source() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,9 @@ from qlm_core.request import RequestKey, RequestState
 
 BATCH_MAX = 500
 """Most ids that one script call touches."""
+
+MODELS_AHEAD_GROUPS_MAX = 32
+"""First groups of a virtual queue whose models `pull` tells."""
 
 PLANNER_ROLE = "planner"
 ESTIMATOR_ROLE = "estimator"
@@ -125,13 +129,16 @@ class LiveRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacement:
     """A group that `place` may have to open. `meta` is kept as it is for a rebuild (see `GroupRecord`), and its "model" is what `pull`
-    compares; `before`: the group id in front of which it is opened, "" for the end, also used where that group is not on the queue."""
+    compares; `before`: the group id in front of which it is opened, "" for the end, also used where that group is not on the queue.
+    `first_deadline_s`, `slo_least_s`: the first deadline and the least SLO (seconds) of the requests of this call, both infinite for
+    PRIORITY."""
 
     group_id: str
     instance: str
     before: str
     first_deadline_s: float
     meta: Mapping[str, str]
+    slo_least_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +153,9 @@ class RequestPlacement:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
-    `first_deadline_s`: set when `place` opens the group, lowered by `place` while it is open. `version` grows by one when the group is
-    opened, closed or moved to another queue."""
+    `slo_least_s`: least of all that `place` told. `first_deadline_s`: set when `place` opens the group; lowered by `place` while it is
+    open, and to acceptance + `slo_least_s` of a request that returns. `version` grows by one when the group is opened, closed or moved
+    to another queue."""
 
     group_id: str
     instance: str
@@ -158,6 +166,7 @@ class GroupRecord:
     first_deadline_s: float
     version: int
     meta: Mapping[str, str]
+    slo_least_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,14 +228,30 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadGroup:
+    """The first group of a virtual queue. `waiting_prompt_tokens`: of its waiting requests. `first_deadline_s`: a bound that no deadline of
+    them is before: the later of the group's `first_deadline_s` and the acceptance of its first waiting request + the group's
+    `slo_least_s`; infinite for PRIORITY. `meta` as in `GroupRecord`."""
+
+    group_id: str
+    model: str
+    waiting: int
+    waiting_prompt_tokens: int
+    first_deadline_s: float
+    meta: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """`head_group`, `head_model`: the first group now on the virtual queue, "" if it is empty; a model other than the one pulled for asks
-    for a model swap. `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0."""
+    """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
+    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0. `models_ahead`: the models of the
+    groups behind the head in the order of the queue, each once and without the head's, looked up over the first
+    `MODELS_AHEAD_GROUPS_MAX` groups."""
 
     pulled: Sequence[Pulled]
-    head_group: str
-    head_model: str
+    head: HeadGroup | None
     blocked_tokens: int
+    models_ahead: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

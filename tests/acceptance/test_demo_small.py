@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qlm_load.picture.recording import load as load_recording
+
 REQUESTS = 200
 HELD_MIN = 4
 TIMEOUT_S = 110
@@ -45,6 +47,25 @@ def test_demo_loses_nothing_while_an_agent_the_planner_and_a_gateway_are_killed(
         assert kill["new_pid"] not in (None, kill["pid"])
         assert kill["seed"] == 3
         assert f"SIGKILL {kill['process']} (pid {kill['pid']})" in done.stdout
+    # The same trace in virtual time, beside the live run; every request ends there too.
+    live, simulated, fcfs = summary["compared"]
+    assert [(run["policy"], run["simulated"]) for run in summary["compared"]] == [("slo", False), ("slo", True), ("fcfs", True)]
+    assert [run["ended"] for run in summary["compared"]] == [REQUESTS] * 3
+    assert live["attainment"] == pytest.approx(summary["attainment"], abs=1e-4)
+    assert sum(simulated["attainment"].values()) > sum(fcfs["attainment"].values())
+    for heading in ("QLM live", "QLM simulated", "FCFS simulated", "simulated: the same machines in virtual time"):
+        assert heading in done.stdout
+    # The picture: of both instances, with all the kills.
+    recording = load_recording(tmp_path / "recording.json")
+    assert recording.instances == ("a100-0", "h100-0")
+    assert len(recording.ends) == REQUESTS
+    assert {kill.process for kill in recording.kills} == {kill["process"] for kill in kills.values()}
+    assert any(not frame.instances["a100-0"].up or not frame.instances["h100-0"].up for frame in recording.frames)
+    assert max(sum(part.waiting for part in seen.queue) for frame in recording.frames for seen in frame.instances.values()) > 0
+    assert (tmp_path / "queues.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "queues.html").read_text()
+    for name in ("queues.png", "queues.html"):
+        assert str(tmp_path / name) in done.stdout.replace("\n", "")
     logs = tmp_path / "state" / "logs"
     assert {path.stem for path in logs.glob("*.log")} >= {"gateway-0", "gateway-1", "planner-0", "estimator-0", "a100-0", "h100-0"}
     # It cleaned up: no process of the run is left.

@@ -15,7 +15,7 @@ from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
-from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, LiveRequest, Overview, StreamEntry, TerminalRecord
+from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, HeadGroup, LiveRequest, Overview, StreamEntry, TerminalRecord
 
 from .subjects import MemorySubject, Subject
 
@@ -156,6 +156,8 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             fields.pop("accepted_s", None)
+            if isinstance(value, HeadGroup):
+                fields.pop("first_deadline_s")  # follows from the clock of the queue
             if "queue_id" in fields:
                 fields["queue_id"] = number(fields["queue_id"])
             return type(value).__name__, _plain(fields, numbers, payloads)

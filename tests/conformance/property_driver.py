@@ -9,17 +9,20 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import pytest
+
 from qlm_core.errors import LeaseLost, QlmError
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
-from qlm_queue.values import PLANNER_ROLE, AppliedChunk, Completion, Lease, PlanChunk, PullResult, StepStatus
+from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, PLANNER_ROLE, AppliedChunk, Completion, Lease, PlanChunk, PullResult, StepStatus
 
 from .invariants import check_frames, check_histories, check_invariants, check_output
 from .mirror import Mirror
 from .subjects import MemorySubject, RedisSubject, Subject
 
 Answer = TypeVar("Answer")
+ROUNDING_S = 0.0011  # a queue id tells the acceptance in whole milliseconds
 IDEMPOTENT = frozenset({"accept", "cancel", "place", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim"})
 """Calls whose repeat, at once, changes nothing more (`reclaim` may forget the incarnation)."""
 
@@ -139,6 +142,23 @@ class Driver:
         for request in outcome.pulled:
             was = live[request.queue_id]
             assert (request.attempt, request.progress) == (was.attempt + 1, was.progress)
+        self._check_head(instance_of(lease.role), outcome)
+
+    def _check_head(self, instance: str, outcome: PullResult) -> None:
+        """What `pull` tells of the virtual queue is what the virtual queue is after it."""
+        groups = {group.group_id: group for group in self.state.groups}
+        queue = next(queue for queue in self.state.virtual_queues if queue.instance == instance)
+        models = [groups[group_id].meta["model"] for group_id in queue.group_ids[:MODELS_AHEAD_GROUPS_MAX]]
+        assert outcome.models_ahead == tuple(dict.fromkeys(models))[1:]
+        assert (outcome.head is None) == (not models), "pull told a head that there is not, or none where there is one"
+        if outcome.head is None:
+            return
+        head, group = outcome.head, groups[queue.group_ids[0]]
+        assert (head.group_id, head.model, head.meta) == (group.group_id, models[0], group.meta)
+        assert (head.waiting, head.waiting_prompt_tokens) == (len(group.members), group.waiting_prompt_tokens)
+        accepted_s = int(group.members[0].partition("-")[0]) / 1000
+        deadline_s = max(group.first_deadline_s, accepted_s + group.slo_least_s)
+        assert head.first_deadline_s == pytest.approx(deadline_s, rel=0, abs=ROUNDING_S), "the deadline of the head is not its first one's"
 
     def _check_cancel(self, key: RequestKey, outcome: Any, before: QueueDump) -> None:
         was_live = any(request.key == key for request in before.requests)

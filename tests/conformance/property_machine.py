@@ -10,7 +10,7 @@ from qlm_queue.values import PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget,
 
 from .property_driver import answer_of
 from .property_world import AGENTS_MAX, GROUPS, INSTANCES, KEYS, QUEUES, Agent, Planner, QueueWorld, Run
-from .scenario import CANCELLED, EXPIRED, FAILURE, TTL_S, acceptance, completion, emission, owned, placement
+from .scenario import CANCELLED, EXPIRED, FAILURE, TTL_S, acceptance, completion, emission, happening, owned, placement
 
 pick = st.integers(0, 999)
 lost = st.sampled_from(("heard", "heard", "heard", "repeated", "unheard"))
@@ -152,7 +152,8 @@ class QueueMachine(QueueWorld):
         names = sorted(planner.requests)
         start = index % len(names)
         requests = [planner.requests[name] for name in (names + names)[start : start + min(size, len(names))]]
-        self.place_in(planner.lease, placement(group_id, instance, before, float(index), GROUPS[group_id]), requests, answer)
+        opened = placement(group_id, instance, before, float(index), GROUPS[group_id], slo_least_s=5.0 + index % 40)
+        self.place_in(planner.lease, opened, requests, answer)
 
     @rule(index=pick)
     def look(self, index: int) -> None:
@@ -207,6 +208,11 @@ class QueueMachine(QueueWorld):
         self.take(self.agents[index % len(self.agents)], model, budget, answer)
 
     @rule(index=pick)
+    def report(self, index: int) -> None:
+        """A zombie may report too: its GPU did what it says."""
+        self.call("report", [happening(incarnation=self.agents[index % len(self.agents)].lease.role, model="m")])
+
+    @rule(index=pick)
     def recover(self, index: int) -> None:
         """An agent asks what it owns, after answers of `pull` were lost."""
         agent = self.agents[index % len(self.agents)]
@@ -231,8 +237,13 @@ class QueueMachine(QueueWorld):
     @precondition(lambda self: any(agent.runs for agent in self.agents))
     @rule(index=pick, size=st.integers(1, 3), back=st.sampled_from((0, 0, 1, 2, -1)), count=st.integers(1, 4), answer=lost)
     def emit(self, index: int, size: int, back: int, count: int, answer: str) -> None:
-        """`back`: the agent begins so many tokens before the first one that it believes to be new."""
+        """`back`: the agent begins so many tokens before the first one that it believes to be new, after it has sent one that is."""
         agent, runs = self._runs(index, size)
+        if back > 0:
+            self._emit(agent, runs, 0, 1, "heard")
+        self._emit(agent, runs, back, count, answer)
+
+    def _emit(self, agent: Agent, runs: list[Run], back: int, count: int, answer: str) -> None:
         emissions = []
         for run in runs:
             offset = max(0, run.produced - back)
@@ -261,7 +272,7 @@ class QueueMachine(QueueWorld):
         agent, runs = self._runs(index, size)
         items = [owned(run.pulled) for run in runs]
         if cause is None:
-            self.call("unpull", agent.lease.role, items, answer=answer)
+            self.call("unpull", agent.lease.role, items, index % 2 == 1, answer=answer)
         else:
             self.call("requeue", agent.lease.role, items, cause, FAILURE, answer=answer)
         if again:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from qlm.api.v1.request_pb2 import Request, Result, ResultError, TokenPrompt, Usage
-from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import (
@@ -76,9 +76,27 @@ def pieces(*texts: str) -> bytes:
     return Result(output_pieces=texts).SerializeToString()
 
 
-def placement(group_id: str, instance: str = "a", before: str = "", first_deadline_s: float = 100.0, model: str = "m") -> GroupPlacement:
-    meta = {"model": model, "slo_class": "32s"}
-    return GroupPlacement(group_id=group_id, instance=instance, before=before, first_deadline_s=first_deadline_s, meta=meta)
+def placement(
+    group_id: str,
+    instance: str = "a",
+    before: str = "",
+    first_deadline_s: float = 100.0,
+    model: str = "m",
+    slo_least_s: float = 20.0,
+) -> GroupPlacement:
+    return GroupPlacement(
+        group_id=group_id,
+        instance=instance,
+        before=before,
+        first_deadline_s=first_deadline_s,
+        meta={"model": model, "slo_class": "32s"},
+        slo_least_s=slo_least_s,
+    )
+
+
+def happening(kind: EventKind.ValueType = EventKind.EVENT_KIND_MODEL_SWAPPED, **fields: Any) -> bytes:
+    """An event that an agent reports."""
+    return RequestEvent(kind=kind, instance="a", **fields).SerializeToString()
 
 
 def emission(request: Pulled, offset_tokens: int, ids: Sequence[int], *, shown: bool = True) -> Emission:

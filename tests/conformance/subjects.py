@@ -13,6 +13,7 @@ from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.port import Queue
+from qlm_queue.redis_answers import fixed_fields
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import Bounds
 
@@ -123,8 +124,9 @@ class RedisSubject:
         await self.client.delete(self._keys("lease", role))
 
     async def expire_request(self, key: RequestKey) -> None:
-        queue_id, expiry = await self.client.hmget(self._keys.request(key), ["i", "x"])
-        if queue_id is not None and expiry is not None:
+        fixed, expiry = await self.client.hmget(self._keys.request(key), ["f", "x"])
+        if isinstance(fixed, bytes) and expiry is not None:
+            queue_id = fixed_fields(fixed)[0]
             await self.client.hset(self._keys.request(key), "x", str(LONG_AGO_MS))
             await self.client.execute_command("ZADD", self._keys("expiry"), LONG_AGO_MS, queue_id)  # type: ignore[no-untyped-call]
 

@@ -261,6 +261,17 @@ async def test_a_drained_group_is_opened_again_at_the_head(scene: Scenario, caus
     assert live(await scene.mirror("find", key_of("r1"))).failed_attempts == (1 if cause in COUNTED else 0)
 
 
+@pytest.mark.parametrize("behind_head", [False, True])
+async def test_a_drained_group_is_opened_again_before_or_behind_the_head(scene: Scenario, behind_head: bool) -> None:
+    await scene.queue_up("g1", "r1")
+    pulled = await scene.pull()
+    await scene.queue_up("g2", "r2")
+    await scene.queue_up("g3", "r3")
+    assert await scene.mirror("unpull", scene.incarnation, [owned(pulled["r1"])], behind_head) == [DONE]
+    assert await scene.queue_of() == (["g2", "g1", "g3"] if behind_head else ["g1", "g2", "g3"])
+    assert live(await scene.mirror("find", key_of("r1"))).failed_attempts == 0
+
+
 async def test_an_evicted_group_alone_on_its_queue_is_its_head(scene: Scenario) -> None:
     pulled = await scene.run("r1")
     await scene.mirror("requeue", scene.incarnation, [owned(pulled["r1"])], RequeueCause.EVICTED, FAILURE)

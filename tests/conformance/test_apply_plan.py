@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm_queue.values import BATCH_MAX, ControlKind, PlanChunk
 
 from .scenario import CANCELLED, Scenario, key_of, segment
@@ -25,6 +26,20 @@ async def test_a_plan_reorders_and_moves_groups(scene: Scenario) -> None:
     assert (await mirror("overview")).plan_version == 1
     assert [entry.kind for entry in await mirror("read_control", "b", "0", 0)] == [ControlKind.HEAD_CHANGED]
     assert (await mirror("read_control", "a", "0", 0))[-1].kind is ControlKind.HEAD_CHANGED
+
+
+async def test_a_plan_tells_which_groups_moved(scene: Scenario) -> None:
+    mirror = scene.mirror
+    await scene.register("b")
+    for number in range(4):
+        await scene.queue_up(f"g{number}", f"r{number}")
+    since = (await mirror("overview")).last_event_id
+    await scene.apply(1, segment("b", 0, "g2", "g0"), segment("a", 0, "g3"), touching=("a", "b"))
+    (entry,) = await mirror("read_events", since, 0, 10)
+    events = [(event.kind, event.group_id, event.instance) for event in RequestEvents.FromString(entry.payload).events]
+    assert events == [(EventKind.EVENT_KIND_GROUP_MOVED, "g2", "b"), (EventKind.EVENT_KIND_GROUP_MOVED, "g0", "b")]
+    await scene.apply(1, segment("a", 0, "g1"), touching=("a",))
+    assert await mirror("read_events", entry.entry_id, 0, 10) == []
 
 
 async def test_segments_start_anywhere_and_keep_the_order_of_the_rest(scene: Scenario) -> None:

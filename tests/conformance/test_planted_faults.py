@@ -36,8 +36,8 @@ class Fault:
 FAULTS = (
     Fault(
         "complete does not check the attempt",
-        "if owns(record, id, incarnation, attempt) then\n      status = store_output",
-        "if owns(record, id, incarnation, record and record.a) then\n      status = store_output",
+        "if owns(record, id, incarnation, attempt) then\n      local progress",
+        "if owns(record, id, incarnation, record and record.attempt) then\n      local progress",
     ),
     Fault(
         "pull does not check the lease",
@@ -45,13 +45,13 @@ FAULTS = (
         "    return LEASE_LOST\n  end\n  local list",
         "if redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n    return LEASE_LOST\n  end\n  local list",
     ),
-    Fault("place does not open a drained group again", "if not queue or queue == '' then", "if not queue then"),
+    Fault("place does not open a drained group again", "if not stored[1] or stored[1] == '' then", "if not stored[1] then"),
     Fault(
         "requeue puts a request behind those that came later",
-        "redis.call('ZADD', members, integer(record.n), record.i)",
-        "redis.call('ZADD', members, integer(record.n + 1000), record.i)",
+        "record.owner = owner  -- events",
+        "record.owner, record.number = owner, record.number + 1000  -- events",
     ),
-    Fault("cancel leaves the counters", "count_request(prefix, record, -1)", "if state ~= 'X' then count_request(prefix, record, -1) end"),
+    Fault("cancel leaves the counters", "count_request(batch, record, -1)", "if state ~= 'X' then count_request(batch, record, -1) end"),
     Fault(
         "emit appends again what is partly stored",
         "redis.call('APPEND', key, string.sub(output, stored - offset + 1))",
@@ -63,9 +63,14 @@ FAULTS = (
         "== -1 then applies = false end",
     ),
     Fault(
+        "the head is as urgent as its last request",
+        "read_entry(prefix, redis.call('ZRANGE', members, 0, 0)[1])",
+        "read_entry(prefix, redis.call('ZRANGE', members, -1, -1)[1])",
+    ),
+    Fault(
         "a returned request stays in the running set of its agent",
-        "redis.call('SREM', prefix .. ':running:' .. record.o, record.i)",
-        "local _ = 0",
+        "leave_running(batch, record)\n  local owner",
+        "count(batch, 'running', -1)\n  local owner",
     ),
 )
 
@@ -87,6 +92,7 @@ def _run(url: str, library: str, label: str) -> None:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
             print_blob=False,
+            report_multiple_bugs=False,
         ),
     )
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.values import PullBudget, RequeueCause, StepStatus
+from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, Lease, PullBudget, PullResult, RequeueCause, StepStatus
 
 from .mirror import live
-from .scenario import ROOMY, Scenario, emission, key_of, owned, tokens
+from .scenario import ROOMY, Scenario, emission, key_of, owned, placement, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
 COUNTED = (RequeueCause.FAILED, RequeueCause.LOST)
+
+
+def head_of(result: PullResult) -> tuple[str, str, int]:
+    assert result.head is not None
+    return result.head.group_id, result.head.model, result.head.waiting
 
 
 async def test_pull_takes_ownership_and_counts_the_attempt(scene: Scenario) -> None:
@@ -35,21 +41,83 @@ async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     await scene.queue_up("g3", "r5")
     result = await scene.mirror("pull", scene.agent, "m", ROOMY)
     assert [request.key.request_id for request in result.pulled] == ["r1", "r2", "r3"]
-    assert (result.head_group, result.head_model, result.blocked_tokens) == ("other", "n", 0)
+    assert head_of(result) == ("other", "n", 1)
+    assert (result.blocked_tokens, result.models_ahead) == (0, ("m",))
     nothing = await scene.mirror("pull", scene.agent, "m", ROOMY)
-    assert (list(nothing.pulled), nothing.head_group, nothing.head_model) == ([], "other", "n")
+    assert (list(nothing.pulled), head_of(nothing)) == ([], ("other", "n", 1))
     assert list(await scene.pull(model="n")) == ["r4"]
     assert list(await scene.pull()) == ["r5"]
     empty = await scene.mirror("pull", scene.agent, "m", ROOMY)
-    assert (list(empty.pulled), empty.head_group, empty.head_model) == ([], "", "")
+    assert (list(empty.pulled), empty.head, empty.models_ahead) == ([], None, ())
 
 
 async def test_pull_without_a_model_tells_the_head(scene: Scenario) -> None:
     await scene.queue_up("g", "r1")
     told = await scene.mirror("pull", scene.agent, "", ROOMY)
-    assert (list(told.pulled), told.head_group, told.head_model) == ([], "g", "m")
+    assert (list(told.pulled), head_of(told)) == ([], ("g", "m", 1))
     none = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, requests_max=0))
     assert (list(none.pulled), none.blocked_tokens) == ([], 0)
+
+
+async def test_pull_tells_the_head_group_and_the_models_behind_it(scene: Scenario) -> None:
+    for number, model in enumerate(("m", "n", "m", "o", "n", "p")):
+        await scene.queue_up(f"g{number}", f"r{number}", f"s{number}", model=model)
+    result = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, requests_max=1))
+    assert head_of(result) == ("g0", "m", 1)
+    assert (result.head.waiting_prompt_tokens, result.head.meta) == (10, {"model": "m", "slo_class": "32s"})
+    assert result.models_ahead == ("n", "o", "p")
+    result = await scene.mirror("pull", scene.agent, "m", ROOMY)
+    assert (head_of(result), result.models_ahead) == (("g1", "n", 2), ("m", "o", "p"))
+
+
+async def test_models_are_looked_up_over_the_first_groups(scene: Scenario) -> None:
+    for number in range(MODELS_AHEAD_GROUPS_MAX + 1):
+        model = {MODELS_AHEAD_GROUPS_MAX - 1: "last", MODELS_AHEAD_GROUPS_MAX: "beyond"}.get(number, "m")
+        await scene.queue_up(f"g{number}", f"r{number}", model=model)
+    result = await scene.mirror("pull", scene.agent, "", ROOMY)
+    assert result.models_ahead == ("last",)
+
+
+async def head_deadline(scene: Scenario, lease: Lease | None = None) -> float:
+    result = await scene.mirror("pull", lease or scene.agent, "", ROOMY)
+    assert result.head is not None
+    deadline_s: float = result.head.first_deadline_s
+    return deadline_s
+
+
+async def test_the_deadline_of_the_head_is_that_of_its_waiting_requests(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1", "r2", first_deadline_s=10.0, slo_least_s=40.0)
+    assert await head_deadline(scene) == scene.receipts["r1"].accepted_s + 40.0
+    await scene.pull(count=1)
+    assert await head_deadline(scene) == scene.receipts["r2"].accepted_s + 40.0
+    await scene.queue_up("g", "r3", first_deadline_s=10.0, slo_least_s=30.0)
+    await scene.queue_up("g", "r4", first_deadline_s=10.0, slo_least_s=35.0)
+    assert await head_deadline(scene) == scene.receipts["r2"].accepted_s + 30.0
+
+
+async def test_the_head_has_the_deadline_of_its_group_where_that_is_later(scene: Scenario) -> None:
+    await scene.accept("r1")
+    late_s = scene.receipts["r1"].accepted_s + 500.0
+    await scene.place("g", "r1", first_deadline_s=late_s, slo_least_s=20.0)
+    assert await head_deadline(scene) == late_s
+    b = await scene.register("b")
+    await scene.queue_up("priority", "r2", instance="b", first_deadline_s=math.inf, slo_least_s=math.inf)
+    assert await head_deadline(scene, b) == math.inf
+
+
+async def test_a_group_that_a_request_returns_to_is_as_urgent_as_that_request(scene: Scenario) -> None:
+    """Opened again for a request that comes later, a group forgets the deadlines of those that run. Times follow the clock of the queue, so
+    they are not compared with the twin's."""
+    queue = scene.mirror.real.queue
+    pulled = await scene.run("r1")
+    await scene.accept("r2")
+    accepted_s = scene.receipts["r1"].accepted_s
+    later = placement("g", first_deadline_s=accepted_s + 900.0, slo_least_s=600.0)
+    assert await queue.place(scene.planner, [later], [scene.wanted("r2", "g")]) == [DONE]
+    assert (await queue.overview()).groups["g"].first_deadline_s == accepted_s + 900.0
+    assert await queue.requeue(scene.incarnation, [owned(pulled["r1"])], RequeueCause.EVICTED, b"") == [DONE]
+    group = (await queue.overview()).groups["g"]
+    assert (group.first_deadline_s, group.slo_least_s) == (accepted_s + 20.0, 20.0)
 
 
 async def test_pull_stops_at_the_budget(scene: Scenario) -> None:
@@ -57,7 +125,7 @@ async def test_pull_stops_at_the_budget(scene: Scenario) -> None:
     result = await scene.mirror("pull", scene.agent, "m", PullBudget(requests_max=9, kv_tokens=30, output_reserve_tokens=5))
     assert ([request.key.request_id for request in result.pulled], result.blocked_tokens) == (["r1", "r2"], 15)
     full = await scene.mirror("pull", scene.agent, "m", PullBudget(requests_max=9, kv_tokens=14, output_reserve_tokens=5))
-    assert (list(full.pulled), full.blocked_tokens, full.head_group) == ([], 15, "g")
+    assert (list(full.pulled), full.blocked_tokens, head_of(full)) == ([], 15, ("g", "m", 1))
     limited = await scene.mirror("pull", scene.agent, "m", PullBudget(requests_max=1, kv_tokens=15, output_reserve_tokens=5))
     assert ([request.key.request_id for request in limited.pulled], limited.blocked_tokens) == (["r3"], 0)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from qlm.internal.v1.events_pb2 import RequestEvents
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvent, RequestEvents
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.errors import NotFound
 from qlm_queue.port import Queue
-from qlm_queue.values import Bounds, ControlKind, StreamEntry
+from qlm_queue.values import BATCH_MAX, Bounds, ControlKind, StreamEntry
 
 from .mirror import Mirror
-from .scenario import CANCELLED, Scenario, acceptance, emission, key_of
+from .scenario import CANCELLED, Scenario, acceptance, emission, happening, key_of
 from .subjects import MemorySubject
 
 DEADLINE_S = 10.0
@@ -65,6 +65,22 @@ async def test_events_are_read_in_pages(scene: Scenario) -> None:
         found += page
     assert [RequestEvents.FromString(entry.payload).events[0].acceptance_number for entry in found] == [1, 2, 3, 4, 5]
     assert await scene.mirror("read_events", "$", 0, 2) == []
+
+
+async def test_reported_events_join_the_others(scene: Scenario) -> None:
+    mirror = scene.mirror
+    await scene.accept("r1")
+    swapped = happening(model="n", from_model="m", started_s=1.5, finished_s=2.5)
+    offloaded = happening(EventKind.EVENT_KIND_KV_OFFLOADED, queue_id="1-1", incarnation="a/1", kv_tokens=17)
+    await mirror("report", [swapped, offloaded])
+    await mirror("report", [])
+    await mirror("report", [swapped])
+    found = [list(RequestEvents.FromString(entry.payload).events) for entry in await mirror("read_events", "0", 0, 10)]
+    first, second = RequestEvent.FromString(swapped), RequestEvent.FromString(offloaded)
+    assert [[event.kind for event in found[0]], *found[1:]] == [[EventKind.EVENT_KIND_ACCEPTED], [first, second], [first]]
+    for wrong in ([b"\xff"], [swapped] * (BATCH_MAX + 1)):
+        with pytest.raises(ValueError, match=r".*"):
+            await mirror("report", wrong)
 
 
 async def test_results_are_kept_for_their_window(make_mirror: Callable[..., Mirror]) -> None:

@@ -202,10 +202,11 @@ class Rig:
     def new_queue(self) -> RedisQueue:
         return RedisQueue(self.server.url, "test", bounds=self.bounds)
 
-    async def gateway(self, *, tokenizer: str = "", **settings: Any) -> GatewayRun:
+    async def gateway(self, *, tokenizer: str = "", context_tokens_max: int = CONTEXT_TOKENS_MAX, **settings: Any) -> GatewayRun:
+        model = {"name": MODEL, "profile": "Mistral-7B", "context_tokens_max": context_tokens_max, "tokenizer": tokenizer}
         config = GatewayConfig.model_validate(
             {
-                "models": [{"name": MODEL, "profile": "Mistral-7B", "context_tokens_max": CONTEXT_TOKENS_MAX, "tokenizer": tokenizer}],
+                "models": [model],
                 "gateway": {"listen": "127.0.0.1:0", "drain_grace_s": 0.5, "stream_poll_s": 0.1, "stream_recheck_s": 0.5, **settings},
             }
         )

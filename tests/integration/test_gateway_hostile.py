@@ -51,6 +51,7 @@ async def test_hostile_requests_are_answered_or_refused_and_change_nothing(rig: 
         base = gateway_pb2.SubmitRequest(request=good_request("Submit").request)  # type: ignore[attr-defined]
         base.request.request_id = "base"
         await call(channel, SERVICE.methods_by_name["Submit"], base.SerializeToString())
+
         tally = await call_with_all(channel, method, good_request(name), rig.queue.dump, waits=name == "Result")
     assert tally.refused > 10
     assert tally.answered > 0

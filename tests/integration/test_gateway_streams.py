@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import qlm
 from qlm.errors import NotFound, OffsetOutOfRange, RequestEnded, RequestIdConflict, Unavailable
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, Rig, expected_tokens, open_rig, until
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
 
@@ -150,6 +152,31 @@ async def test_a_draining_gateway_hands_its_streams_over(rig: Rig) -> None:
         await one.stop()
         await rig.agent.step(7)
         assert list(first.token_ids) + await rest == expected_tokens(PROMPT, 10)
+
+
+async def test_a_draining_gateway_is_not_ready_takes_nothing_and_lets_streams_finish(rig: Rig) -> None:
+    gateway = await rig.gateway(drain_grace_s=PATIENCE_S)
+    async with qlm.AsyncClient(gateway.address, reconnect_attempts_max=0) as client, grpc.aio.insecure_channel(gateway.address) as channel:
+        stream = client.generate(MODEL, PROMPT, max_tokens=10)
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(3)
+        gateway.start_drain()
+        await until(lambda: gateway.gateway._hub.draining, "the drain")
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        calls = (client.submit(MODEL, PROMPT), anext(client.generate(MODEL, PROMPT)), anext(client.stream("r")), client.result("r", 1.0))
+        for call in calls:
+            with pytest.raises(Unavailable) as refused:
+                await call
+            assert refused.value.reason == "DRAINING"
+            assert refused.value.retry_after_s == pytest.approx(0.1)
+        rig.serve()
+        assert await collect(stream) == expected_tokens(PROMPT, 10)
+        assert stream.resumes == 0
+        # Nobody is left: it does not wait for the rest of the grace.
+        stopping = asyncio.create_task(gateway.stop())
+        await until(stopping.done, "the end of the drain")
 
 
 async def test_the_server_restarts_mid_stream(rig: Rig) -> None:

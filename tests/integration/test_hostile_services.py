@@ -66,8 +66,10 @@ async def planner(server: EmbeddedServer, folder: Path) -> AsyncIterator[Served]
             "Heartbeat": planner_pb2.HeartbeatRequest(incarnation=incarnation, load=load),
             "Replan": planner_pb2.ReplanRequest(why="a test"),
         }
-        yield Served(shell.address, queue.dump, good)
-    await queue.stop()
+        try:
+            yield Served(shell.address, queue.dump, good)
+        finally:
+            await queue.stop()
 
 
 @asynccontextmanager
@@ -79,9 +81,12 @@ async def estimator(server: EmbeddedServer, folder: Path) -> AsyncIterator[Serve
     await estimator.start()
     slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
     predict = estimator_pb2.PredictRequest(model="chat", prompt_tokens=500, output_tokens_max=1_000, slo=slo)
-    yield Served(estimator.address, rig.queue.dump, {"Predict": predict})
-    await estimator.stop()
-    await rig.queue.stop()
+    good: dict[str, Message] = {"Predict": predict, "GetOutcomes": estimator_pb2.GetOutcomesRequest(window_s=60.0)}
+    try:
+        yield Served(estimator.address, rig.queue.dump, good)
+    finally:
+        await estimator.stop()
+        await rig.queue.stop()
 
 
 @asynccontextmanager
@@ -100,9 +105,11 @@ async def agent(server: EmbeddedServer, folder: Path) -> AsyncIterator[Served]:
         "LoadModel": agent_pb2.LoadModelRequest(model="n"),
         "UnloadModel": agent_pb2.UnloadModelRequest(model="n"),
     }
-    yield Served(running.address, queue.dump, good)
-    await queue.stop()
-    await rig.stop()
+    try:
+        yield Served(running.address, queue.dump, good)
+    finally:
+        await queue.stop()
+        await rig.stop()
 
 
 Opener = Callable[[EmbeddedServer, Path], AbstractAsyncContextManager[Served]]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import grpc.aio
 import pytest
 import redis.asyncio as redis
-import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,6 +25,7 @@ from qlm.errors import CallDeadlineExceeded, InvalidRequest, NotFound, QueueFull
 from qlm_core.request import RequestKey
 from qlm_queue.values import Bounds, LiveRequest
 
+from .gateway_process import gateway_process
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
@@ -256,47 +254,16 @@ async def test_text_of_a_model_with_a_tokenizer_is_whole_across_gateways(rig: Ri
 
 
 async def test_a_gateway_process_is_killed_and_its_clients_go_on(rig: Rig, tmp_path: Path) -> None:
-    config = tmp_path / "qlm.yaml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "queue": {"name": "test", "url": rig.server.url},
-                "models": [{"name": MODEL, "profile": "Mistral-7B"}],
-                "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0", "drain_grace_s": 0.2}],
-                "telemetry": {"log_format": "json"},
-            }
-        )
-    )
-
-    async def start() -> tuple[asyncio.subprocess.Process, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "qlm_gateway", "--config", str(config), "--name", "gateway-0", stderr=asyncio.subprocess.PIPE
-        )
-        assert process.stderr is not None
-        while True:
-            line = await asyncio.wait_for(process.stderr.readline(), 30.0)
-            assert line, "the gateway ended"
-            with suppress(json.JSONDecodeError):
-                event = json.loads(line)
-                if event["event"] == "ready":
-                    return process, event["address"]
-
-    (one, first), (two, second) = await start(), await start()
-    try:
+    async with gateway_process(rig, tmp_path) as one, gateway_process(rig, tmp_path) as two:
         rig.serve()
-        async with qlm.AsyncClient([first, second]) as client:
+        async with qlm.AsyncClient([one.address, two.address]) as client:
             streams = [client.generate(MODEL, [index + 1], max_tokens=200) for index in range(10)]
             tasks = [asyncio.create_task(collect(stream)) for stream in streams]
             await until(lambda: all(stream.offset > 5 for stream in streams), "all streams under way")
-            one.kill()
+            one.process.kill()
             assert await asyncio.gather(*tasks) == [expected_tokens([index + 1], 200) for index in range(10)]
-        two.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(two.wait(), 10.0) == 0
-    finally:
-        for process in (one, two):
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.communicate()
+        two.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(two.process.wait(), 10.0) == 0
 
 
 def test_wrong_settings_stop_the_process_with_their_name(capsys: pytest.CaptureFixture[str]) -> None:

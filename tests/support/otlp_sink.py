@@ -1,17 +1,13 @@
-"""A collector of traces: a real OTLP gRPC service that keeps what it receives."""
+"""A collector of traces that keeps what it receives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
-import grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from qlm_load.otlp_sink import Export, attributes_of, served_collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +26,8 @@ class ReceivedSpan:
     links: tuple[str, ...]
 
 
-class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps spans; `named` finds them."""
+class OtlpSink:
+    """Keeps spans; `trace` finds those of one trace."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -46,29 +42,21 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
     def trace(self, trace_id: str) -> tuple[ReceivedSpan, ...]:
         return tuple(span for span in self.spans if span.trace_id == trace_id)
 
-    def Export(self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
+    def take(self, export: Export) -> None:
         with self._lock:
-            self._spans.extend(_spans(request))
-        return trace_service_pb2.ExportTraceServiceResponse()
+            self._spans.extend(_spans(export))
 
 
 @contextmanager
 def running_sink() -> Iterator[OtlpSink]:
     sink = OtlpSink()
-    server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    add: Callable[[OtlpSink, grpc.Server], None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add(sink, server)
-    sink.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
+    with served_collector(sink.take) as sink.endpoint:
         yield sink
-    finally:
-        server.stop(0).wait()
 
 
-def _spans(request: trace_service_pb2.ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
-    for resource_spans in request.resource_spans:
-        resource = _attributes(resource_spans.resource.attributes)
+def _spans(export: Export) -> Iterator[ReceivedSpan]:
+    for resource_spans in export.resource_spans:
+        resource = attributes_of(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 yield ReceivedSpan(
@@ -80,15 +68,6 @@ def _spans(request: trace_service_pb2.ExportTraceServiceRequest) -> Iterator[Rec
                     parent_id=span.parent_span_id.hex(),
                     start_s=span.start_time_unix_nano / 1e9,
                     end_s=span.end_time_unix_nano / 1e9,
-                    attributes=_attributes(span.attributes),
+                    attributes=attributes_of(span.attributes),
                     links=tuple(link.trace_id.hex() for link in span.links),
                 )
-
-
-def _attributes(pairs: Any) -> dict[str, object]:
-    return {pair.key: _value(pair) for pair in pairs}
-
-
-def _value(pair: KeyValue) -> object:
-    kind = pair.value.WhichOneof("value")
-    return None if kind is None else getattr(pair.value, kind)

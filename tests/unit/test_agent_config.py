@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.__main__ import main
-from qlm_agent.config import AgentConfig, instance_facts, simulated_models
+from qlm_agent.config import AgentConfig, instance_facts, machine_settings, simulated_models
 from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
@@ -39,6 +39,17 @@ def test_an_entry_of_the_list_is_one_agent(path: str) -> None:
     assert models["vicuna-13b"].profile.kv_capacity_tokens == 59_360
     facts = instance_facts(config.agent, tuple(models), "127.0.0.1:1")
     assert (facts.name, facts.gpu, facts.time_scale, facts.batch_max, facts.address) == ("a100-0", "A100-80GB", 4.0, 64, "127.0.0.1:1")
+
+
+def test_the_machine_knows_the_gpu_by_its_own_clock(path: str) -> None:
+    config = load_config(AgentConfig, path, "agents", "a100-0", {"agent.kv_swap": "false"}, {})
+    models = simulated_models(config, shipped_snapshot())
+    settings = machine_settings(config.agent, models)
+    assert settings.models == ("mistral-7b", "vicuna-13b")
+    assert (settings.evict, settings.kv_swap, settings.host_memory_gb) == (True, False, 64.0)
+    measured, scaled = models["vicuna-13b"].profile, settings.hardware["vicuna-13b"]
+    assert scaled.kv_swap_us_per_token == measured.kv_swap_us_per_token / 4.0
+    assert scaled.weights_gb == measured.weights_gb
 
 
 def test_models_of_the_entry_only(path: str) -> None:

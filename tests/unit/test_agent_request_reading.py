@@ -11,13 +11,14 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_agent.effects import CompleteItem
 from qlm_agent.engine import ChatPrompt, EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.events import QueueHead
 from qlm_agent.frames_wire import output_piece
 from qlm_agent.held_run import HeldRun
-from qlm_agent.request_reading import read_pulled
+from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import Ending
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.values import Pulled
+from qlm_queue.values import HeadGroup, Pulled
 
 TOKENS = request_pb2.TokenPrompt(ids=[1, 2, 3])
 NO_NUMBER = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=float("nan"))
@@ -145,7 +146,7 @@ def test_completion_tells_what_the_agent_knows() -> None:
     assert not result.HasField("timing"), "the queue writes the request's own times"
     event = events_pb2.RequestEvent.FromString(completion.event)
     assert event == events_pb2.RequestEvent(
-        model="m", output_tokens=2, started_s=1002.0, first_token_s=1003.0, finished_s=1004.0, slo_class="32s"
+        model="m", output_tokens=2, started_s=1002.0, first_token_s=1003.0, finished_s=1004.0, slo_class="32s", slack_s=16.0
     )
     assert all(field.number >= 10 for field, _ in event.ListFields())
 
@@ -157,3 +158,49 @@ def test_failures_carry_their_reason() -> None:
     assert completion.state is RequestState.FAILED
     assert (error.reason, error.message) == ("KV_CAPACITY_EXCEEDED", "too big")
     assert request_pb2.Result.FromString(failure_result("died")).error.reason == "ATTEMPTS_EXHAUSTED"
+
+
+# What the machine is told -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_as_the_machine_sees_it() -> None:
+    run = pulled_run(read(message().SerializeToString()), 1)
+    assert (run.run_id, run.stored, run.deadline_s, run.first_token, run.priority) == ("5-0/2", 1, 1020.0, False, None)
+    assert (run.slo_class, run.resumable) == ("32s", True)
+    assert run.displacements == 1  # its second attempt, and none failed
+
+
+def test_of_a_strict_priority() -> None:
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=-3)
+    admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
+    run = pulled_run(read(message(admission=admission).SerializeToString()), 0)
+    assert (run.deadline_s, run.priority) == (math.inf, -3)
+
+
+def test_of_a_first_token() -> None:
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_FIRST_TOKEN, seconds=2.0)
+    admission = request_pb2.Admission(prompt_tokens=3, output_tokens_max=9, slo=slo)
+    run = pulled_run(read(message(admission=admission).SerializeToString()), 0)
+    assert (run.deadline_s, run.first_token) == (1002.0, True)
+
+
+@pytest.mark.parametrize("sampling", [{"seed": 1}, {"presence_penalty": 0.5}, {"regex": "a+"}])
+def test_of_one_that_cannot_be_continued_elsewhere(sampling: dict[str, object]) -> None:
+    held = read(message(sampling=request_pb2.SamplingParams(**sampling)).SerializeToString())  # type: ignore[arg-type]
+    assert not pulled_run(held, 0).resumable
+
+
+def head_of(**meta: str) -> QueueHead:
+    group = HeadGroup(group_id="g", model="m", waiting=3, waiting_prompt_tokens=60, first_deadline_s=9.0, meta=meta)
+    found = read_head(group)
+    assert found is not None
+    return found
+
+
+def test_the_head_as_the_machine_sees_it() -> None:
+    assert read_head(None) is None
+    head = head_of(slo_kind="completion", slo_class="8s", priority="0")
+    assert head == QueueHead(group_id="g", model="m", waiting=3, waiting_prompt_tokens=60, first_deadline_s=9.0, slo_class="8s")
+    assert head_of(slo_kind="first_token").first_token
+    assert head_of(slo_kind="priority", priority="-2").priority == -2
+    assert head_of(slo_kind="priority").priority is None  # a record of another version

@@ -19,6 +19,8 @@ UNITS = {
     "up": ("SECTION.NAME=VALUE", "DIR", "FILE", "QLM_SECTION__NAME", "Exit codes"),
     "submit": ("SECONDS", "TOKENS", "Exit codes"),
     "status": ("SECONDS",),
+    "top": ("SECONDS", "HOST:PORT", "Exit codes"),
+    "health": ("SECONDS", "HOST:PORT", "Exit codes"),
     "load": ("Trace seconds in a real second", "Seconds after the last arrival", "per trace second", "Exit codes"),
     **dict.fromkeys(("gateway", "planner", "estimator", "agent"), SERVICE_HELP),
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_core.errors import Unavailable
+from qlm_core.errors import GatewayFull, Unavailable
 from qlm_core.request import RequestKey
 from qlm_gateway.machine import GatewayMachine
-from qlm_gateway.readers import StreamLimits
+from qlm_gateway.readers import PIECE_TOKENS, StreamLimits
 from qlm_gateway.stream_events import (
     Accepted,
     AcceptSent,
@@ -22,6 +22,7 @@ from qlm_gateway.stream_events import (
     EndByRecord,
     Event,
     Find,
+    Forget,
     FrameFacts,
     FramesRead,
     Located,
@@ -35,7 +36,7 @@ from qlm_gateway.stream_events import (
 )
 
 KEY = RequestKey("default", "r")
-LIMITS = StreamLimits(buffer_tokens_max=10, poll_s=0.5, recheck_s=3.0, patience_s=10.0)
+LIMITS = StreamLimits(buffer_tokens_max=10, stall_s=6.0, poll_s=0.5, recheck_s=3.0, patience_s=10.0)
 
 
 def machine(limits: StreamLimits = LIMITS) -> GatewayMachine:
@@ -84,7 +85,8 @@ def test_an_accepted_request_streams_without_asking_the_queue() -> None:
         DeliverFrame(reader=1, frame=1, skip=0, offset=3),
         EndByFrame(reader=1, frame=1),
     ]
-    assert gateway.reader_count == 0
+    run(gateway, (1.2, Taken(reader=1, offset=4)), (1.3, Closed(reader=1)))
+    assert gateway.reader_count == gateway.buffered_tokens == 0
 
 
 def test_frames_of_other_requests_are_nobodys() -> None:
@@ -105,7 +107,7 @@ def test_a_gap_attaches_again_without_taking_the_request() -> None:
     assert gateway.gaps == 1
     # What comes before the answer does not follow either, and asks nothing more.
     assert run(gateway, (1.2, frames(frame(6, 1)))) == []
-    assert run(gateway, (1.3, located(produced=7))) == [DeliverOutput(reader=1, skip=0, offset=2)]
+    assert run(gateway, (1.3, located(produced=7))) == [DeliverOutput(reader=1, skip=0, offset=2, count=5)]
     assert run(gateway, (1.4, frames(frame(7, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=7)]
 
 
@@ -114,10 +116,10 @@ def test_an_answer_that_is_older_than_a_frame_that_passed_is_not_enough() -> Non
     run(gateway, (1.0, frames(frame(2, 2))))  # a gap: asks
     run(gateway, (1.1, frames(frame(4, 2))))  # passes by
     assert run(gateway, (1.2, located(produced=4))) == [
-        DeliverOutput(reader=1, skip=0, offset=0),
+        DeliverOutput(reader=1, skip=0, offset=0, count=4),
         Attach(reader=1, key=KEY, bind=False, offset=4),
     ]
-    assert run(gateway, (1.3, located(produced=6))) == [DeliverOutput(reader=1, skip=0, offset=4)]
+    assert run(gateway, (1.3, located(produced=6))) == [DeliverOutput(reader=1, skip=0, offset=4, count=2)]
 
 
 def test_a_frame_that_follows_is_delivered_while_an_answer_is_awaited_and_cut_from_it() -> None:
@@ -125,14 +127,14 @@ def test_a_frame_that_follows_is_delivered_while_an_answer_is_awaited_and_cut_fr
     run(gateway, (0.1, located(produced=2)))
     run(gateway, (4.0, Tick()))  # silence: asks
     assert run(gateway, (4.1, frames(frame(2, 3)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
-    assert run(gateway, (4.2, located(produced=6))) == [DeliverOutput(reader=1, skip=3, offset=5)]
+    assert run(gateway, (4.2, located(produced=6))) == [DeliverOutput(reader=1, skip=3, offset=5, count=1)]
 
 
 def test_opening_binds_the_request_once() -> None:
     gateway = machine()
     opening = Opened(reader=1, kind=ReaderKind.TOKENS, key=KEY, offset=3)
     assert run(gateway, (0.0, opening)) == [Attach(reader=1, key=KEY, bind=True, offset=3)]
-    assert run(gateway, (0.1, located(produced=5))) == [DeliverOutput(reader=1, skip=0, offset=3)]
+    assert run(gateway, (0.1, located(produced=5))) == [DeliverOutput(reader=1, skip=0, offset=3, count=2)]
     assert run(gateway, (0.2, frames(frame(9, 1)))) == [Attach(reader=1, key=KEY, bind=False, offset=5)]
 
 
@@ -141,7 +143,7 @@ def test_frames_that_outrun_the_answer_of_an_attach_make_it_ask_again() -> None:
     assert run(gateway, (0.1, frames(frame(0, 1), frame(1, 1, last=True, total=2)))) == []
     assert run(gateway, (0.2, located(produced=0))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
     assert run(gateway, (0.3, located(produced=2, ended=True, gateway=""))) == [
-        DeliverOutput(reader=1, skip=0, offset=0),
+        DeliverOutput(reader=1, skip=0, offset=0, count=2),
         EndByRecord(reader=1),
     ]
 
@@ -157,14 +159,14 @@ def test_what_came_for_unknown_requests_is_forgotten_when_nobody_waits_and_bound
     run(gateway, (0.0, AcceptSent(reader=1)))
     for number in range(10):
         run(gateway, (0.1, frames(frame(0, 1, queue_id=f"{number}-0"))))
-    assert len(gateway._unclaimed) == 3
+    assert len(gateway._following.unclaimed) == 3
     run(gateway, (0.2, Closed(reader=1)))
-    assert gateway._unclaimed == {}
+    assert gateway._following.unclaimed == {}
 
 
 def test_a_request_that_has_ended_gives_its_output_and_its_record() -> None:
     assert run(opened(), (0.1, located(produced=4, ended=True, gateway=""))) == [
-        DeliverOutput(reader=1, skip=0, offset=0),
+        DeliverOutput(reader=1, skip=0, offset=0, count=4),
         EndByRecord(reader=1),
     ]
     assert run(opened(offset=4), (0.1, located(produced=4, ended=True, gateway=""))) == [EndByRecord(reader=1)]
@@ -179,26 +181,80 @@ def test_a_last_frame_that_does_not_say_all_reads_the_record(last: FrameFacts) -
     assert run(gateway, (1.2, located(produced=2 + last.count, ended=True, gateway=""))) == [EndByRecord(reader=1)]
 
 
-def test_a_slow_reader_falls_behind_and_attaches_again_when_it_has_taken_all() -> None:
+def test_a_slow_reader_falls_behind_and_attaches_again_where_it_stands_when_it_wants_more() -> None:
     gateway = streaming()
-    run(gateway, (1.0, frames(frame(0, 6))))
-    assert run(gateway, (1.1, frames(frame(6, 6)))) == []
-    assert gateway.overruns == 1
-    assert run(gateway, (1.2, frames(frame(12, 1, last=True, total=13)))) == []
+    run(gateway, (1.0, frames(frame(0, 3))), (1.0, Taken(reader=1, offset=3)), (1.0, frames(frame(3, 6))))
+    assert run(gateway, (1.1, frames(frame(9, 6)))) == [Forget(reader=1)]
+    assert (gateway.overruns, gateway.buffered_tokens) == (1, 0)
+    assert run(gateway, (1.2, frames(frame(15, 1, last=True, total=16)))) == []
     assert run(gateway, (9.0, Tick())) == []  # no look while it is behind: it could not be given anything
-    assert run(gateway, (9.1, Taken(reader=1))) == [Attach(reader=1, key=KEY, bind=False, offset=6)]
-    assert run(gateway, (9.2, located(produced=13, ended=True, gateway=""))) == [
-        DeliverOutput(reader=1, skip=0, offset=6),
+    assert run(gateway, (9.1, Taken(reader=1, offset=3))) == [Attach(reader=1, key=KEY, bind=False, offset=3)]
+    # More than its buffer holds comes in several answers.
+    record = located(produced=16, ended=True, gateway="")
+    assert run(gateway, (9.2, record)) == [DeliverOutput(reader=1, skip=0, offset=3, count=10)]
+    assert run(gateway, (9.3, Taken(reader=1, offset=9))) == []
+    assert run(gateway, (9.4, Taken(reader=1, offset=13))) == [Attach(reader=1, key=KEY, bind=False, offset=13)]
+    assert run(gateway, (9.5, record)) == [DeliverOutput(reader=1, skip=0, offset=13, count=3), EndByRecord(reader=1)]
+
+
+def test_an_answer_for_a_reader_that_fell_behind_meanwhile_is_not_enough() -> None:
+    gateway = opened()
+    run(gateway, (0.1, located(produced=2)), (4.0, Tick()))  # silence: asks from 2
+    assert run(gateway, (4.1, frames(frame(2, 6)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=2)]
+    assert run(gateway, (4.2, frames(frame(8, 6)))) == [Forget(reader=1)]
+    assert run(gateway, (4.3, Taken(reader=1, offset=0))) == []  # the answer is awaited still
+    assert run(gateway, (4.4, located(produced=9))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+    assert run(gateway, (4.5, located(produced=9))) == [
+        DeliverOutput(reader=1, skip=0, offset=0, count=9),
+        Attach(reader=1, key=KEY, bind=False, offset=9),  # a frame up to 14 came by
+    ]
+
+
+def test_what_a_reader_leaves_is_forgotten_after_a_while_also_when_its_request_has_ended() -> None:
+    gateway = streaming()
+    run(gateway, (1.0, frames(frame(0, 4), frame(4, 0, last=True, total=4))))
+    assert run(gateway, (6.9, Tick())) == []
+    assert run(gateway, (7.0, Tick())) == [Forget(reader=1)]
+    assert gateway.buffered_tokens == 0
+    assert run(gateway, (8.0, Tick())) == []
+    assert run(gateway, (9.0, Taken(reader=1, offset=0))) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
+    assert run(gateway, (9.1, located(produced=4, ended=True, gateway=""))) == [
+        DeliverOutput(reader=1, skip=0, offset=0, count=4),
         EndByRecord(reader=1),
     ]
 
 
-def test_the_output_of_an_answer_is_bounded_by_the_buffer_too() -> None:
-    gateway = streaming()
-    run(gateway, (1.0, frames(frame(0, 6))), (1.1, frames(frame(8, 1))))
-    assert run(gateway, (1.2, located(produced=20))) == []
-    assert run(gateway, (1.3, Taken(reader=1))) == [Attach(reader=1, key=KEY, bind=False, offset=6)]
-    assert run(gateway, (1.4, located(produced=20))) == [DeliverOutput(reader=1, skip=0, offset=6)]
+def test_all_buffers_together_are_bounded_and_an_empty_one_takes_a_frame_nevertheless() -> None:
+    gateway = machine(StreamLimits(buffer_tokens_max=10, buffers_tokens_max=12))
+    for reader in (1, 2, 3):
+        run(gateway, (0.0, AcceptSent(reader=reader)), (0.1, Accepted(reader=reader, key=KEY, queue_id=f"{reader}-0")))
+    run(gateway, (1.0, frames(frame(0, 8, queue_id="1-0"), frame(0, 4, queue_id="2-0"))))
+    assert run(gateway, (1.1, frames(frame(0, 2, queue_id="3-0")))) == [DeliverFrame(reader=3, frame=0, skip=0, offset=0)]
+    assert run(gateway, (1.2, frames(frame(8, 1, queue_id="1-0")))) == [Forget(reader=1)]
+    assert run(gateway, (1.3, frames(frame(4, 6, queue_id="2-0")))) == [DeliverFrame(reader=2, frame=0, skip=0, offset=4)]
+    assert gateway.buffered_tokens == 12
+
+
+def test_stored_output_comes_in_pieces_where_all_buffers_together_are_full() -> None:
+    gateway = machine(StreamLimits(buffer_tokens_max=1_000, buffers_tokens_max=1_000))
+    run(gateway, (0.0, Opened(reader=1, kind=ReaderKind.TOKENS, key=KEY)), (0.1, located(produced=5_000)))
+    assert gateway.buffered_tokens == 1_000
+    run(gateway, (0.2, Opened(reader=2, kind=ReaderKind.TOKENS, key=KEY)))
+    given = run(gateway, (0.3, located(produced=5_000, reader=2)))
+    assert given == [DeliverOutput(reader=2, skip=0, offset=0, count=PIECE_TOKENS)]
+    assert run(gateway, (0.4, Taken(reader=2, offset=PIECE_TOKENS))) == [Attach(reader=2, key=KEY, bind=False, offset=PIECE_TOKENS)]
+
+
+def test_readers_are_bounded_and_those_that_are_accepted_count() -> None:
+    gateway = machine(StreamLimits(readers_max=2))
+    run(gateway, (0.0, AcceptSent(reader=1)), (0.1, Opened(reader=2, kind=ReaderKind.END, key=KEY)))
+    gateway.check_open()
+    with pytest.raises(GatewayFull) as full:
+        gateway.check_room()
+    assert (full.value.reason, full.value.details["limit"]) == ("STREAMS_FULL", "2")
+    assert full.value.retry_after_s == pytest.approx(0.5)
+    run(gateway, (0.2, Closed(reader=1)))
+    gateway.check_room()
 
 
 def test_a_chunk_larger_than_the_buffer_fits_into_an_empty_one() -> None:
@@ -210,7 +266,7 @@ def test_a_reader_whose_request_went_to_another_gateway_looks_without_taking_it_
     run(gateway, (0.1, located(produced=1)))
     assert run(gateway, (3.0, Tick())) == []
     assert run(gateway, (3.2, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=1)]
-    assert run(gateway, (3.3, located(produced=3, gateway="other"))) == [DeliverOutput(reader=1, skip=0, offset=1)]
+    assert run(gateway, (3.3, located(produced=3, gateway="other"))) == [DeliverOutput(reader=1, skip=0, offset=1, count=2)]
     assert run(gateway, (3.5, Tick())) == []
     assert run(gateway, (3.9, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=3)]
     assert run(gateway, (4.0, located(produced=3, ended=True, gateway=""))) == [EndByRecord(reader=1)]
@@ -237,6 +293,11 @@ def test_who_waits_for_the_end_takes_a_request_that_nobody_follows_and_no_other(
     assert run(gateway, (0.2, located(gateway="g"))) == []
     assert run(gateway, (0.3, frames(frame(0, 5)))) == []
     assert run(gateway, (0.4, frames(frame(5, 0, last=True, total=5)))) == [Find(reader=1, key=KEY)]
+    late = opened(kind=ReaderKind.END)
+    run(late, (0.1, located(gateway="")))
+    # It ended before it was taken: the record comes with the next answer.
+    assert run(late, (0.2, located(ended=True, gateway=""))) == [Find(reader=1, key=KEY)]
+    assert run(late, (0.3, located(ended=True, gateway=""))) == [EndByRecord(reader=1)]
     elsewhere = opened(kind=ReaderKind.END)
     assert run(elsewhere, (0.1, located(gateway="other"))) == []
     assert run(elsewhere, (0.7, Tick())) == [Find(reader=1, key=KEY)]
@@ -254,7 +315,7 @@ def test_a_new_reader_is_refused_where_the_queue_is_away_and_an_open_one_is_pati
     assert run(gateway, (1.45, Tick())) == []  # twice as long
     assert run(gateway, (1.55, Tick())) == [Attach(reader=1, key=KEY, bind=False, offset=0)]
     assert run(gateway, (11.2, away)) == [Refuse(reader=1, refusal=Refusal.QUEUE_UNAVAILABLE)]
-    assert gateway.reader_count == 0
+    assert run(gateway, (11.3, frames(frame(0, 4))), (20.0, Tick())) == []
 
 
 @pytest.mark.parametrize(
@@ -303,7 +364,7 @@ def test_draining_refuses_what_is_new_at_once_and_what_is_open_after_the_grace()
     assert refused.value.retry_after_s == pytest.approx(0.1)
     assert run(gateway, (5.9, frames(frame(0, 1)))) == [DeliverFrame(reader=1, frame=0, skip=0, offset=0)]
     assert run(gateway, (6.0, Tick())) == [Refuse(reader=1, refusal=Refusal.DRAINING)]
-    assert gateway.reader_count == 0
+    assert run(gateway, (6.1, Tick())) == []
 
 
 def test_a_reader_that_is_gone_leaves_nothing() -> None:
@@ -311,8 +372,8 @@ def test_a_reader_that_is_gone_leaves_nothing() -> None:
     run(gateway, (1.0, frames(frame(4, 1))), (1.1, Closed(reader=1)))
     assert run(gateway, (1.2, located(produced=5))) == []
     assert run(gateway, (1.3, frames(frame(5, 1)))) == []
-    assert run(gateway, (1.4, Taken(reader=1)), (1.5, Closed(reader=1)), (9.0, Tick())) == []
-    assert not gateway._by_queue_id
+    assert run(gateway, (1.4, Taken(reader=1, offset=6)), (1.5, Closed(reader=1)), (9.0, Tick())) == []
+    assert not gateway._following.readers
     assert not gateway._rotation
 
 

@@ -25,6 +25,7 @@ from qlm_gateway.stream_events import (
     EndByRecord,
     Event,
     Find,
+    Forget,
     FrameFacts,
     FramesRead,
     Located,
@@ -39,10 +40,13 @@ from qlm_gateway.stream_events import (
 KEY = RequestKey("default", "r")
 HERE = "here"
 BUFFER_MAX = 6
+BUFFERS_MAX = 14
 CHUNK_MAX = 4
 READERS_MAX = 5
-SETTLE_ROUNDS_MAX = 50
-LIMITS = StreamLimits(buffer_tokens_max=BUFFER_MAX, poll_s=0.5, recheck_s=2.0, patience_s=1e9, locates_max=3)
+SETTLE_ROUNDS_MAX = 200
+LIMITS = StreamLimits(
+    buffer_tokens_max=BUFFER_MAX, buffers_tokens_max=BUFFERS_MAX, stall_s=3.0, poll_s=0.5, recheck_s=2.0, patience_s=1e9, locates_max=3
+)
 
 
 @dataclass
@@ -54,8 +58,13 @@ class Reader:
     position: StreamPosition
     got: list[int] = field(default_factory=list)
     pending: list[tuple[int, int]] = field(default_factory=list)
+    forgotten: bool = False
     ended: bool = False
     closed: bool = False
+
+    @property
+    def unread(self) -> int:
+        return sum(end - start for start, end in self.pending)
 
 
 class Streams:
@@ -83,13 +92,23 @@ class Streams:
         self.now_s += 0.001
         for effect in self.machine.step(self.now_s, event):
             self.perform(effect, event)
+        open_readers = [reader for reader in self.readers.values() if not reader.closed]
+        assert self.machine.buffered_tokens == sum(reader.unread for reader in open_readers)
+        beyond = sum(reader.pending[-1][1] - reader.pending[-1][0] for reader in open_readers if len(reader.pending) == 1)
+        assert self.machine.buffered_tokens <= BUFFERS_MAX + beyond, "all buffers together are bounded"
 
     def perform(self, effect: Effect, event: Event) -> None:
         if isinstance(effect, (Attach, Find)):
             self.questions.append(effect)
             return
         reader = self.readers[effect.reader]
+        assert not reader.closed
+        if isinstance(effect, Forget):
+            assert reader.pending, "only one that leaves what it was given is behind"
+            reader.pending, reader.ended, reader.forgotten = [], False, True
+            return
         assert not reader.ended, "given something after its end"
+        assert not reader.forgotten, "given something before it wants more"
         match effect:
             case DeliverFrame(frame=index, skip=skip, offset=offset):
                 assert isinstance(event, FramesRead)
@@ -97,10 +116,12 @@ class Streams:
                 assert 0 <= skip < facts.count
                 assert facts.offset + skip == offset
                 self.give(reader, offset, facts.offset + facts.count)
-            case DeliverOutput(skip=skip, offset=offset):
+            case DeliverOutput(skip=skip, offset=offset, count=count):
                 assert isinstance(event, Located)
                 assert self.asked.pop(event.reader) + skip == offset
-                self.give(reader, offset, event.produced)
+                assert count <= BUFFER_MAX
+                assert offset + count <= event.produced
+                self.give(reader, offset, offset + count)
             case EndByFrame():
                 self.end(reader)
             case EndByRecord():
@@ -112,8 +133,7 @@ class Streams:
         assert reader.kind is ReaderKind.TOKENS
         assert start < end
         reader.pending.append((start, end))
-        buffered = sum(last - first for first, last in reader.pending)
-        assert buffered <= BUFFER_MAX or len(reader.pending) == 1, "the buffer is bounded"
+        assert reader.unread <= BUFFER_MAX or len(reader.pending) == 1, "the buffer is bounded"
 
     def end(self, reader: Reader) -> None:
         assert self.over
@@ -203,16 +223,17 @@ class Streams:
             self.step(self.answers.pop(choice % len(self.answers)))
 
     def op_reader_takes(self, choice: int) -> None:
-        self.take(choice % len(self.readers))
+        self.take(choice % len(self.readers), parts_max=choice // 2 + 1)
 
-    def take(self, name: int) -> None:
+    def take(self, name: int, parts_max: int) -> None:
         reader = self.readers[name]
-        for start, end in reader.pending:
+        parts, reader.pending = reader.pending[:parts_max], reader.pending[parts_max:]
+        for start, end in parts:
             assert reader.position.on_chunk(start, end - start) is ChunkFate.TAKE
             reader.got.extend(range(start, end))
-        taken, reader.pending = bool(reader.pending), []
-        if taken and not reader.closed:
-            self.step(Taken(reader=name))
+        wants, reader.forgotten = bool(parts) or reader.forgotten, False
+        if wants and not reader.closed:
+            self.step(Taken(reader=name, offset=reader.position.next))
 
     def op_reader_leaves(self, choice: int) -> None:
         if 2 < choice < len(self.readers):
@@ -237,16 +258,19 @@ class Streams:
                 self.op_queue_answers(0)
                 self.op_answer_arrives(0)
             for name in self.readers:
-                self.take(name)
-            if all(reader.ended or reader.closed for reader in self.readers.values()):
+                self.take(name, parts_max=BUFFER_MAX)
+            if all(reader.closed or (reader.ended and not reader.pending) for reader in self.readers.values()):
                 break
             self.now_s += 1.0
             self.step(Tick())
-        for reader in self.readers.values():
+        for name, reader in self.readers.items():
             assert reader.ended or reader.closed, "a reader never heard of the end"
             if reader.kind is ReaderKind.TOKENS and not reader.closed:
                 assert reader.got == list(range(reader.start, self.produced))
+            reader.closed = True
+            self.step(Closed(reader=name))
         assert self.machine.reader_count == 0
+        assert self.machine.buffered_tokens == 0
 
 
 OPERATIONS = sorted(name for name in vars(Streams) if name.startswith("op_"))

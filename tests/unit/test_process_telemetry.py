@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import set_span_in_context, use_span
+from opentelemetry.trace import Link, get_current_span, set_span_in_context, use_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
 from qlm_core.errors import ConfigError
@@ -78,6 +81,73 @@ def test_a_trace_crosses_processes_by_its_headers() -> None:
     assert (second.start_time, second.end_time) == (10_000_000_000, 12_500_000_000)
     assert provider.resource.attributes["service.name"] == "qlm-gateway"
     assert provider.resource.attributes["service.instance.id"] == "gateway-0"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"00-{'a' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'b' * 16}-00",
+        f"00-{'a' * 32}-{'b' * 16}-ff",
+        f"00-{'0' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'0' * 16}-01",
+        f"00-{'A' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'b' * 16}-01-more",
+        f"01-{'a' * 32}-{'b' * 16}-01-more",
+        f"ff-{'a' * 32}-{'b' * 16}-01",
+        f"00-{'a' * 32}-{'b' * 16}-01\n",
+        "nonsense",
+        "",
+    ],
+)
+def test_a_header_is_read_as_the_propagator_reads_it(header: str) -> None:
+    known = TraceContextTextMapPropagator().extract({"traceparent": header}, context=Context())
+    read, expected = (get_current_span(context).get_span_context() for context in (context_of(header), known))
+    assert (read, read.is_remote) == (expected, expected.is_remote)
+
+
+def test_spans_after_the_fact_are_as_those_of_the_tracer() -> None:
+    exporter = InMemorySpanExporter()
+    provider = configure_tracing("agent", "a-0")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    link = Link(tracer.start_span("other").get_span_context())
+    for context in (context_of(header, "vendor=1"), context_of("")):
+        exporter.clear()
+        recorded = record_span(tracer, "qlm.pull", context, 1.5, 2.5, {"qlm.attempt": 1, "qlm.model": "m"}, [link])
+        live = tracer.start_span(
+            "qlm.pull", context, attributes={"qlm.attempt": 1, "qlm.model": "m"}, links=[link], start_time=1_500_000_000
+        )
+        live.end(2_500_000_000)
+        found, expected = exporter.get_finished_spans()
+        assert found.context == recorded.get_span_context()
+        assert found.context is not None
+        assert expected.context is not None
+        assert (found.name, found.kind, found.parent, found.start_time, found.end_time, found.resource, found.links) == (
+            (expected.name, expected.kind, expected.parent, expected.start_time, expected.end_time, expected.resource, expected.links)
+        )
+        assert dict(found.attributes or {}) == dict(expected.attributes or {})
+        assert found.context.trace_state == expected.context.trace_state
+        assert found.context.trace_flags.sampled
+        assert (found.context.trace_id == expected.context.trace_id) == (found.parent is not None)
+        assert encode_spans([found]).ByteSize() > 100
+
+
+def test_what_is_not_sampled_is_not_recorded_after_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    provider = configure_tracing("agent", "a-0")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    unsampled = context_of("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
+    span = record_span(provider.get_tracer("test"), "qlm.pull", unsampled, 1.0, 2.0)
+    assert not span.get_span_context().trace_flags.sampled
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    assert (
+        not record_span(configure_tracing("a", "b").get_tracer("t"), "x", context_of(""), 1.0, 2.0).get_span_context().trace_flags.sampled
+    )
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    record_span(configure_tracing("a", "b").get_tracer("t"), "x", context_of(""), 1.0, 2.0)
+    assert exporter.get_finished_spans() == ()
 
 
 @pytest.mark.parametrize("header", ["", "00-zz-11-01", "nonsense"])

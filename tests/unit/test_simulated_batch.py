@@ -9,49 +9,9 @@ import pytest
 
 from qlm_agent.engine import FailureKind
 from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView
-from qlm_agent.simulated.batch import SimulatedBatch
 from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
-from qlm_agent.simulated.sequences import Progress, RunState
-
-
-class Steps:
-    """Remembers what each step was asked for."""
-
-    def __init__(self, duration_s: float = 1.0) -> None:
-        self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []
-        self._duration_s = duration_s
-
-    def __call__(self, sequences: int, context_tokens: int, prefills: Sequence[tuple[int, int]]) -> float:
-        self.asked.append((sequences, context_tokens, list(prefills)))
-        return self._duration_s
-
-
-def make(steps: Steps | None = None, *, kv: int = 10_000, batch_max: int = 8, chunk: int = 1_000, policy: object = None) -> SimulatedBatch:
-    return SimulatedBatch(
-        step_s=steps or Steps(),
-        kv_capacity_tokens=kv,
-        batch_max=batch_max,
-        prefill_chunk_tokens=chunk,
-        policy=policy or FirstComeFirstServed(),  # type: ignore[arg-type]
-    )
-
-
-def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int = 0) -> RunState:
-    return RunState(
-        run_id=name,
-        arrival=arrival or int(name),
-        deadline_s=float("inf"),
-        priority=0,
-        prompt_tokens=prompt,
-        target_tokens=target,
-        produced=resumed,
-        resumed=resumed,
-        told=resumed,
-    )
-
-
-def told(progress: Sequence[Progress]) -> list[str]:
-    return [f"{each.run_id}[{each.start}:{each.end}]{'.' if each.done else ''}" for each in progress]
+from qlm_agent.simulated.sequences import RunState
+from simulated_steps import Steps, make, run, told
 
 
 def test_a_run_step_by_step() -> None:
@@ -176,11 +136,11 @@ def test_resumed_runs_prefill_what_they_had_and_go_on() -> None:
     assert steps.asked == [(0, 0, [(0, 40)]), (1, 41, [])]
 
 
-def test_postponed_time_does_not_count() -> None:
+def test_time_that_it_stood_still_does_not_count() -> None:
     batch = make()
     batch.add(0.0, run("1", 10, 3))
     batch.advance(1.5)
-    batch.postpone(10.0)
+    batch.stood_still(1.5, 11.5)
     batch.advance(11.9)
     assert told(batch.progress()) == ["1[0:1]"]
     batch.advance(12.0)

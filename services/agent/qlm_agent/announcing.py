@@ -21,7 +21,7 @@ DEADLINE_S = 1.0
 
 
 class Announcer:
-    """Announces each incarnation once to each leader, and then reports its load every `every_s`."""
+    """Announces each incarnation once to each leader, and once more when it drains; then reports its load every `every_s`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Announcer:
         self._tell_active_model = tell_active_model
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
-        self._announced = ("", "")
+        self._announced = ("", "", False)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -48,7 +48,7 @@ class Announcer:
                 try:
                     await self._announce()
                 except (Unavailable, LeaseLost, grpc.aio.AioRpcError) as error:
-                    self._announced = ("", "")
+                    self._announced = ("", "", False)
                     structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
                 await asyncio.sleep(self._every_s)
         finally:
@@ -68,9 +68,9 @@ class Announcer:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(address)
         stub: planner_pb2_grpc.PlannerAsyncStub = planner_pb2_grpc.PlannerStub(self._channel)
-        if self._announced != (address, facts.incarnation):
+        if self._announced != (address, facts.incarnation, facts.draining):
             await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=DEADLINE_S)
-            self._announced = (address, facts.incarnation)
+            self._announced = (address, facts.incarnation, facts.draining)
         await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation=facts.incarnation, load=load), timeout=DEADLINE_S)
 
     async def _close(self) -> None:

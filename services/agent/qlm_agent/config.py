@@ -8,12 +8,13 @@ from typing import Literal
 from pydantic import Field
 
 from qlm_agent.machine_settings import MachineSettings
-from qlm_agent.simulated.engine import SimulatedLimits, SimulatedModel
+from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_core.errors import ConfigError
 from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.slo_rules import PRIORITY_MAX
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
 
 
@@ -30,6 +31,9 @@ class SimulatedSettings(Section):
     )
     prefill_chunk_tokens: Count = Field(2048, description="Prompt tokens that one step takes in at most.")
     host_memory_gb: float = Field(64.0, ge=0, allow_inf_nan=False, description="Host memory for the weights of warm models, in GB.")
+    host_kv_gb: float = Field(
+        16.0, ge=0, allow_inf_nan=False, description="Host memory beside it for the KV of requests that make room, in GB; 0: for none."
+    )
     kv_capacity_tokens: int = Field(0, ge=0, description="Tokens of KV; 0: as the profile says.")
     tell_every_s: Seconds = Field(0.02, description="How often running requests hand out their tokens.")
 
@@ -51,6 +55,16 @@ class AgentSettings(Section):
     coalesce_s: float = Field(0.05, ge=0, le=1.0, description="Longest that output waits for more; first and last output never wait.")
     buffer_tokens_max: Count = Field(500_000, description="Output tokens held while the server is away; there the engine pauses.")
     poll_s: Seconds = Field(1.0, description="How often an idle agent looks at its virtual queue by itself.")
+    evict: bool = Field(True, description="Whether running requests make room for more urgent ones that would be late.")
+    kv_swap: bool = Field(True, description="Whether their KV may go to host memory, where that costs less than computing it again.")
+    warm_ahead: bool = Field(True, description="Whether models are loaded into host memory before their turn.")
+    displacements_max: int = Field(3, ge=0, le=100, description="How often a request makes room for others; then it is left to finish.")
+    offloaded_max_s: Seconds = Field(
+        300.0, description="After so long in host memory a request is served before anything that waits in the queue."
+    )
+    slo_band: int = Field(
+        0, ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="Priority band of requests with an SLO: the same as planner.slo_band."
+    )
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
@@ -105,21 +119,31 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
         batch_max=agent.batch_max,
         prefill_chunk_tokens=agent.simulated.prefill_chunk_tokens,
         host_memory_gb=agent.simulated.host_memory_gb,
+        host_kv_gb=agent.simulated.host_kv_gb,
         kv_capacity_tokens=agent.simulated.kv_capacity_tokens,
         tell_every_s=agent.simulated.tell_every_s,
     )
 
 
-def machine_settings(agent: AgentSettings, models: tuple[str, ...]) -> MachineSettings:
+def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel]) -> MachineSettings:
     """What the machine takes of the settings."""
+    scale = agent.simulated.time_scale
     return MachineSettings(
-        models=models,
+        models=tuple(models),
         batch_max=agent.batch_max,
         lookahead_requests=agent.lookahead_requests,
         coalesce_s=agent.coalesce_s,
         buffer_tokens_max=agent.buffer_tokens_max,
         poll_s=agent.poll_s,
         drain_finish_s=agent.drain_finish_s,
+        hardware={name: model.profile.scaled(scale) for name, model in models.items()},
+        host_memory_gb=agent.simulated.host_memory_gb,
+        slo_band=agent.slo_band,
+        evict=agent.evict,
+        kv_swap=agent.kv_swap,
+        warm_ahead=agent.warm_ahead,
+        displacements_max=agent.displacements_max,
+        offloaded_max_s=agent.offloaded_max_s,
     )
 
 

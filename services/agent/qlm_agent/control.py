@@ -10,6 +10,7 @@ import structlog
 from qlm_agent.events import Event, Message, Told
 from qlm_agent.held_run import run_id_of
 from qlm_core.errors import Unavailable
+from qlm_process.lease_keeper import Sleep
 from qlm_queue.port import Queue
 from qlm_queue.values import ControlKind
 
@@ -25,14 +26,14 @@ MESSAGES = {
 }
 
 
-async def control_events(queue: Queue, instance: str, after: str, step: Callable[[Event], None]) -> None:
+async def control_events(queue: Queue, instance: str, after: str, step: Callable[[Event], None], *, sleep: Sleep = asyncio.sleep) -> None:
     """Steps with each message after an entry id, until it is cancelled. While the server is away it tries every RETRY_S."""
     while True:
         try:
             entries = await queue.read_control(instance, after, BLOCK_S)
         except Unavailable as error:
             structlog.get_logger().debug("control_not_read", error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await sleep(RETRY_S)
             continue
         for entry in entries:
             after = entry.entry_id

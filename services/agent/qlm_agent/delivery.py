@@ -51,21 +51,21 @@ class Delivery:
 
     def hurry(self, run: Run) -> None:
         """Somebody waits for what is held."""
-        if run.phase is RunPhase.RUNNING and run.unstored:
+        if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
     def ended(self, run: Run, ending: Ending) -> None:
         """Its end is to be written."""
-        if run.phase is RunPhase.RUNNING:
-            self._runs.leave_engine(run, RunPhase.ENDED)
+        if run.on_engine:
+            self._runs.move(run, RunPhase.ENDED)
         run.ending = ending
         self._unplan(run.run_id)
         self._ending[run.run_id] = None
 
     def give_back(self, run: Run, cause: ReturnCause, failure: str = "") -> None:
         """It is off the engine and goes back to its place, with what it produced."""
-        if run.phase is RunPhase.RUNNING:
-            self._runs.leave_engine(run, RunPhase.RETURNING)
+        if run.on_engine:
+            self._runs.move(run, RunPhase.RETURNING)
         run.cause = cause
         run.failure = failure
         self._unplan(run.run_id)
@@ -81,7 +81,7 @@ class Delivery:
         """What the server has, after a gap."""
         run.gap = False
         self._runs.stored(run, min(stored, run.produced))
-        if run.phase is RunPhase.RUNNING and run.unstored:
+        if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
     # Answers ----------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Delivery:
         if self._emit is not None and self._emit[0] == call:
             for run_id in self._emit[1]:
                 run = self._runs.get(run_id)
-                if run is not None and run.phase is RunPhase.RUNNING:
+                if run is not None and run.on_engine:
                     self._unsent[run_id] = None
                     self._flush_at_s = now_s
             self._emit = None
@@ -121,7 +121,7 @@ class Delivery:
                 continue
             if outcome is Outcome.DONE:
                 self._runs.stored(run, item.end)
-                if run.unstored and run.phase is RunPhase.RUNNING and run.run_id not in self._urgent:
+                if run.unstored and run.on_engine and run.run_id not in self._urgent:
                     self._wait_for_more(now_s, run.run_id)
             elif outcome is Outcome.GAP:
                 run.gap = True

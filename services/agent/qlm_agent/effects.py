@@ -80,7 +80,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """Requeue, or unpull where `cause` is UNSTARTED. `failure`: why, where `cause` is FAILED."""
+    """Requeue, or unpull where `cause` is UNSTARTED or DISPLACED. `failure`: why, where `cause` is FAILED."""
 
     call: int
     run_ids: tuple[str, ...]
@@ -98,6 +98,20 @@ class StartRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRuns:
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRuns:
+    """Their KV goes to host memory. Answered by RunsOffloaded."""
+
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRuns:
+    """Their KV comes back. Answered by RunsRestored."""
+
     run_ids: tuple[str, ...]
 
 
@@ -165,6 +179,8 @@ Effect = (
     | GiveBack
     | StartRun
     | AbortRuns
+    | OffloadRuns
+    | RestoreRuns
     | LoadModel
     | PauseEngine
     | ResumeEngine

@@ -5,6 +5,7 @@ and `tests/conformance/engine` says the same in code.
 - A run is one attempt of one request. The agent chooses its `run_id`; it is never used twice.
 - Output is either token ids or, from engines that tell only text, pieces; one engine gives always the same kind for a model.
 - Outputs of a run are in order and without gaps, and go on after what was produced already. After `abort` returned there are no more.
+- A run is on the GPU (it waits, prefills or decodes) or offloaded: its KV is in host memory and waits there for `restore`.
 - One task reads `outputs`; the other methods may be called meanwhile.
 """
 
@@ -134,7 +135,9 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine now. KV figures are of the active model, 0 without one. `batch_max`: most runs in one step."""
+    """The engine now. KV figures are in tokens of the active model, 0 without one. `batch_max`: most runs in one step. `offloaded`: runs of
+    any model with their KV in host memory or on the way there. `host_kv_*_tokens`: of all offloaded runs; the capacity is 0 where the
+    engine cannot offload. `host_memory_*_bytes`: weights of warm models and offloaded KV together; 0 where the engine does not tell."""
 
     active_model: str
     warm_models: tuple[str, ...]
@@ -144,10 +147,15 @@ class EngineStats:
     kv_used_tokens: int
     kv_capacity_tokens: int
     preemptions: int
+    offloaded: int = 0
+    host_kv_used_tokens: int = 0
+    host_kv_capacity_tokens: int = 0
+    host_memory_used_bytes: int = 0
+    host_memory_capacity_bytes: int = 0
 
 
 class EngineBusy(PreconditionFailed):
-    """The active model cannot be replaced while it has runs."""
+    """The active model cannot be replaced while it has runs on the GPU."""
 
     default_reason = "MODEL_BUSY"
 
@@ -175,13 +183,23 @@ class Engine(Protocol):
     async def load_model(self, model: str, tier: Tier) -> float:
         """Brings a model to a tier and returns the seconds it took. ACTIVE puts the active model back to WARM, or to COLD where host memory
         does not hold it; other models may become COLD to make room. WARM goes on beside running work. COLD, and WARM of the active
-        model, end its runs' chances, so they need that it has none. Raises EngineBusy, ModelLoadFailed; then tiers are as before."""
+        model, end its runs' chances, so they need that it has none on the GPU; offloaded runs stay whatever is loaded. Raises EngineBusy,
+        ModelLoadFailed; then tiers are as before."""
 
     async def add(self, request: EngineRequest) -> None:
         """Takes a run of the active model. A run that cannot be served gives an output with a failure, not an exception."""
 
     async def abort(self, run_ids: Sequence[str]) -> None:
-        """Ends runs without further output; unknown ones are ignored. What was made but not yet read is dropped."""
+        """Ends runs, offloaded ones too, without further output; unknown ones are ignored. What was made but not yet read is dropped."""
+
+    async def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """Moves the KV of runs to host memory and returns whose is there now; the others go on as they were: unknown, ended, waiting or
+        prefilling, or host memory is full. From the call on an offloaded run makes no output, and what it made before is still told; its
+        KV on the GPU is free when this returns. It keeps its host memory until `restore` or `abort`, over any change of models."""
+
+    async def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """Brings offloaded runs of the active model back and returns those that are; they go on exactly where they were, without computing
+        anything again. From the call on they count as running. The others stay offloaded: of another model, no seat or no KV free."""
 
     async def outputs(self) -> Sequence[EngineOutput]:
         """Waits for output and returns all there is: the first and the last of a run as soon as it is made."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, assert_never
 
 import structlog
 
-from qlm_agent.effects import AbortRuns, LoadModel, PauseEngine, ResumeEngine, StartRun
-from qlm_agent.engine import Engine, EngineOutput, ModelLoadFailed, Tier
-from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded
+from qlm_agent.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, RestoreRuns, ResumeEngine, StartRun
+from qlm_agent.engine import Engine, EngineBusy, EngineOutput, ModelLoadFailed, Tier
+from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, RunsOffloaded, RunsRestored
 from qlm_agent.held_run import HeldRun
+from qlm_agent.lso_records import Lso
 from qlm_agent.telemetry import AgentTelemetry
 
-EngineEffect = StartRun | AbortRuns | LoadModel | PauseEngine | ResumeEngine
+EngineEffect = StartRun | AbortRuns | OffloadRuns | RestoreRuns | LoadModel | PauseEngine | ResumeEngine
 
 
 class EngineDriver:
@@ -29,12 +30,17 @@ class EngineDriver:
         *,
         now_s: Callable[[], float],
         step: Callable[[Event], None],
+        engine_clock: Callable[[], float] = time.monotonic,
+        incarnation: Callable[[], str] = lambda: "",
     ) -> None:
+        """`incarnation`: the one that owns the runs now, for events."""
         self._engine = engine
         self._held = held
         self._telemetry = telemetry
         self._now_s = now_s
         self._step = step
+        self._engine_clock = engine_clock
+        self._incarnation = incarnation
         self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
 
     def put(self, effect: EngineEffect) -> None:
@@ -45,33 +51,43 @@ class EngineDriver:
         """Performs effects until it is cancelled. A transfer goes on beside what comes after it."""
         async with asyncio.TaskGroup() as transfers:
             while True:
-                effect = await self._effects.get()
-                match effect:
-                    case StartRun():
-                        held = self._held.get(effect.run_id)
-                        if held is not None:
-                            assert held.request is not None
-                            await self._engine.add(held.request)
-                    case AbortRuns():
-                        await self._engine.abort(effect.run_ids)
-                    case PauseEngine():
-                        structlog.get_logger().warning("engine_paused")
-                        await self._engine.pause()
-                    case ResumeEngine():
-                        structlog.get_logger().info("engine_resumed")
-                        await self._engine.resume()
-                    case LoadModel():
-                        transfers.create_task(self._load(effect), name=f"load-{effect.model}")
-                    case _:
-                        assert_never(effect)
+                await self.perform(await self._effects.get(), transfers.create_task)
+
+    async def perform(self, effect: EngineEffect, beside: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Performs one effect. `beside`: runs what takes long, while others are performed."""
+        match effect:
+            case StartRun():
+                held = self._held.get(effect.run_id)
+                if held is not None:
+                    assert held.request is not None
+                    await self._engine.add(held.request)
+            case AbortRuns():
+                now_s = self._now_s()
+                for run_id in effect.run_ids:
+                    if run_id in self._held:
+                        self._held[run_id].taken_off_s = now_s
+                await self._engine.abort(effect.run_ids)
+            case PauseEngine():
+                structlog.get_logger().warning("engine_paused")
+                await self._engine.pause()
+            case ResumeEngine():
+                structlog.get_logger().info("engine_resumed")
+                await self._engine.resume()
+            case OffloadRuns() | RestoreRuns():
+                beside(self._move_kv(effect))
+            case LoadModel():
+                beside(self._load(effect))
+            case _:
+                assert_never(effect)
 
     async def read(self) -> None:
         """Reads outputs until it is cancelled."""
         while True:
-            self._told(await self._engine.outputs())
+            self.told(await self._engine.outputs())
 
-    def _told(self, outputs: Sequence[EngineOutput]) -> None:
-        to_server_s = self._now_s() - time.monotonic()
+    def told(self, outputs: Sequence[EngineOutput]) -> None:
+        """Steps with what the engine made."""
+        to_server_s = self._now_s() - self._engine_clock()
         counts: list[tuple[str, int]] = []
         ended: list[EngineEnd] = []
         for output in outputs:
@@ -90,12 +106,27 @@ class EngineDriver:
                 ended.append(_end(output, tokens))
         self._step(EngineTold(counts=counts, ended=ended))
 
+    async def _move_kv(self, effect: OffloadRuns | RestoreRuns) -> None:
+        began_s = self._now_s()
+        event: RunsOffloaded | RunsRestored
+        if isinstance(effect, OffloadRuns):
+            lso, done = Lso.KV_OFFLOAD, await self._engine.offload(effect.run_ids)
+            event = RunsOffloaded(asked=effect.run_ids, done=done)
+        else:
+            lso, done = Lso.KV_RESTORE, await self._engine.restore(effect.run_ids)
+            event = RunsRestored(asked=effect.run_ids, done=done)
+        structlog.get_logger().debug("kv_moved", lso=lso.value, asked=len(effect.run_ids), done=len(done))
+        moved = [self._held[run_id] for run_id in done if run_id in self._held]
+        self._telemetry.lso.kv_moved(lso, moved, self._incarnation(), began_s, self._now_s())
+        self._step(event)
+
     async def _load(self, effect: LoadModel) -> None:
         began_s = self._now_s()
         metrics = self._telemetry.metrics
+        from_model = self._engine.stats().active_model
         try:
             took_s = await self._engine.load_model(effect.model, effect.tier)
-        except ModelLoadFailed as error:
+        except (ModelLoadFailed, EngineBusy) as error:
             structlog.get_logger().error("model_not_loaded", model=effect.model, tier=effect.tier.value, error=error.message)
             metrics.failed_loads.labels(model=effect.model).inc()
             stats = self._engine.stats()
@@ -108,8 +139,7 @@ class EngineDriver:
         structlog.get_logger().info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
         if effect.tier is Tier.ACTIVE:
             metrics.swaps.labels(model=effect.model).inc()
-            metrics.swap_s.observe(took_s)
-        self._telemetry.swapped(effect.model, effect.tier.value, began_s, self._now_s())
+        self._telemetry.lso.model_moved(effect.model, effect.tier, from_model, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
         self._step(
             ModelLoaded(
@@ -119,6 +149,7 @@ class EngineDriver:
                 active=stats.active_model,
                 warm=stats.warm_models,
                 kv_capacity_tokens=stats.kv_capacity_tokens,
+                host_kv_capacity_tokens=stats.host_kv_capacity_tokens,
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -30,7 +31,11 @@ class Message(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledRun:
-    """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why it cannot be read, else ""."""
+    """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why it cannot be read, else "".
+
+    `deadline_s`: on the queue's clock, infinite for a strict priority; `first_token`: it bounds the first token only. `priority`: None for
+    requests with an SLO. `resumable`: prompt + output are enough to go on faithfully elsewhere. `displacements`: how often earlier attempts
+    were given back without having failed."""
 
     run_id: str
     queue_id: str
@@ -39,6 +44,27 @@ class PulledRun:
     output_tokens_max: int
     stored: int
     refusal: str = ""
+    deadline_s: float = math.inf
+    first_token: bool = False
+    priority: int | None = None
+    slo_class: str = ""
+    resumable: bool = True
+    displacements: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueHead:
+    """The first group of the virtual queue (`qlm_queue.values.HeadGroup`). `first_deadline_s`, `first_token`, `priority`: as in PulledRun,
+    of its first waiting request."""
+
+    group_id: str
+    model: str
+    waiting: int
+    waiting_prompt_tokens: int
+    first_deadline_s: float = math.inf
+    first_token: bool = False
+    priority: int | None = None
+    slo_class: str = ""
 
 
 # The server --------------------------------------------------------------------------------------------------------------
@@ -59,13 +85,13 @@ class LeaseWasLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullAnswered:
-    """`blocked_tokens` as in `qlm_queue.values.PullResult`."""
+    """`head`, `blocked_tokens` and `models_ahead` as in `qlm_queue.values.PullResult`."""
 
     call: int
     pulled: tuple[PulledRun, ...]
-    head_group: str
-    head_model: str
+    head: QueueHead | None
     blocked_tokens: int
+    models_ahead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +146,34 @@ class EngineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTold:
-    """New tokens of runs that go on, as (run, how many), and runs that ended."""
+    """New tokens of runs that go on, as (run, how many), and runs that ended. `started`: runs that the engine began with, from engines that
+    tell it before the first token; a run of which nothing was told counts as waiting."""
 
     counts: Sequence[tuple[str, int]] = ()
     ended: Sequence[EngineEnd] = ()
+    started: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOffloaded:
+    """To OffloadRuns: the KV of `done` is in host memory; the others of `asked` go on as they were, or ended."""
+
+    asked: Sequence[str]
+    done: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsRestored:
+    """To RestoreRuns: `done` go on; the others of `asked` are still offloaded."""
+
+    asked: Sequence[str]
+    done: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded:
-    """A transfer is done. `active`, `warm`: as all models are now; `kv_capacity_tokens` of the active one."""
+    """A transfer is done. `active`, `warm`: as all models are now. KV capacities are in tokens of the active one; that of the host is 0
+    where nothing can be offloaded."""
 
     model: str
     tier: Tier
@@ -136,6 +181,7 @@ class ModelLoaded:
     active: str
     warm: tuple[str, ...]
     kv_capacity_tokens: int
+    host_kv_capacity_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +238,8 @@ Event = (
     | CallLost
     | Told
     | EngineTold
+    | RunsOffloaded
+    | RunsRestored
     | ModelLoaded
     | ModelNotLoaded
     | DrainAsked

@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from qlm.api.v1.request_pb2 import Result
 from qlm_agent.engine import EngineOutput, EngineRequest
 from qlm_agent.frames_wire import frame_prefix, output_piece, piece_frame, token_frame
+from qlm_core.request import Slo
 from qlm_core.simulated_model import TOKEN_BYTES
 from qlm_queue.values import Emission, Owned, Pulled
 
@@ -88,6 +89,8 @@ class HeldRun:
     started_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
+    taken_off_s: float = 0.0  # when the agent took it off the engine
+    slo: Slo | None = None
 
     @property
     def owned(self) -> Owned:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qlm_core.profile import HardwareProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +14,12 @@ class MachineSettings:
     waits for more, but for the first and last of a run. `buffer_tokens_max`: output held while the server is away; the engine pauses
     there. `poll_s`: how often an idle agent looks at its queue by itself. `owned_check_s`: how often it compares what it owns with the
     server. `drain_finish_s`: how long runs may go on where a drain does not say. `give_up_s`: how long after the end of a drain it tries
-    to give back what is left before it stops anyway."""
+    to give back what is left before it stops anyway.
+
+    `hardware`: by model, on this agent's GPUs and by its clock. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the
+    band of requests with an SLO among those with strict priorities, as the planner has it. `evict`, `kv_swap`, `warm_ahead`: whether it
+    does so. `displacements_max`: how often a request gives way to others. `offloaded_max_s`: after so long in host memory a run counts as
+    more urgent than whatever is at the head."""
 
     models: tuple[str, ...]
     batch_max: int = 256
@@ -22,3 +30,11 @@ class MachineSettings:
     owned_check_s: float = 15.0
     drain_finish_s: float = 30.0
     give_up_s: float = 10.0
+    hardware: Mapping[str, HardwareProfile] = field(default_factory=dict)
+    host_memory_gb: float = 0.0
+    slo_band: int = 0
+    evict: bool = True
+    kv_swap: bool = True
+    warm_ahead: bool = True
+    displacements_max: int = 3
+    offloaded_max_s: float = 300.0

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from qlm.api.v1 import agent_pb2_grpc
 from qlm_agent.config import AgentConfig, instance_facts, machine_settings, simulated_limits, simulated_models
 from qlm_agent.engine_policy import FirstComeFirstServed
+from qlm_agent.reporting import Reporter
 from qlm_agent.service import AgentService
 from qlm_agent.shell import AgentShell, ShellSettings
 from qlm_agent.simulated.engine import SimulatedEngine
@@ -43,14 +44,15 @@ class AgentProcess:
         self._queue = queue
         self._advertise = agent.advertise
         self._clock = ServerClock(queue)
+        self._reporter = Reporter(queue, metrics.dropped_events)
         self._serving: asyncio.Queue[bool] = asyncio.Queue()  # changes not yet told to health; each is taken at once
         self.shell = AgentShell(
             queue,
             engine,
             instance_facts(agent, names, address=""),
-            machine_settings(agent, names),
+            machine_settings(agent, models),
             settings,
-            AgentTelemetry(agent.name, metrics, provider),
+            AgentTelemetry(agent.name, metrics, provider, self._reporter.tell),
             now_s=self._clock.now_s,
             on_serving=self._serving.put_nowait,
         )
@@ -65,13 +67,18 @@ class AgentProcess:
             if not await reach_queue(self._queue, self._clock, stop):
                 return
             await self._server.start()
-            health = asyncio.create_task(self._tell_health(), name="health")
+            beside = [
+                asyncio.create_task(self._tell_health(), name="health"),
+                asyncio.create_task(self._reporter.run(), name="reporter"),
+            ]
             try:
                 on_ready(self._server.address)
                 await self.shell.run(stop, self._advertise or self._server.address)
+                await self._reporter.flush()
             finally:
-                health.cancel()
-                await asyncio.wait([health])
+                for task in beside:
+                    task.cancel()
+                await asyncio.wait(beside)
         finally:
             await self._server.stop()
             await self._clock.stop()

@@ -1,48 +1,57 @@
 """When an agent pulls, for which model and how much (QLM section 5, request pulling).
 
 It pulls for the active model while the batch has seats and KV has room for the need that is predicted, and knows from each answer what
-waits at the head of its virtual queue. After a lost answer it reads what it owns before it pulls again.
+waits at the head of its virtual queue. After a lost answer it reads what it owns before it pulls again. What it pulls beyond the batch
+(lookahead) waits in the engine, so it looks at the head before it takes more of that.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 from qlm_agent.effects import Effect, Pull, ReadOwned
+from qlm_agent.events import PullAnswered, QueueHead
+from qlm_agent.expectations import Expectations
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.runs import RunTable
 from qlm_agent.server_link import ServerLink
-from qlm_core.profile import WORKLOAD_PRIOR
 
 PULL_MAX = 100
 """Most requests of one pull: a longer script would hold up the server for everybody."""
 
-OUTPUT_SAMPLES_MIN = 20
-OUTPUT_SAMPLES_MAX = 200
-"""Weight of the prior, and of all the past, in the expected output length."""
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A pull without an answer; `signals`: how many there had been when it was made."""
+
+    number: int
+    model: str
+    signals: int
 
 
 class Pulling:
-    """`head_model`: of the first group of the virtual queue when it was last seen, "" if it was empty."""
+    """`head`: the first group of the virtual queue when it was last seen, None if it was empty; `models_ahead`: of the groups behind it."""
 
-    def __init__(self, settings: MachineSettings, runs: RunTable, link: ServerLink) -> None:
+    def __init__(self, settings: MachineSettings, runs: RunTable, link: ServerLink, expectations: Expectations) -> None:
         self._settings = settings
         self._runs = runs
         self._link = link
-        self._outputs: dict[str, tuple[int, float]] = {}  # model -> samples, mean
+        self._expectations = expectations
         self._active = ""
         self.reset(0.0)
 
     def reset(self, now_s: float) -> None:
         """A new incarnation knows nothing yet."""
-        self._call: tuple[int, str, int] | None = None  # number, model, signals when it was made
+        self._call: _Call | None = None
         self._owned_call: int | None = None
         self._owned_due = False
         self._signals = 0
         self._more = True  # there may be something to pull
         self._look = True  # the head may have changed
-        self._blocked_tokens = 0
-        self.head_model = ""
+        self.blocked_tokens = 0  # KV that the first request of the head needs, 0 where it was not said
+        self.head: QueueHead | None = None
+        self.models_ahead: tuple[str, ...] = ()
+        self._next_group = ""  # that stood behind what was pulled last
         self._poll_at_s = now_s + self._settings.poll_s
         self._check_at_s = now_s + self._settings.owned_check_s
 
@@ -52,42 +61,53 @@ class Pulling:
         return self._call is not None or self._owned_due or self._owned_call is not None
 
     @property
+    def head_is_fresh(self) -> bool:
+        """Nothing was heard of the queue since the head was seen, and the server can be asked for it."""
+        return not self.under_way and not self._look
+
+    @property
+    def head_is_new(self) -> bool:
+        """It came in front of what stood behind the last request that was pulled: the plan changed."""
+        return self.head is not None and self.head.group_id != self._next_group
+
+    @property
     def next_wakeup_s(self) -> float:
         return min(self._poll_at_s, self._check_at_s)
 
-    def expected_output_tokens(self, model: str) -> int:
-        return math.ceil(self._outputs.get(model, (0, WORKLOAD_PRIOR.output_tokens_mean))[1])
-
-    def finished(self, model: str, output_tokens: int) -> None:
-        """A request completed: one more sample of its model's output length."""
-        samples, mean = self._outputs.get(model, (OUTPUT_SAMPLES_MIN, WORKLOAD_PRIOR.output_tokens_mean))
-        samples = min(samples + 1, OUTPUT_SAMPLES_MAX)
-        self._outputs[model] = (samples, mean + (output_tokens - mean) / samples)
+    def blocked(self, kv_capacity_tokens: int) -> bool:
+        """The batch has no room for the head, which is of the active model."""
+        if self._runs.running == 0:
+            return False
+        seats, kv_tokens = self._room(kv_capacity_tokens)
+        return seats < 1 or kv_tokens < max(1, self.blocked_tokens)
 
     def signalled(self) -> None:
         """Something happened to the virtual queue."""
         self._signals += 1
         self._more = self._look = True
-        self._blocked_tokens = 0
+        self.blocked_tokens = 0
 
-    def model_changed(self) -> None:
-        self._more = True
-        self._blocked_tokens = 0
+    def model_changed(self, active_model: str) -> None:
+        """Another model may be what the head waits for."""
+        self._more = self._look or (self.head is not None and self.head.model == active_model)
+        self.blocked_tokens = 0
 
     def read_owned(self) -> None:
         """What is owned must be read again."""
         self._owned_due = True
 
-    def pull_answered(self, call: int, head_model: str, blocked_tokens: int) -> bool:
+    def pull_answered(self, answer: PullAnswered) -> bool:
         """Whether this is the answer to the pull under way."""
-        if self._call is None or self._call[0] != call:
+        if self._call is None or self._call.number != answer.call:
             return False
-        _, model, signals = self._call
-        self._call = None
-        self.head_model = head_model
-        self._look = signals != self._signals
-        self._more = self._look or (head_model != "" and head_model == self._active)
-        self._blocked_tokens = blocked_tokens if model else self._blocked_tokens
+        call, self._call = self._call, None
+        self.head = answer.head
+        self.models_ahead = answer.models_ahead
+        if answer.pulled:
+            self._next_group = "" if answer.head is None else answer.head.group_id
+        self._look = call.signals != self._signals
+        self._more = self._look or (answer.head is not None and answer.head.model == self._active)
+        self.blocked_tokens = answer.blocked_tokens if call.model else self.blocked_tokens
         return True
 
     def owned_answered(self, call: int) -> bool:
@@ -99,8 +119,8 @@ class Pulling:
 
     def lost(self, call: int) -> None:
         """One of its calls, perhaps, was not answered."""
-        if self._call is not None and self._call[0] == call:
-            if self._call[1]:
+        if self._call is not None and self._call.number == call:
+            if self._call.model:
                 self._owned_due = True
             self._call = None
             self._more = self._look = True
@@ -108,13 +128,13 @@ class Pulling:
             self._owned_call = None
             self._owned_due = True
 
-    def decide(self, now_s: float, active_model: str, kv_capacity_tokens: int, *, may_pull: bool) -> list[Effect]:
-        """The call to make now, if any. `may_pull`: nothing else forbids to take more."""
+    def decide(self, now_s: float, active_model: str, kv_capacity_tokens: int, *, may_pull: bool, may_take: bool = True) -> list[Effect]:
+        """The call to make now, if any. `may_pull`: nothing else forbids to ask; `may_take`: nor to take more."""
         self._active = active_model or self._active
         if now_s >= self._poll_at_s:
             self._poll_at_s = now_s + self._settings.poll_s
             self._more = self._look = True
-            self._blocked_tokens = 0
+            self.blocked_tokens = 0
         if now_s >= self._check_at_s:
             self._check_at_s = now_s + self._settings.owned_check_s
             self._owned_due = True
@@ -126,22 +146,27 @@ class Pulling:
             return [ReadOwned(call=self._owned_call)]
         if not may_pull:
             return []
-        requests, kv_tokens = self._room(kv_capacity_tokens)
-        fits = self._runs.running == 0 or kv_tokens >= max(1, self._blocked_tokens)
-        if self._more and active_model and requests > 0 and fits:
-            return [self._pull(active_model, requests, kv_tokens)]
+        if may_take and self._more and active_model and (pull := self._pull_what_fits(active_model, kv_capacity_tokens)) is not None:
+            return [pull]
         return [self._pull("", 0, 0)] if self._look else []
 
-    def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
-        """Seats and KV tokens: the batch and what running requests leave, and the lookahead on top."""
+    def _pull_what_fits(self, model: str, kv_capacity_tokens: int) -> Pull | None:
+        seats, kv_tokens = self._room(kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
-        running = self._runs.running
-        mean_need = self._runs.kv_reserved // running if running else 0
-        requests = min(PULL_MAX, self._settings.batch_max + lookahead - running)
-        return requests, max(0, kv_capacity_tokens - self._runs.kv_reserved + lookahead * mean_need)
+        if lookahead and not (self._look and self.blocked(kv_capacity_tokens)):
+            running = self._runs.running
+            seats += lookahead
+            kv_tokens += lookahead * (self._runs.kv_reserved // running if running else 0)
+        requests, kv_tokens = min(PULL_MAX, seats), max(0, kv_tokens)
+        fits = self._runs.running == 0 or kv_tokens >= max(1, self.blocked_tokens)
+        return self._pull(model, requests, kv_tokens) if requests > 0 and fits else None
+
+    def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
+        """Seats and KV tokens that the runs leave; less than none where lookahead waits."""
+        return self._settings.batch_max - self._runs.running, kv_capacity_tokens - self._runs.kv_reserved
 
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
-        call = self._link.next_call()
-        self._call = (call, model, self._signals)
-        reserve = self.expected_output_tokens(model)
-        return Pull(call=call, model=model, requests_max=requests, kv_tokens=kv_tokens, output_reserve_tokens=reserve)
+        number = self._link.next_call()
+        self._call = _Call(number, model, self._signals)
+        reserve = self._expectations.output_tokens(model)
+        return Pull(call=number, model=model, requests_max=requests, kv_tokens=kv_tokens, output_reserve_tokens=reserve)

@@ -1,4 +1,5 @@
-"""From a pulled request to what the engine takes. The one place of the agent that reads request messages."""
+"""From a pulled request to what the engine takes and the machine is told. The one place of the agent that reads request messages, and what
+the planner wrote of their groups."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
 from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.events import PulledRun, QueueHead
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
 from qlm_process.tracing import context_of
-from qlm_queue.values import Pulled
+from qlm_queue.values import HeadGroup, Pulled
 
 
 def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float) -> HeldRun:
@@ -42,6 +44,46 @@ def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clo
         output=output,
         prefix=make_prefix(pulled),
         pulled_s=pulled_s,
+        slo=slo,
+    )
+
+
+def pulled_run(held: HeldRun, stored: int) -> PulledRun:
+    """What the machine is told of a run, of which the server has `stored` output tokens. Earlier attempts that did not fail were given
+    back: for others, or because their agents left."""
+    slo, pulled = held.slo, held.pulled
+    return PulledRun(
+        run_id=held.run_id,
+        queue_id=pulled.queue_id,
+        model=held.model,
+        prompt_tokens=held.prompt_tokens,
+        output_tokens_max=held.output_tokens_max,
+        stored=stored,
+        refusal=held.refusal,
+        deadline_s=math.inf if slo is None else slo.deadline_s(pulled.accepted_s),
+        first_token=slo is not None and slo.kind is SloKind.FIRST_TOKEN,
+        priority=slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else None,
+        slo_class=held.slo_class,
+        resumable=held.request is None or held.request.sampling.resumable,
+        displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
+    )
+
+
+def read_head(head: HeadGroup | None) -> QueueHead | None:
+    """The head of the virtual queue as the machine sees it. A group whose record lacks its SLO has no deadline."""
+    if head is None:
+        return None
+    meta = head.meta
+    priority = meta.get("priority", "") if meta.get("slo_kind") == SloKind.PRIORITY else ""
+    return QueueHead(
+        group_id=head.group_id,
+        model=head.model,
+        waiting=head.waiting,
+        waiting_prompt_tokens=head.waiting_prompt_tokens,
+        first_deadline_s=head.first_deadline_s,
+        first_token=meta.get("slo_kind") == SloKind.FIRST_TOKEN,
+        priority=int(priority) if priority.removeprefix("-").isdecimal() else None,
+        slo_class=meta.get("slo_class", ""),
     )
 
 

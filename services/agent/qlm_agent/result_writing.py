@@ -7,7 +7,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_agent.effects import CompleteItem
 from qlm_agent.engine import FinishReason
 from qlm_agent.held_run import HeldRun
-from qlm_core.request import RequestState
+from qlm_core.request import RequestState, SloKind
 from qlm_queue.values import Completion
 
 FINISH_REASONS = {
@@ -35,6 +35,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
         first_token_s=held.first_token_s,
         finished_s=now_s,
         slo_class=held.slo_class,
+        slack_s=_slack_s(held, now_s),
     )
     return Completion(
         last=held.emission(item.start, item.end),
@@ -42,6 +43,16 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
         result=result.SerializeToString(),
         event=event.SerializeToString(),
     )
+
+
+def _slack_s(held: HeldRun, finished_s: float) -> float | None:
+    """Seconds that were left of the SLO when it was met, negative where it was missed; None where that is not known here: a priority, or
+    the first token was made by an earlier attempt."""
+    slo = held.slo
+    if slo is None or slo.kind is SloKind.PRIORITY:
+        return None
+    met_s = finished_s if slo.kind is SloKind.COMPLETION else held.first_token_s
+    return slo.deadline_s(held.pulled.accepted_s) - met_s if met_s else None
 
 
 def failure_result(message: str) -> bytes:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from qlm_agent.engine import FinishReason
+from qlm_core.preemption import Urgency
 
 
 class RunPhase(Enum):
     """Where a run is on its way out of the agent."""
 
-    RUNNING = "running"  # on the engine
+    RUNNING = "running"  # on the GPU
+    OFFLOADING = "offloading"  # on the GPU, until its KV is in host memory
+    OFFLOADED = "offloaded"  # waits in host memory
+    RESTORING = "restoring"  # on the GPU again, as soon as its KV is
     ENDED = "ended"  # its end is to be written
     RETURNING = "returning"  # taken off the engine; it goes back to its place in the queue
 
 
+ON_GPU = frozenset({RunPhase.RUNNING, RunPhase.OFFLOADING, RunPhase.RESTORING})
+"""Phases that take a seat and KV; looked up only."""
+
+
 class ReturnCause(StrEnum):
-    """Why a run goes back (`qlm_queue.values.RequeueCause`, and UNSTARTED for what goes back by `unpull`)."""
+    """Why a run goes back: as in `qlm_queue.values.RequeueCause`, and two that go back by `unpull`."""
 
     UNSTARTED = "unstarted"
+    DISPLACED = "displaced"  # not started, and something more urgent is at the head now: it goes behind that
+    EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
 
@@ -44,7 +55,11 @@ class Ending:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     """One attempt, mutable. Tokens count from the start of the output: `resumed` of earlier attempts, `produced` by now, of which `stored`
-    are known to be with the server. `kv_reserved`: tokens of KV that it is expected to need at its end."""
+    are known to be with the server. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine began.
+
+    `on_gpu`: it takes a seat and KV; `on_engine`: the engine knows it, there or in host memory. `told_s`: when its last tokens were told,
+    None before them and after a break. `displacements`: how often it gave way, earlier attempts included. `offloaded_s`: since when it is
+    offloaded; `refusals`: offloads or restores in a row that the engine did not carry out."""
 
     run_id: str
     queue_id: str
@@ -54,8 +69,19 @@ class Run:
     resumed: int
     produced: int
     stored: int
+    urgency: Urgency
     kv_reserved: int = 0
+    first_token: bool = False
+    slo_class: str = ""
+    resumable: bool = True
+    displacements: int = 0
     phase: RunPhase = RunPhase.RUNNING
+    on_gpu: bool = True
+    on_engine: bool = True
+    started: bool = False
+    told_s: float | None = None
+    offloaded_s: float = 0.0
+    refusals: int = 0
     ending: Ending | None = None
     cause: ReturnCause = ReturnCause.DRAINED
     failure: str = ""
@@ -65,14 +91,26 @@ class Run:
     def unstored(self) -> int:
         return self.produced - self.stored
 
+    @property
+    def made(self) -> bool:
+        """This attempt has made output: giving it back takes something away from it."""
+        return self.produced > self.resumed
+
+    @property
+    def context_tokens(self) -> int:
+        """KV that is written: none before it started."""
+        return self.prompt_tokens + self.produced if self.started else 0
+
 
 class RunTable:
-    """All runs of an incarnation, with the sums that decisions need. Change counts only through it."""
+    """All runs of an incarnation, with the sums that decisions need. Change counts and phases only through it."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        self.running = 0
-        self.kv_reserved = 0  # of those on the engine
+        self._offloaded: dict[str, Run] = {}
+        self.running = 0  # on the GPU
+        self.offloading = 0  # of them, on their way to host memory
+        self.kv_reserved = 0  # of those on the GPU
         self.held_tokens = 0  # produced and not stored
 
     def __len__(self) -> int:
@@ -88,31 +126,40 @@ class RunTable:
         """In the order they were pulled."""
         return list(self._runs.values())
 
+    def on_gpu(self) -> list[Run]:
+        return [run for run in self._runs.values() if run.on_gpu]
+
     def on_engine(self) -> list[Run]:
-        return [run for run in self._runs.values() if run.phase is RunPhase.RUNNING]
+        return [run for run in self._runs.values() if run.on_engine]
+
+    def offloaded(self) -> Collection[Run]:
+        return self._offloaded.values()
 
     def add(self, run: Run) -> None:
         assert run.run_id not in self._runs, run.run_id
         self._runs[run.run_id] = run
         self.held_tokens += run.unstored
-        if run.phase is RunPhase.RUNNING:
-            self.running += 1
-            self.kv_reserved += run.kv_reserved
+        self._take_gpu(run)
 
-    def leave_engine(self, run: Run, phase: RunPhase) -> None:
-        """From RUNNING to another phase."""
-        assert run.phase is RunPhase.RUNNING, run
+    def move(self, run: Run, phase: RunPhase) -> None:
+        """To another phase."""
+        self._leave_gpu(run)
+        self._offloaded.pop(run.run_id, None)
         run.phase = phase
-        self.running -= 1
-        self.kv_reserved -= run.kv_reserved
+        run.on_gpu = phase in ON_GPU
+        run.on_engine = run.on_gpu or phase is RunPhase.OFFLOADED
+        self._take_gpu(run)
+        if phase is RunPhase.OFFLOADED:
+            self._offloaded[run.run_id] = run
 
     def produced(self, run: Run, tokens: int) -> None:
         """The engine made so many tokens more. A run that outgrows what was reserved is expected to go on for half as much again."""
         run.produced += tokens
         self.held_tokens += tokens
-        if run.phase is RunPhase.RUNNING and run.prompt_tokens + run.produced > run.kv_reserved:
+        if run.prompt_tokens + run.produced > run.kv_reserved:
             reserved = run.prompt_tokens + min(run.output_tokens_max, run.produced + run.produced // 2)
-            self.kv_reserved += reserved - run.kv_reserved
+            if run.on_gpu:
+                self.kv_reserved += reserved - run.kv_reserved
             run.kv_reserved = reserved
 
     def stored(self, run: Run, tokens: int) -> None:
@@ -122,7 +169,18 @@ class RunTable:
 
     def remove(self, run: Run) -> None:
         del self._runs[run.run_id]
+        self._offloaded.pop(run.run_id, None)
         self.held_tokens -= run.unstored
-        if run.phase is RunPhase.RUNNING:
+        self._leave_gpu(run)
+
+    def _take_gpu(self, run: Run) -> None:
+        if run.on_gpu:
+            self.running += 1
+            self.offloading += run.phase is RunPhase.OFFLOADING
+            self.kv_reserved += run.kv_reserved
+
+    def _leave_gpu(self, run: Run) -> None:
+        if run.on_gpu:
             self.running -= 1
+            self.offloading -= run.phase is RunPhase.OFFLOADING
             self.kv_reserved -= run.kv_reserved

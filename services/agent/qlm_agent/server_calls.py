@@ -11,7 +11,7 @@ from qlm_agent.delivery import ITEMS_MAX
 from qlm_agent.effects import Complete, Deregister, Describe, Emit, GiveBack, Pull, ReadOwned, Register
 from qlm_agent.events import CallAnswered, Event, ItemsAnswered, Outcome, OwnedAnswered, PullAnswered, PulledRun, Registered
 from qlm_agent.held_run import HeldOutput, HeldRun, run_id_of
-from qlm_agent.request_reading import read_pulled
+from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import ReturnCause
 from qlm_agent.telemetry import AgentTelemetry
@@ -19,7 +19,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_process.instance_wire import to_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
 from qlm_queue.port import Queue
-from qlm_queue.values import BATCH_MAX, PullBudget, Pulled, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, Lease, PullBudget, Pulled, RequeueCause, StepStatus
 
 ServerEffect = Register | Describe | Deregister | Pull | ReadOwned | Emit | Complete | GiveBack
 
@@ -29,7 +29,11 @@ OUTCOMES = {
     StepStatus.GAP: Outcome.GAP,
     StepStatus.ENDED: Outcome.ENDED,
 }
-CAUSES = {ReturnCause.DRAINED: RequeueCause.DRAINED, ReturnCause.FAILED: RequeueCause.FAILED}
+CAUSES = {
+    ReturnCause.EVICTED: RequeueCause.EVICTED,
+    ReturnCause.DRAINED: RequeueCause.DRAINED,
+    ReturnCause.FAILED: RequeueCause.FAILED,
+}
 
 assert ITEMS_MAX <= BATCH_MAX
 
@@ -48,7 +52,11 @@ class ServerCalls:
         tells_text: bool,
         lease_ttl_s: float,
         lease_renew_s: float,
+        nonce: str = "",
+        engine_clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[Lease], LeaseKeeper] | None = None,
     ) -> None:
+        """`nonce`: what tells this process from others of its name, "" for a new one. `keep`: makes the keeper of a lease."""
         self._queue = queue
         self._held = held
         self._telemetry = telemetry
@@ -56,8 +64,9 @@ class ServerCalls:
         self._tells_text = tells_text
         self._lease_ttl_s = lease_ttl_s
         self._lease_renew_s = lease_renew_s
-        self._nonce = new_nonce()
-        self._process_nonce = self._nonce
+        self._engine_clock = engine_clock
+        self._keep = keep or self._kept
+        self._process_nonce = nonce or new_nonce()
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
@@ -89,8 +98,9 @@ class ServerCalls:
             case Pull():
                 return await self._pull(effect)
             case ReadOwned():
+                began_s = self._now_s()
                 owned = await self._queue.owned(self.facts.incarnation)
-                return OwnedAnswered(call=effect.call, owned=tuple(self._take(pulled, None) for pulled in owned))
+                return OwnedAnswered(call=effect.call, owned=self._take(owned, began_s))
             case Emit():
                 return await self._emit(effect, runs)
             case Complete():
@@ -117,9 +127,12 @@ class ServerCalls:
         nonce = f"{self._process_nonce}-{effect.nonce_number}"
         incarnation, lease = await self._queue.register(self.facts.name, nonce, to_body(self.facts), self._lease_ttl_s)
         self.facts = replace(self.facts, incarnation=incarnation)
-        self.keeper = LeaseKeeper(self._queue, lease, ttl_s=self._lease_ttl_s, renew_s=self._lease_renew_s)
+        self.keeper = self._keep(lease)
         await self.keeper.start()
         return Registered(call=effect.call, incarnation=incarnation)
+
+    def _kept(self, lease: Lease) -> LeaseKeeper:
+        return LeaseKeeper(self._queue, lease, ttl_s=self._lease_ttl_s, renew_s=self._lease_renew_s)
 
     async def _pull(self, effect: Pull) -> Event:
         assert self.keeper is not None
@@ -128,35 +141,29 @@ class ServerCalls:
             requests_max=effect.requests_max, kv_tokens=effect.kv_tokens, output_reserve_tokens=effect.output_reserve_tokens
         )
         result = await self._queue.pull(self.keeper.lease, effect.model, budget)
-        metrics = self._telemetry.metrics
-        metrics.pulls.inc(bool(result.pulled))
-        metrics.pulled.inc(len(result.pulled))
         return PullAnswered(
             call=effect.call,
-            pulled=tuple(self._take(pulled, began_s) for pulled in result.pulled),
-            head_group=result.head_group,
-            head_model=result.head_model,
+            pulled=self._take(result.pulled, began_s),
+            head=read_head(result.head),
             blocked_tokens=result.blocked_tokens,
+            models_ahead=result.models_ahead,
         )
 
-    def _take(self, pulled: Pulled, began_s: float | None) -> PulledRun:
-        """Holds a run that is new; `began_s`: start of the pull that gave it, None where it was found otherwise."""
-        run_id = run_id_of(pulled.queue_id, pulled.attempt)
-        held = self._held.get(run_id)
-        if held is None:
-            now_s = self._now_s()
-            held = read_pulled(pulled, tells_text=self._tells_text, pulled_s=now_s, engine_clock_s=time.monotonic() - now_s)
-            self._held[run_id] = held
-            self._telemetry.pulled(held, now_s if began_s is None else began_s)
-        return PulledRun(
-            run_id=run_id,
-            queue_id=pulled.queue_id,
-            model=held.model,
-            prompt_tokens=held.prompt_tokens,
-            output_tokens_max=held.output_tokens_max,
-            stored=len(HeldOutput(pulled.progress, text=self._tells_text)),
-            refusal=held.refusal,
-        )
+    def _take(self, found: Sequence[Pulled], began_s: float) -> tuple[PulledRun, ...]:
+        """Holds the runs that are new; `began_s`: start of the call that gave them."""
+        now_s = self._now_s()
+        new: list[HeldRun] = []
+        runs: list[PulledRun] = []
+        for pulled in found:
+            run_id = run_id_of(pulled.queue_id, pulled.attempt)
+            held = self._held.get(run_id)
+            if held is None:
+                held = read_pulled(pulled, tells_text=self._tells_text, pulled_s=now_s, engine_clock_s=self._engine_clock() - now_s)
+                self._held[run_id] = held
+                new.append(held)
+            runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._tells_text))))
+        self._telemetry.pulled(new, began_s, now_s)
+        return tuple(runs)
 
     async def _emit(self, effect: Emit, runs: Sequence[HeldRun]) -> Event:
         emissions = [held.emission(item.start, item.end) for held, item in zip(runs, effect.items, strict=True)]
@@ -179,14 +186,17 @@ class ServerCalls:
         return _items_answered(effect.call, statuses)
 
     async def _give_back(self, effect: GiveBack, runs: Sequence[HeldRun]) -> Event:
+        began_s = self._now_s()
         owned = [held.owned for held in runs]
-        if effect.cause is ReturnCause.UNSTARTED:
-            statuses = await self._queue.unpull(self.facts.incarnation, owned)
+        if effect.cause in (ReturnCause.UNSTARTED, ReturnCause.DISPLACED):
+            behind_head = effect.cause is ReturnCause.DISPLACED
+            statuses = await self._queue.unpull(self.facts.incarnation, owned, behind_head=behind_head)
         else:
             failure = failure_result(effect.failure)
             statuses = await self._queue.requeue(self.facts.incarnation, owned, CAUSES[effect.cause], failure)
-        done = sum(status is not StepStatus.STALE for status in statuses)
-        self._telemetry.metrics.returned.labels(cause=effect.cause.value).inc(done)
+        done = [held for held, status in zip(runs, statuses, strict=True) if status is StepStatus.DONE]
+        self._telemetry.metrics.returned.labels(cause=effect.cause.value).inc(len(done))
+        self._telemetry.lso.gave_back(effect.cause, done, began_s, self._now_s())
         return _items_answered(effect.call, statuses)
 
 

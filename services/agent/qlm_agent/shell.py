@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -26,10 +27,12 @@ from qlm_agent.effects import (
     GiveBack,
     LoadAnswer,
     LoadModel,
+    OffloadRuns,
     PauseEngine,
     Pull,
     ReadOwned,
     Register,
+    RestoreRuns,
     ResumeEngine,
     StartRun,
     Stop,
@@ -92,9 +95,12 @@ class AgentShell:
             lease_ttl_s=settings.lease_ttl_s,
             lease_renew_s=settings.lease_renew_s,
         )
-        self._driver = EngineDriver(engine, self._held, telemetry, now_s=now_s, step=self._step)
+        self._driver = EngineDriver(
+            engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation
+        )
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0  # when it rings
         self._due = asyncio.Event()
         self._lease_watch: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -109,7 +115,7 @@ class AgentShell:
     def load(self) -> instance_pb2.InstanceLoad:
         """The agent now; it also sets the metrics."""
         stats = self._engine.stats()
-        swapping = self.machine.swapping
+        swapping, operations = self.machine.swapping, self.machine.operations
         load = instance_pb2.InstanceLoad(
             active_model=stats.active_model,
             warm_models=stats.warm_models,
@@ -119,8 +125,15 @@ class AgentShell:
             swapping_to=swapping.swapping_to,
             model_swaps=swapping.swaps,
             completed=self.machine.delivery.finished,
+            evictions=operations.evictions,
+            kv_offloads=operations.kv_offloads,
+            kv_restores=operations.kv_restores,
+            warmings=operations.warmings,
+            offloaded=stats.offloaded,
+            host_memory_used_bytes=stats.host_memory_used_bytes,
+            host_memory_bytes=stats.host_memory_capacity_bytes,
         )
-        self._telemetry.load(load, self.machine.runs.held_tokens, stats.preemptions)
+        self._telemetry.load(load, stats, self.machine.runs.held_tokens)
         return load
 
     async def run(self, stop: asyncio.Event, address: str) -> None:
@@ -203,13 +216,21 @@ class AgentShell:
         self._set_timer(now_s)
 
     def _set_timer(self, now_s: float) -> None:
+        wakeup_s = self.machine.next_wakeup_s
         if self._timer is not None:
+            if wakeup_s == self._timer_s:
+                return
             self._timer.cancel()
             self._timer = None
-        wakeup_s = self.machine.next_wakeup_s
         if wakeup_s is not None:
-            delay_s = max(0.0, wakeup_s - now_s)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._due.set)
+            self._timer_s = wakeup_s
+            # Whole milliseconds, as uvloop has them, and never too early: that would ring again and again.
+            delay_s = math.ceil(max(0.0, wakeup_s - now_s) * 1e3) / 1e3
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._due.set()
 
     async def _keep_time(self) -> None:
         while True:
@@ -233,7 +254,7 @@ class AgentShell:
             case Register() | Describe() | Deregister() | Pull() | ReadOwned() | Emit() | Complete() | GiveBack():
                 assert self._group is not None
                 self._group.create_task(self._call(effect, self._calls.held_by(effect)), name=type(effect).__name__)
-            case StartRun() | AbortRuns() | LoadModel() | PauseEngine() | ResumeEngine():
+            case StartRun() | AbortRuns() | OffloadRuns() | RestoreRuns() | LoadModel() | PauseEngine() | ResumeEngine():
                 self._driver.put(effect)
             case ForgetRun():
                 held = self._held.pop(effect.run_id)

@@ -15,6 +15,7 @@ class EstimatorSettings(Section):
 
     name: str = Field("estimator", min_length=1, max_length=64, description="Name of this process in logs and traces.")
     listen: ListenAddress = Field("127.0.0.1:0", description="Where the Estimator service listens; port 0: any free one.")
+    advertise: str = Field("", description='"host:port" that others reach it at, published with the lease. Empty: as it listens.')
     publish_every_s: Seconds = Field(1.0, description="Least time between two published profile snapshots.")
     memory_requests: float = Field(
         1000.0, ge=2.0, le=1e9, description="Finished requests of a class, or runs on an instance, after which an old one weighs 1 / e."

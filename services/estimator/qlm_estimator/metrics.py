@@ -8,7 +8,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.machine import Counts
+from qlm_estimator.outcomes import Count, Ended, Judged
 from qlm_process.metrics import Metrics
+
+ERROR_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class EstimatorMetrics(Metrics):
@@ -40,10 +43,42 @@ class EstimatorMetrics(Metrics):
             "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
         )
         self.predict_seconds = Histogram("qlm_estimator_predict_seconds", "Duration of answered Predict calls.", registry=self.registry)
+        self.outcomes = Counter(
+            "qlm_estimator_outcomes_total",
+            "Requests that ended, by SLO class and outcome: attained, missed, unjudged (completed, and no SLO in seconds is known), or the "
+            "state that they ended in.",
+            ("slo_class", "outcome"),
+            registry=self.registry,
+        )
+        self.predictions = Counter(
+            "qlm_estimator_judged_predictions_total",
+            "Completions that clients were told and that came: within the predicted p50, within p90 (and not p50), or beyond.",
+            ("within",),
+            registry=self.registry,
+        )
+        self.prediction_error = Histogram(
+            "qlm_estimator_prediction_error_seconds",
+            "Between the predicted median and the completion, whichever came first.",
+            buckets=ERROR_BUCKETS_S,
+            registry=self.registry,
+        )
         self._counters = {
             name: Counter(f"qlm_estimator_{metric}_total", text, registry=self.registry) for name, (metric, text) in _COUNTERS.items()
         }
         self._reported = Counts()
+
+    def count_outcome(self, outcome: Ended | Judged) -> None:
+        """A request ended, or a prediction was judged."""
+        if isinstance(outcome, Judged):
+            within = "p50" if outcome.actual_s <= outcome.p50_s else "p90" if outcome.actual_s <= outcome.p90_s else "beyond"
+            self.predictions.labels(within).inc()
+            self.prediction_error.observe(abs(outcome.actual_s - outcome.p50_s))
+            return
+        if outcome.state is not Count.COMPLETED:
+            name = str(outcome.state)
+        else:
+            name = "unjudged" if outcome.slack_s is None else "attained" if outcome.slack_s >= 0.0 else "missed"
+        self.outcomes.labels(outcome.slo_class, name).inc()
 
     def new_leader(self) -> None:
         """A machine begins to count from zero."""

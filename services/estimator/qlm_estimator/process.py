@@ -10,6 +10,7 @@ from qlm_core.errors import ConfigError, Unavailable
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes import OutcomesOfTerm
 from qlm_estimator.service import EstimatorService
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer
@@ -45,6 +46,7 @@ class EstimatorProcess:
         """Serves and learns until `stop`; `on_ready` is told the address. The server of the queue is waited for."""
         settings = self._config.estimator
         clock = ServerClock(self._queue)
+        outcomes = OutcomesOfTerm()
         service = EstimatorService(
             queue=self._queue,
             clock=clock,
@@ -52,16 +54,18 @@ class EstimatorProcess:
             shipped=self._shipped,
             metrics=self._metrics,
             fresh_s=settings.overview_fresh_s,
+            outcomes=outcomes,
         )
         server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
         try:
             if not await reach_queue(self._queue, clock, stop):
                 return
             await server.start()
+            address = settings.advertise or server.address
             election = RoleElection(
                 self._queue,
                 ESTIMATOR_ROLE,
-                server.address,
+                address,
                 ttl_s=self._config.queue.lease_ttl_s,
                 renew_s=self._config.queue.lease_renew_s,
             )
@@ -73,9 +77,10 @@ class EstimatorProcess:
                 catalogue=self._catalogue,
                 shipped=self._shipped,
                 metrics=self._metrics,
+                outcomes=outcomes,
             )
             await server.set_serving(True)
-            on_ready(server.address)
+            on_ready(address)
             await self._until_stopped(stop, shell, server)
         finally:
             await server.stop()
@@ -83,13 +88,14 @@ class EstimatorProcess:
 
     async def _until_stopped(self, stop: asyncio.Event, shell: EstimatorShell, server: GrpcServer) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(shell.run(), name="estimator-leader"),
-                group.create_task(self._follow_health(server), name="estimator-health"),
-            ]
+            leader = group.create_task(shell.run(), name="estimator-leader")
+            health = group.create_task(self._follow_health(server), name="estimator-health")
             await stop.wait()
-            for task in tasks:
-                task.cancel()
+            health.cancel()
+            await asyncio.wait([health])
+            # Nobody is sent here any more before the lease is given back, so that the standby leads without waiting for it to expire.
+            await server.set_serving(False)
+            leader.cancel()
 
     async def _follow_health(self, server: GrpcServer) -> None:
         while True:

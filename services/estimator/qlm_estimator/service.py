@@ -1,4 +1,4 @@
-"""The Estimator service. A standby answers as well: all that it needs is in the queue."""
+"""The Estimator service. A standby answers as well, all but outcomes: what else it needs is in the queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2
-from qlm_core.errors import InvalidRequest, NotFound, Unavailable, invalid_field
+from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.group import slo_class, token_class
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import QueueView, RequestPrediction, predict_request
@@ -18,15 +18,21 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo
 from qlm_core.slo_rules import checked_slo
 from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes import WINDOW_MAX_S, OutcomesOfTerm
+from qlm_estimator.outcomes_wire import to_proto as outcomes_message
 from qlm_process import profile_wire
 from qlm_process.queue_views import queue_views
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
+from qlm_queue.values import ESTIMATOR_ROLE
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 RETRY_AFTER_S = 1.0
 """Hint where no prediction can be made: an instance may come."""
+
+WINDOW_S = 300.0
+"""Of GetOutcomes where none is asked for."""
 
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
@@ -41,7 +47,9 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         shipped: ProfileSnapshot,
         metrics: EstimatorMetrics,
         fresh_s: float,
+        outcomes: OutcomesOfTerm,
     ) -> None:
+        self._outcomes = outcomes
         self._queue = queue
         self._clock = clock
         self._catalogue = catalogue
@@ -84,6 +92,18 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
                     details={"model": spec.name, "retry_after_s": str(RETRY_AFTER_S)},
                 )
             return estimator_pb2.PredictResponse(prediction=_to_proto(found))
+
+    async def GetOutcomes(  # noqa: N802 (gRPC names it)
+        self, request: estimator_pb2.GetOutcomesRequest, context: Context
+    ) -> estimator_pb2.Outcomes:
+        """Raises InvalidRequest, and PreconditionFailed (NOT_LEADER) on a standby."""
+        if not 0.0 <= request.window_s <= WINDOW_MAX_S:
+            raise invalid_field("window_s", f"from 0 to {WINDOW_MAX_S:g}")
+        outcomes = self._outcomes.current
+        if outcomes is None:
+            address = await self._queue.leader_address(ESTIMATOR_ROLE)
+            raise PreconditionFailed("this estimator is a standby", reason="NOT_LEADER", details={"leader": address})
+        return outcomes_message(outcomes.report(self._clock.now_s(), request.window_s or WINDOW_S))
 
     async def _now(self) -> tuple[ProfileSnapshot, tuple[QueueView, ...]]:
         """The profiles and the queue, read together and at most `fresh_s` ago; one reading serves all calls that wait for it."""

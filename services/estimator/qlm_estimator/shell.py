@@ -16,8 +16,10 @@ from qlm_estimator.events import Event, GroupClass, QueueSeen, Restored, Tick
 from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes import Outcomes, OutcomesOfTerm
+from qlm_estimator.outcomes_wire import take
 from qlm_process import profile_wire
-from qlm_process.lease_keeper import LeaseKeeper, RoleElection
+from qlm_process.lease_keeper import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue_views import instances_in
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
@@ -37,6 +39,8 @@ class EstimatorShell:
         catalogue: Mapping[str, ModelSpec],
         shipped: ProfileSnapshot,
         metrics: EstimatorMetrics,
+        outcomes: OutcomesOfTerm,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._queue = queue
         self._clock = clock
@@ -45,6 +49,9 @@ class EstimatorShell:
         self._catalogue = catalogue
         self._shipped = shipped
         self._metrics = metrics
+        self._sleep = sleep
+        self._outcomes = outcomes
+        self._classes: dict[str, str] = {}
 
     async def run(self) -> None:
         """Stands by, leads, and stands by again after a lost lease, until it is cancelled."""
@@ -53,6 +60,7 @@ class EstimatorShell:
             try:
                 await self._lead(keeper)
             finally:
+                self._outcomes.current = None
                 self._metrics.leader.set(0)
                 await keeper.stop(release=True)
 
@@ -66,7 +74,9 @@ class EstimatorShell:
                     machine, after = await self._restored()
                 now_s = self._clock.now_s()
                 if now_s >= read_again_s or read_again_s > now_s + self._settings.overview_every_s:
-                    await self._step(keeper, machine, queue_seen(await self._queue.overview()))
+                    seen = queue_seen(await self._queue.overview())
+                    self._classes = {group_id: group.slo_class for group_id, group in seen.groups.items()}
+                    await self._step(keeper, machine, seen)
                     read_again_s = now_s + self._settings.overview_every_s
                 entries = await self._queue.read_events(after, self._settings.read_block_s, self._settings.events_read_max)
                 for entry in entries:
@@ -76,7 +86,7 @@ class EstimatorShell:
                 self._metrics.report_counts(machine.counts)
             except Unavailable as error:
                 structlog.get_logger().warning("queue_unavailable", error=str(error))
-                await asyncio.sleep(self._settings.retry_s)
+                await self._sleep(self._settings.retry_s)
             except LeaseLost as error:
                 structlog.get_logger().warning("lease_lost_at_publication", error=str(error))
                 return
@@ -88,6 +98,7 @@ class EstimatorShell:
         snapshot = self._parsed(version, body)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
         after = f"{max(0, round(snapshot.made_s * 1000.0))}-0"
+        self._outcomes.current = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
         self._metrics.new_leader()
         self._metrics.report_snapshot(machine.snapshot)
         self._metrics.leader.set(1)
@@ -105,6 +116,9 @@ class EstimatorShell:
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
         try:
             events = lifecycle_events(entry)
+            if self._outcomes.current is not None:
+                for outcome in take(self._outcomes.current, entry, self._classes):
+                    self._metrics.count_outcome(outcome)
         except ValueError as error:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))

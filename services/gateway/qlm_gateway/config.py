@@ -24,7 +24,10 @@ class GatewaySettings(Section):
     listen: ListenAddress = Field("127.0.0.1:50051", description="Where clients reach it; port 0: any free one.")
     default_slo_s: float = Field(60.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of requests that name none, in seconds.")
     prompt_bytes_max: Count = Field(4 << 20, description="Largest prompt in bytes of UTF-8, before tokens are counted.")
+    streams_max: Count = Field(10_000, description="Open streams and waits for an end; more are refused with RESOURCE_EXHAUSTED.")
     stream_buffer_tokens_max: Count = Field(4096, description="Tokens kept for a reader that is slower than its request.")
+    stream_buffers_tokens_max: Count = Field(1_000_000, description="Tokens kept for all readers together.")
+    stream_stall_s: Seconds = Field(5.0, description="How long tokens are kept for a reader that does not take them; it reads them later.")
     stream_poll_s: Seconds = Field(0.5, description="How often a request is looked at whose frames go to another gateway.")
     stream_recheck_s: Seconds = Field(3.0, description="Silence after which a stream is looked at, in case frames were lost.")
     stream_patience_s: Seconds = Field(60.0, description="How long open streams outlive a queue server that is away.")
@@ -37,7 +40,10 @@ class GatewaySettings(Section):
 
     def stream_limits(self) -> StreamLimits:
         return StreamLimits(
+            readers_max=self.streams_max,
             buffer_tokens_max=self.stream_buffer_tokens_max,
+            buffers_tokens_max=self.stream_buffers_tokens_max,
+            stall_s=self.stream_stall_s,
             poll_s=self.stream_poll_s,
             recheck_s=self.stream_recheck_s,
             patience_s=self.stream_patience_s,

@@ -69,6 +69,8 @@ class Entry:
         self._limits = limits
         self._watch = watch
         self._metrics = metrics
+        self._accepts = metrics.accepts.labels("accepted")
+        self._duplicates = metrics.accepts.labels("duplicate")
         self._tracer = tracer
         self._new_request_id = new_request_id
         self._monotonic = monotonic
@@ -89,7 +91,7 @@ class Entry:
             raise
         finally:
             span.end()
-        self._metrics.accepts.labels("duplicate" if entered.receipt.duplicate else "accepted").inc()
+        (self._duplicates if entered.receipt.duplicate else self._accepts).inc()
         self._metrics.accept_seconds.observe(self._monotonic() - started_s)
         return entered
 
@@ -99,9 +101,7 @@ class Entry:
         model = check(draft, self._catalogue, self._limits)
         prompt = await prepare(draft, self._texts[draft.model])
         admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
-        span.set_attribute("qlm.request_id", admitted.key.request_id)
-        span.set_attribute("qlm.tenant", admitted.key.tenant)
-        span.set_attribute("qlm.model", draft.model)
+        span.set_attributes({"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model})
         digest = body_digest(request)
         trace = TraceContext(traceparent=traceparent_of(span), tracestate=tracestate_of(span))
         acceptance = Acceptance(
@@ -125,7 +125,10 @@ class Entry:
                 prompt_tokens=admitted.prompt_tokens,
                 output_tokens_max=admitted.output_tokens_max,
             )
-            prediction = prediction_message(outlook.predict_new(asked))
+            found = outlook.predict_new(asked)
+            prediction = prediction_message(found)
+            if found is not None and not receipt.duplicate:
+                self._watch.told(receipt.queue_id, receipt.accepted_s, found)
         message = accepted_message(admitted, receipt, prediction)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
 

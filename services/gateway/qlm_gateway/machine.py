@@ -5,8 +5,9 @@ again, from its offset. So whatever is lost, doubled or late, a reader is given 
 
 - Frames of a request go to one gateway: the last at which somebody asked for its tokens. Readers elsewhere (`mine` is False) look every
   `poll_s`, without taking it back: two gateways must not fight. Readers here look too, when they heard nothing for `recheck_s`.
-- A reader that does not take what it is given falls `behind` when its buffer is full: frames pass it by, and it attaches again when it
-  has taken all. So the memory of a reader is bounded, and nothing is lost.
+- A reader that does not take what it is given falls `behind` when its buffer is full, when all buffers together are, or after `stall_s`:
+  what it holds is forgotten and frames pass it by, until it wants more and attaches again where it stands. So memory is bounded, a
+  reader that stalls costs nothing, and nothing is lost: its tokens are in the queue.
 - Frames may be read before the answer that says whose they are. While any such answer is awaited, what came for unknown requests is
   remembered (not kept), so that the reader attaches again rather than waits for tokens that have passed.
 """
@@ -18,9 +19,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import assert_never
 
-from qlm_core.errors import Unavailable
 from qlm_core.request import RequestKey
-from qlm_gateway.readers import Reader, StreamLimits
+from qlm_gateway.following import Following
+from qlm_gateway.readers import Buffers, Reader, StreamLimits
+from qlm_gateway.stream_errors import draining, streams_full
 from qlm_gateway.stream_events import (
     Accepted,
     AcceptSent,
@@ -35,6 +37,7 @@ from qlm_gateway.stream_events import (
     EndByRecord,
     Event,
     Find,
+    Forget,
     FrameFacts,
     FramesRead,
     Located,
@@ -50,8 +53,6 @@ from qlm_gateway.stream_events import (
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
-DRAINING_RETRY_AFTER_S = 0.1
-"""A client may go to another gateway at once."""
 
 
 class GatewayMachine:
@@ -62,11 +63,11 @@ class GatewayMachine:
         self.gaps = 0
         self.overruns = 0
         self._limits = limits
+        self._buffers = Buffers(limits)
+        self._following = Following(limits.unclaimed_max)
         self._readers: dict[ReaderId, Reader] = {}
-        self._by_queue_id: dict[str, list[Reader]] = {}
         self._accepting: set[ReaderId] = set()
         self._unlocated = 0
-        self._unclaimed: dict[str, tuple[int, bool]] = {}
         self._locates_in_flight = 0
         self._locate_waits: deque[ReaderId] = deque()
         self._rotation: deque[ReaderId] = deque()
@@ -78,6 +79,11 @@ class GatewayMachine:
         return len(self._readers)
 
     @property
+    def buffered_tokens(self) -> int:
+        """What all readers were given and have not taken."""
+        return self._buffers.tokens
+
+    @property
     def draining(self) -> bool:
         return self._draining
 
@@ -86,14 +92,20 @@ class GatewayMachine:
         if self._draining:
             raise draining()
 
+    def check_room(self) -> None:
+        """Raises Unavailable DRAINING, or GatewayFull where no further reader is taken."""
+        self.check_open()
+        if len(self._readers) + len(self._accepting) >= self._limits.readers_max:
+            raise streams_full(self._limits.readers_max)
+
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """What to do about an event. `now_s`: monotonic."""
         effects: list[Effect] = []
         match event:
             case FramesRead(frames=frames):
                 self._frames(now_s, frames, effects)
-            case Taken(reader=reader):
-                self._taken(reader, effects)
+            case Taken(reader=reader, offset=offset):
+                self._taken(now_s, reader, offset, effects)
             case AcceptSent(reader=reader):
                 self._accepting.add(reader)
             case Accepted(reader=reader, key=key, queue_id=queue_id):
@@ -120,9 +132,10 @@ class GatewayMachine:
     def _accepted(self, now_s: float, reader_id: ReaderId, key: RequestKey, queue_id: str, effects: list[Effect]) -> None:
         if reader_id not in self._accepting:
             return  # closed while the accept was under way
-        reader = Reader(reader=reader_id, kind=ReaderKind.TOKENS, key=key, next=0, mine=True, heard_s=now_s)
+        reader = Reader(reader=reader_id, kind=ReaderKind.TOKENS, key=key, next=0, taken=0, mine=True, heard_s=now_s)
         self._add(reader)
-        self._claim(reader, queue_id)
+        reader.queue_id = queue_id
+        self._following.follow(reader)
         self._accepting.discard(reader_id)
         self._forget_unclaimed()
         if self._is_short(reader):
@@ -131,7 +144,8 @@ class GatewayMachine:
     def _opened(self, now_s: float, event: Opened, effects: list[Effect]) -> None:
         self._accepting.discard(event.reader)
         bind = event.kind is ReaderKind.TOKENS
-        reader = Reader(reader=event.reader, kind=event.kind, key=event.key, next=event.offset, bind=bind, heard_s=now_s)
+        start = event.offset
+        reader = Reader(reader=event.reader, kind=event.kind, key=event.key, next=start, taken=start, bind=bind, heard_s=now_s)
         self._unlocated += 1
         self._add(reader)
         self._locate(reader, effects)
@@ -140,47 +154,36 @@ class GatewayMachine:
         self._readers[reader.reader] = reader
         self._rotation.append(reader.reader)
 
-    def _claim(self, reader: Reader, queue_id: str) -> None:
-        reader.queue_id = queue_id
-        self._by_queue_id.setdefault(queue_id, []).append(reader)
-        high, end_seen = self._unclaimed.get(queue_id, (0, False))
-        reader.high = max(reader.high, high)
-        reader.end_seen = reader.end_seen or end_seen
+    def _end(self, reader: Reader, effect: Effect, effects: list[Effect]) -> None:
+        """Its end is given, and counts as read when its call closes."""
+        effects.append(effect)
+        reader.ended = True
+        self._following.unfollow(reader)
 
     def _closed(self, reader_id: ReaderId) -> None:
         self._accepting.discard(reader_id)
         reader = self._readers.pop(reader_id, None)
         if reader is not None:
-            if reader.queue_id:
-                readers = self._by_queue_id[reader.queue_id]
-                readers.remove(reader)
-                if not readers:
-                    del self._by_queue_id[reader.queue_id]
-            else:
-                self._unlocated -= 1
+            self._buffers.drop(reader)
+            self._following.unfollow(reader)
+            self._unlocated -= not reader.queue_id
         self._forget_unclaimed()
 
     def _forget_unclaimed(self) -> None:
-        if self._unclaimed and not self._accepting and not self._unlocated:
-            self._unclaimed.clear()
+        if not self._accepting and not self._unlocated:
+            self._following.forget_unclaimed()
 
     # Frames -----------------------------------------------------------------------------------------------------------
 
     def _frames(self, now_s: float, frames: Sequence[FrameFacts], effects: list[Effect]) -> None:
         for index, frame in enumerate(frames):
-            readers = self._by_queue_id.get(frame.queue_id)
+            readers = self._following.of(frame.queue_id)
             if readers is None:
                 if self._accepting or self._unlocated:
-                    self._remember(frame)
+                    self._following.remember(frame)
                 continue
             for reader in tuple(readers) if frame.last else readers:
                 self._frame(now_s, reader, index, frame, effects)
-
-    def _remember(self, frame: FrameFacts) -> None:
-        high, end_seen = self._unclaimed.pop(frame.queue_id, (0, False))
-        if len(self._unclaimed) >= self._limits.unclaimed_max:
-            del self._unclaimed[next(iter(self._unclaimed))]  # its reader finds out by looking again
-        self._unclaimed[frame.queue_id] = (max(high, frame.offset + frame.count), end_seen or frame.last)
 
     def _frame(self, now_s: float, reader: Reader, index: int, frame: FrameFacts, effects: list[Effect]) -> None:
         reader.heard_s = now_s
@@ -202,34 +205,31 @@ class GatewayMachine:
                     self.gaps += 1
                 self._locate(reader, effects)
                 return
-            if not self._has_room(reader, end):
+            if not self._buffers.fits(reader, end - reader.next):
+                self._fall_behind(reader, effects)
                 return
             effects.append(DeliverFrame(reader=reader.reader, frame=index, skip=reader.next - frame.offset, offset=reader.next))
-            reader.buffered += end - reader.next
-            reader.next = end
+            self._buffers.give(now_s, reader, end - reader.next)
         if frame.last:
             # Only the last frame of a completed request says how much output there is; the rest is in its record.
             if reader.next == frame.total:
-                effects.append(EndByFrame(reader=reader.reader, frame=index))
-                self._closed(reader.reader)
+                self._end(reader, EndByFrame(reader=reader.reader, frame=index), effects)
             else:
                 self._locate(reader, effects)
 
-    def _has_room(self, reader: Reader, end: int) -> bool:
-        """Whether the tokens up to `end` can be delivered now. If not, the reader is behind from here on."""
-        # A chunk of any size fits into an empty buffer, so that a reader gets on.
-        if not reader.buffered or reader.buffered + end - reader.next <= self._limits.buffer_tokens_max:
-            return True
+    def _fall_behind(self, reader: Reader, effects: list[Effect]) -> None:
         self.overruns += 1
+        self._buffers.drop(reader)
         reader.behind = True
-        return False
+        reader.ended = False
+        effects.append(Forget(reader=reader.reader))
 
-    def _taken(self, reader_id: ReaderId, effects: list[Effect]) -> None:
+    def _taken(self, now_s: float, reader_id: ReaderId, offset: int, effects: list[Effect]) -> None:
         reader = self._readers.get(reader_id)
         if reader is None:
             return
-        reader.buffered = 0
-        if reader.behind:
+        self._buffers.take(now_s, reader, offset)
+        if reader.behind and not reader.unread:
             reader.behind = False
             self._locate(reader, effects)
 
@@ -266,33 +266,49 @@ class GatewayMachine:
         if reader is None:
             return
         reader.locating = False
+        found = not reader.bind  # rather than attached
         reader.bind = False
         reader.failures, reader.failing_since_s = 0, math.inf
         reader.heard_s = now_s
         reader.mine = event.gateway == self.gateway
         if not reader.queue_id:
+            reader.queue_id = event.queue_id
             self._unlocated -= 1
-            self._claim(reader, event.queue_id)
+            if not event.ended:
+                self._following.follow(reader)
             self._forget_unclaimed()
-        if reader.kind is ReaderKind.END:
-            self._located_end(reader, event, effects)
+        if reader.ended:
             return
-        if event.produced > reader.next and not self._has_room(reader, event.produced):
-            return  # asks again when it has taken what it has
-        if event.produced > reader.next:
-            effects.append(DeliverOutput(reader=reader.reader, skip=reader.next - reader.asked, offset=reader.next))
-            reader.buffered += event.produced - reader.next
-            reader.next = event.produced
+        if reader.kind is ReaderKind.END:
+            self._located_end(reader, event, found, effects)
+        elif not reader.behind:  # one that is behind asks when it has taken all
+            self._located_output(now_s, reader, event, effects)
+
+    def _located_output(self, now_s: float, reader: Reader, event: Located, effects: list[Effect]) -> None:
+        if reader.asked > reader.next:  # it fell behind meanwhile, and needs what comes before this answer
+            self._locate(reader, effects)
+            return
+        there = event.produced - reader.next
+        if there > 0:
+            count = self._buffers.room_for_stored(reader, there)
+            if not count:
+                self._fall_behind(reader, effects)
+                return
+            reader.behind = count < there
+            effects.append(DeliverOutput(reader=reader.reader, skip=reader.next - reader.asked, offset=reader.next, count=count))
+            self._buffers.give(now_s, reader, count)
+        if reader.behind:
+            return
         if event.ended:
-            effects.append(EndByRecord(reader=reader.reader))
-            self._closed(reader.reader)
+            self._end(reader, EndByRecord(reader=reader.reader), effects)
         elif self._is_short(reader):
             self._locate(reader, effects)
 
-    def _located_end(self, reader: Reader, event: Located, effects: list[Effect]) -> None:
-        if event.ended:
-            effects.append(EndByRecord(reader=reader.reader))
-            self._closed(reader.reader)
+    def _located_end(self, reader: Reader, event: Located, found: bool, effects: list[Effect]) -> None:
+        if event.ended and found:
+            self._end(reader, EndByRecord(reader=reader.reader), effects)
+        elif event.ended:
+            self._locate(reader, effects)  # only the answer to `Find` has the whole record
         elif not event.gateway:
             # Nobody follows it: have its frames sent here, so that the end is told at once.
             reader.bind = True
@@ -307,6 +323,8 @@ class GatewayMachine:
         if reader is None:
             return
         reader.locating = False
+        if reader.ended:
+            return
         match failure:
             case AttachFailure.UNKNOWN_REQUEST:
                 self._refuse(reader, Refusal.UNKNOWN_REQUEST, effects)
@@ -326,15 +344,15 @@ class GatewayMachine:
                 assert_never(failure)
 
     def _refuse(self, reader: Reader, refusal: Refusal, effects: list[Effect]) -> None:
-        effects.append(Refuse(reader=reader.reader, refusal=refusal))
-        self._closed(reader.reader)
+        self._end(reader, Refuse(reader=reader.reader, refusal=refusal), effects)
 
     # Time -------------------------------------------------------------------------------------------------------------
 
     def _tick(self, now_s: float, effects: list[Effect]) -> None:
         if now_s >= self._drained_at_s:
-            for reader in tuple(self._readers.values()):
-                self._refuse(reader, Refusal.DRAINING, effects)
+            for reader in self._readers.values():
+                if not reader.ended:
+                    self._refuse(reader, Refusal.DRAINING, effects)
             return
         looks = 0
         for _ in range(min(len(self._rotation), self._limits.scanned_per_tick_max)):
@@ -343,6 +361,8 @@ class GatewayMachine:
             if reader_there is None:
                 continue
             self._rotation.append(reader_id)
+            if now_s - reader_there.unread_since_s >= self._limits.stall_s:
+                self._fall_behind(reader_there, effects)
             if self._is_due(now_s, reader_there):
                 self._locate(reader_there, effects)
                 looks += 1
@@ -350,17 +370,8 @@ class GatewayMachine:
                     return  # the next tick goes on from here
 
     def _is_due(self, now_s: float, reader: Reader) -> bool:
-        if reader.locating or reader.behind:
+        if reader.locating or reader.behind or reader.ended:
             return False
         if reader.failures:
             return now_s >= reader.retry_at_s
         return now_s - reader.heard_s >= (self._limits.recheck_s if reader.mine else self._limits.poll_s)
-
-
-def draining() -> Unavailable:
-    """This process is stopping."""
-    return Unavailable(
-        "this gateway is stopping; send the same request id to another",
-        reason="DRAINING",
-        details={"retry_after_s": f"{DRAINING_RETRY_AFTER_S:g}"},
-    )

@@ -37,8 +37,14 @@ class GatewayMetrics(Metrics):
         self.gaps = Counter("qlm_gateway_stream_gaps_total", "Frames that did not follow what a reader has.", registry=self.registry)
         self.overruns = Counter(
             "qlm_gateway_stream_overruns_total",
-            "Times that a slow reader's buffer was full.",
+            "Times that a slow reader fell behind: its tokens are read from the queue again when it wants them.",
             registry=self.registry,
+        )
+        self.buffered_tokens = Gauge(
+            "qlm_gateway_buffered_tokens", "Tokens that are kept for readers who have not taken them.", registry=self.registry
+        )
+        self.readers_refused = Counter(
+            "qlm_gateway_readers_refused_total", "Streams and waits that were not taken, by reason.", ("reason",), registry=self.registry
         )
         self.attaches = Counter(
             "qlm_gateway_attaches_total",

@@ -1,4 +1,5 @@
-"""Background looks at the queue: the overview behind predictions and status, the drain rate, profiles, and the expiry sweep."""
+"""Background looks at the queue: the overview behind predictions and status, the drain rate, profiles, and the expiry sweep; and the
+reports of what clients were told, which the estimator compares with what happens."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from qlm.api.v1.request_pb2 import Result, ResultError
+from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
 from qlm_core.errors import Unavailable
 from qlm_core.model import ModelSpec
+from qlm_core.prediction import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.drain_rate import DrainRate
@@ -26,6 +29,10 @@ PROFILES_EVERY_S = 2.0
 EXPIRE_EVERY_S = 1.0
 EXPIRE_CALLS_MAX = 20
 """Calls of one sweep: what is left is for the next."""
+
+REPORT_EVERY_S = 0.5
+PREDICTIONS_REPORTED_MAX = 16
+"""Of one report. They are a sample of what clients were told: the first ones after each report."""
 
 EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
 
@@ -50,6 +57,7 @@ class QueueWatch:
         self._published = 0
         self._outlook: Outlook | None = None
         self._looking = asyncio.Lock()
+        self._told: list[bytes] = []
         self.drain_rate = DrainRate()
 
     @property
@@ -68,6 +76,7 @@ class QueueWatch:
             tasks.create_task(self._repeat("overview", OVERVIEW_EVERY_S, self._look), name="overview")
             tasks.create_task(self._repeat("read_profiles", PROFILES_EVERY_S, self._read_profiles), name="profiles")
             tasks.create_task(self._repeat("expire", EXPIRE_EVERY_S, self._sweep), name="expiry")
+            tasks.create_task(self._repeat("report", REPORT_EVERY_S, self.report), name="report")
 
     async def fresh(self) -> Outlook:
         """A look that began after the call; askers at the same time share one. Raises Unavailable."""
@@ -75,6 +84,18 @@ class QueueWatch:
         async with self._looking:
             outlook = self._outlook
             return outlook if outlook is not None and outlook.seen_s >= asked_s else await self._look_now()
+
+    def told(self, queue_id: str, accepted_s: float, prediction: RequestPrediction) -> None:
+        """A client was given this prediction of a new request."""
+        if len(self._told) < PREDICTIONS_REPORTED_MAX:
+            event = RequestEvent(
+                kind=EVENT_KIND_PREDICTED,
+                queue_id=queue_id,
+                accepted_ms=round(accepted_s * 1000.0),
+                predicted_p50_s=max(0.0, prediction.completion.quantile(0.5)),
+                predicted_p90_s=max(0.0, prediction.completion.quantile(0.9)),
+            )
+            self._told.append(event.SerializeToString())
 
     async def _repeat(self, name: str, every_s: float, call: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -113,6 +134,12 @@ class QueueWatch:
         except ValueError as error:
             structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
         self._published = version
+
+    async def report(self) -> None:
+        """What cannot be reported is not kept: it is a sample."""
+        told, self._told = self._told, []
+        if told:
+            await self._queue.report(told)
 
     async def _sweep(self) -> None:
         for _ in range(EXPIRE_CALLS_MAX):

@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
 from qlm_gateway.stream_events import ReaderId
 
-Part = tuple[int, Sequence[int], Sequence[str]]
-"""Consecutive output: offset of its first token, token ids, text pieces."""
+TOKENS_TAKEN_MAX = 1_024
+"""Of one message to a client: what grpc holds for one that does not read is no more than this."""
 
 
 class ReaderStream:
-    """`model`, `before`: known once the request is: the model's name, and the tokens just before the first part."""
+    """Consecutive output from `offset` on, as token ids or text pieces, and the end. `model`, `before`: known once the request is: the
+    model's name, and the tokens just before the first. `forgotten`: what was here was taken back; the reader is to say where it stands."""
 
-    __slots__ = ("_waiter", "before", "error", "failure", "model", "parts", "reader", "result")
+    __slots__ = ("_pieces", "_tokens", "_waiter", "before", "error", "failure", "forgotten", "model", "offset", "reader", "result")
 
     def __init__(self, reader: ReaderId) -> None:
         self.reader = reader
-        self.parts: list[Part] = []
+        self.offset = 0
         self.result: Result | None = None
         self.error: QlmError | None = None
         self.failure: QlmError | None = None
+        self.forgotten = False
         self.model = ""
         self.before: Sequence[int] = ()
+        # Four bytes a token: a list of thousands of ints is ten times that.
+        self._tokens = array("I")
+        self._pieces: list[str] = []
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def unread(self) -> int:
+        """Tokens, or pieces, that can be taken."""
+        return len(self._tokens) or len(self._pieces)
+
+    @property
+    def ready(self) -> bool:
+        """There is something to wait for no longer."""
+        return bool(self.unread) or self.result is not None or self.error is not None or self.forgotten
+
+    def give(self, offset: int, tokens: Iterable[int], pieces: Iterable[str]) -> None:
+        """Output that follows what is here."""
+        if not self.unread:
+            self.offset = offset
+        self._tokens.extend(tokens)
+        self._pieces.extend(pieces)
+
+    def forget(self) -> None:
+        """Takes back what was given and the end with it."""
+        self._tokens, self._pieces = array("I"), []
+        self.result = None
+        self.forgotten = True
+
+    def take(self) -> tuple[int, Sequence[int], Sequence[str]]:
+        """The first output that is here, at most `TOKENS_TAKEN_MAX`: its offset, token ids and pieces."""
+        offset, tokens, pieces = self.offset, self._tokens, self._pieces
+        if self.unread <= TOKENS_TAKEN_MAX:
+            self._tokens, self._pieces = array("I"), []
+        else:
+            self._tokens, self._pieces = tokens[TOKENS_TAKEN_MAX:], pieces[TOKENS_TAKEN_MAX:]
+            tokens, pieces = tokens[:TOKENS_TAKEN_MAX], pieces[:TOKENS_TAKEN_MAX]
+        self.offset += len(tokens) or len(pieces)
+        return offset, tokens, pieces
 
     def notify(self) -> None:
         """Something was delivered."""
@@ -35,15 +75,7 @@ class ReaderStream:
             waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until there are parts, the result or an error. One waiter at a time."""
-        while not (self.parts or self.result is not None or self.error is not None):
+        """Until there is output, the end, an error, or nothing any more. One waiter at a time."""
+        while not self.ready:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-
-    def take(self) -> tuple[int, list[int], list[str]]:
-        """All parts as one, and none is left. They follow each other; there is at least one."""
-        parts, self.parts = self.parts, []
-        offset, token_ids, pieces = parts[0]
-        if len(parts) == 1:
-            return offset, list(token_ids), list(pieces)
-        return offset, [token for part in parts for token in part[1]], [piece for part in parts for piece in part[2]]

@@ -42,7 +42,7 @@ from qlm_gateway.stream_events import ReaderKind
 from qlm_gateway.stream_hub import StreamHub
 from qlm_gateway.wire import STATES, chunk_response, without_output
 from qlm_queue.port import Queue
-from qlm_queue.values import TerminalRecord
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, TerminalRecord
 
 WAIT_S_MAX = 3_600.0
 CANCELLED_RESULT = ResultMessage(error=ResultError(reason="CANCELLED", message="a client cancelled it")).SerializeToString()
@@ -74,7 +74,7 @@ class GatewayService(GatewayServicer):
     # The two streams write to the context themselves: half the cost of a generator, and they end where they are cancelled.
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        self._hub.check_open()
+        self._hub.check_room()
         stream = self._hub.expect()
         try:
             entered = await self._entry.enter(request.request, _metadata(context), self._hub.gateway)
@@ -89,7 +89,7 @@ class GatewayService(GatewayServicer):
 
     async def Stream(self, request: StreamRequest, context: Context) -> None:  # type: ignore[override]
         key = request_key(request.tenant, request.request_id)
-        self._hub.check_open()
+        self._hub.check_room()
         stream = self._hub.open(key, ReaderKind.TOKENS, request.offset)
         try:
             await self._follow(stream, context)
@@ -126,7 +126,8 @@ class GatewayService(GatewayServicer):
     async def QueueStatus(self, request: QueueStatusRequest, context: Context) -> QueueStatusResponse:
         key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
         outlook = await self._watch.fresh()
-        response = queue_message(self._queue.name, outlook)
+        planner, estimator = await asyncio.gather(self._queue.leader_address(PLANNER_ROLE), self._queue.leader_address(ESTIMATOR_ROLE))
+        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator)
         if key is not None:
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
@@ -137,7 +138,7 @@ class GatewayService(GatewayServicer):
         end = 0
         while True:
             await stream.wait()
-            if stream.parts:
+            if stream.unread:
                 offset, token_ids, pieces = stream.take()
                 self._hub.taken(stream)
                 end = offset + (len(token_ids) or len(pieces))
@@ -149,7 +150,10 @@ class GatewayService(GatewayServicer):
                 continue
             if stream.error is not None:
                 raise stream.error
-            assert stream.result is not None, "a reader waits for parts, an error or the result"
+            if stream.forgotten:
+                self._hub.taken(stream)
+                continue
+            assert stream.result is not None, "a reader waits for output, an error or the result"
             rest = detokenizer.flush() if detokenizer is not None else ""
             if rest:
                 await context.write(chunk_response(end, (), (), rest))
@@ -157,7 +161,7 @@ class GatewayService(GatewayServicer):
             return
 
     async def _wait_for_end(self, key: RequestKey, wait_s: float) -> ResultMessage | None:
-        self._hub.check_open()
+        self._hub.check_room()
         stream = self._hub.open(key, ReaderKind.END)
         try:
             async with asyncio.timeout(wait_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,8 @@ SERVICE_NAME = "qlm.api.v1.Gateway"
 HEALTH_EVERY_S = 0.25
 STOP_GRACE_S = 1.0
 """For calls that are not streams, after the drain."""
+FAREWELL_S = 0.5
+"""For streams to be told that they end; one that reads nothing is cut off."""
 
 
 class Gateway:
@@ -103,9 +106,12 @@ class Gateway:
 
     async def _drain(self) -> None:
         """Nothing new is taken; open streams go on up to the grace, then end with DRAINING."""
+        grace_s = self._settings.drain_grace_s
+        self._hub.start_drain(grace_s)
         await self._server.set_serving(False)
-        self._hub.start_drain(self._settings.drain_grace_s)
-        await self._hub.drained()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + FAREWELL_S):
+                await self._hub.drained()
         await self._server.stop(STOP_GRACE_S)
 
     async def _keep_health(self) -> None:

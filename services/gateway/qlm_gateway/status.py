@@ -34,8 +34,10 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
     ]
 
 
-def queue_message(queue_name: str, outlook: Outlook) -> QueueStatusResponse:
+def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "") -> QueueStatusResponse:
+    """`planner`, `estimator`: addresses of the leaders."""
     overview = outlook.overview
+    address = {view.instance.name: view.instance.address for view in outlook.views}
     active = {view.instance.name: view.active_model for view in outlook.views}
     alive = {record.name: record.alive for record in overview.instances}
     queues = [
@@ -46,6 +48,7 @@ def queue_message(queue_name: str, outlook: Outlook) -> QueueStatusResponse:
             running=record.running,
             alive=alive.get(record.instance, False),
             active_model=active.get(record.instance, ""),
+            address=address.get(record.instance, ""),
         )
         for record in overview.virtual_queues
     ]
@@ -55,6 +58,8 @@ def queue_message(queue_name: str, outlook: Outlook) -> QueueStatusResponse:
         unplaced=overview.unplaced,
         running=sum(record.running for record in overview.virtual_queues),
         virtual_queues=queues,
+        planner=planner,
+        estimator=estimator,
     )
 
 

@@ -106,9 +106,10 @@ class FramesRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A reader has taken all that was delivered to it."""
+    """A reader has taken all before `offset`. Said again where it waits for more after `Forget`."""
 
     reader: ReaderId
+    offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +167,19 @@ class DeliverFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverOutput:
-    """Give the output that the answer brought, without its first `skip` tokens, which starts at `offset`."""
+    """Give `count` tokens of the output that the answer brought, after its first `skip`; they start at `offset`."""
 
     reader: ReaderId
     skip: int
     offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Take back what the reader was given and has not taken, its end included: it is read again when the reader wants it."""
+
+    reader: ReaderId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +192,7 @@ class EndByFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndByRecord:
-    """End the reader with the Result that the answer brought."""
+    """End the reader with the Result that the answer brought: with its output after `Find`, without after `Attach`."""
 
     reader: ReaderId
 
@@ -196,4 +205,4 @@ class Refuse:
     refusal: Refusal
 
 
-Effect = Attach | Find | DeliverFrame | DeliverOutput | EndByFrame | EndByRecord | Refuse
+Effect = Attach | Find | DeliverFrame | DeliverOutput | Forget | EndByFrame | EndByRecord | Refuse

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import assert_never
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, assert_never
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -13,10 +13,11 @@ from qlm.api.v1.request_pb2 import Request, Result
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
 from qlm_core.request import RequestKey
-from qlm_gateway.machine import GatewayMachine, draining
+from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import CONTEXT_TOKENS, ModelText
 from qlm_gateway.reader_stream import ReaderStream
+from qlm_gateway.stream_errors import draining, refusal_error
 from qlm_gateway.stream_events import (
     Accepted,
     AcceptSent,
@@ -31,13 +32,13 @@ from qlm_gateway.stream_events import (
     EndByRecord,
     Event,
     Find,
+    Forget,
     FramesRead,
     Located,
     LocateFailed,
     Opened,
     ReaderId,
     ReaderKind,
-    Refusal,
     Refuse,
     Taken,
     Tick,
@@ -53,11 +54,10 @@ READ_RETRY_S = 0.2
 TICK_S = 0.1
 FRAMES_PER_TURN_MAX = 512
 """After so many frames the readers have their turn."""
-QUEUE_RETRY_AFTER_S = 1.0
 
 
 class _Answer:
-    """What the queue said: output from the offset asked for, or the record of a request that has ended."""
+    """What the queue said: output from the offset asked for, and the record of a request that has ended."""
 
     __slots__ = ("pieces", "result", "tokens")
 
@@ -67,8 +67,15 @@ class _Answer:
         self.result = result
 
 
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""Runs something beside the caller."""
+
+
 class StreamHub:
-    """All readers of one gateway. `run` must be running; `monotonic` is the clock of its durations."""
+    """All readers of one gateway. `run` must be running; `monotonic` is the clock of its durations. `make_stream`: of a reader's number.
+
+    The virtual-time cluster, which has no asyncio, gives its own readers, calls `begin` in place of `run`, and `on_batch` and `tick`.
+    """
 
     def __init__(
         self,
@@ -77,8 +84,10 @@ class StreamHub:
         texts: Mapping[str, ModelText],
         metrics: GatewayMetrics,
         monotonic: Callable[[], float],
+        make_stream: Callable[[ReaderId], ReaderStream] = ReaderStream,
     ) -> None:
         self._queue = queue
+        self._make_stream = make_stream
         self._machine = machine
         self._texts = texts
         self._metrics = metrics
@@ -87,7 +96,7 @@ class StreamHub:
         self._next_reader = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self._tasks: asyncio.TaskGroup | None = None
+        self._spawn: Spawn | None = None
         self._seen_gaps = 0
         self._seen_overruns = 0
 
@@ -103,15 +112,27 @@ class StreamHub:
         """Raises Unavailable DRAINING."""
         self._machine.check_open()
 
+    def check_room(self) -> None:
+        """Before a reader comes. Raises Unavailable DRAINING, GatewayFull."""
+        try:
+            self._machine.check_room()
+        except QlmError as error:
+            self._metrics.readers_refused.labels(error.reason).inc()
+            raise
+
     async def run(self) -> None:
         """Reads frames and keeps time until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self.begin(tasks.create_task)
                 tasks.create_task(self._read_frames(), name="frames")
                 tasks.create_task(self._keep_time(), name="ticks")
         finally:
-            self._tasks = None
+            self._spawn = None
+
+    def begin(self, spawn: Spawn) -> None:
+        """Asks the queue by `spawn` from now on."""
+        self._spawn = spawn
 
     # Readers ----------------------------------------------------------------------------------------------------------
 
@@ -133,8 +154,9 @@ class StreamHub:
         return stream
 
     def taken(self, stream: ReaderStream) -> None:
-        """It took all parts that it was given."""
-        self._step(Taken(reader=stream.reader))
+        """It took what was there, or wants to be given again what was forgotten."""
+        stream.forgotten = False
+        self._step(Taken(reader=stream.reader, offset=stream.offset))
 
     def close(self, stream: ReaderStream) -> None:
         """The reader is gone. Safe twice."""
@@ -148,12 +170,12 @@ class StreamHub:
         self._step(DrainStarted(grace_s=grace_s))
 
     async def drained(self) -> None:
-        """Until no reader is left: after the grace at the latest, which the machine keeps."""
+        """Until no reader is left. The machine ends them after the grace, but one that reads nothing does not hear of it."""
         await self._empty.wait()
 
     def _new_stream(self) -> ReaderStream:
         self._next_reader += 1
-        stream = ReaderStream(self._next_reader)
+        stream = self._make_stream(self._next_reader)
         self._streams[stream.reader] = stream
         self._metrics.open_readers.inc()
         self._empty.clear()
@@ -179,17 +201,19 @@ class StreamHub:
         match effect:
             case DeliverFrame(frame=index, skip=skip, offset=offset):
                 frame = frames[index]
-                stream.parts.append((offset, frame.token_ids[skip:], frame.pieces[skip:]))
-            case DeliverOutput(skip=skip, offset=offset):
+                stream.give(offset, frame.token_ids[skip:], frame.pieces[skip:])
+            case DeliverOutput(skip=skip, offset=offset, count=count):
                 assert answer is not None, "output is delivered with the answer that brought it"
-                stream.parts.append((offset, answer.tokens[skip:], answer.pieces[skip:]))
+                stream.give(offset, answer.tokens[skip : skip + count], answer.pieces[skip : skip + count])
+            case Forget():
+                stream.forget()
             case EndByFrame(frame=index):
                 stream.result = without_output(frames[index].result)
             case EndByRecord():
                 assert answer is not None, "a record is given with the answer that brought it"
                 stream.result = answer.result
             case Refuse(refusal=refusal):
-                stream.error = _refusal_error(refusal, stream)
+                stream.error = refusal_error(refusal, stream.failure)
             case _:
                 assert_never(effect)
         stream.notify()
@@ -197,11 +221,11 @@ class StreamHub:
     def _start(self, effect: Attach | Find) -> None:
         kind = "find" if isinstance(effect, Find) else "bind" if effect.bind else "again"
         self._metrics.attaches.labels(kind).inc()
-        if self._tasks is None:
+        if self._spawn is None:
             # The process stops or has not started: the call ends with an error, and the client asks another gateway.
             self._locate_failed(effect.reader, AttachFailure.UNAVAILABLE, draining())
             return
-        self._tasks.create_task(self._locate(effect), name=f"locate-{effect.reader}")
+        self._spawn(self._locate(effect))
 
     async def _locate(self, effect: Attach | Find) -> None:
         stream = self._streams.get(effect.reader)
@@ -240,6 +264,7 @@ class StreamHub:
             pieces = list(result.output_pieces)[effect.offset :]
             tokens = () if result.output_pieces else tokens_of(attached.progress)
             produced = len(result.output_pieces) or attached.produced // TOKEN_BYTES
+            without_output(result)  # it is kept until the reader has taken all
         else:
             live = attached.live
             assert live is not None, "one of ended and live is set"
@@ -282,12 +307,13 @@ class StreamHub:
             frames_read = 0
             for entry in entries:
                 after = entry.entry_id
-                frames_read += self._on_batch(entry.payload)
+                frames_read += self.on_batch(entry.payload)
                 if frames_read >= FRAMES_PER_TURN_MAX:
                     frames_read = 0
                     await asyncio.sleep(0)
 
-    def _on_batch(self, payload: bytes) -> int:
+    def on_batch(self, payload: bytes) -> int:
+        """Takes one entry of the frame stream; how many frames it had."""
         try:
             frames = FrameBatch.FromString(payload).frames
         except DecodeError:
@@ -302,7 +328,12 @@ class StreamHub:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._step(Tick())
+            self.tick()
+
+    def tick(self) -> None:
+        """Every `TICK_S`."""
+        self._step(Tick())
+        self._metrics.buffered_tokens.set(self._machine.buffered_tokens)
 
 
 def _model_of(live: LiveRequest | None) -> str:
@@ -314,17 +345,3 @@ def _in_tokens(error: OffsetOutOfRange) -> OffsetOutOfRange:
     details = {name: str(int(value) // TOKEN_BYTES) for name, value in error.details.items() if value.isdecimal()}
     offset, produced = details.get("offset", "?"), details.get("produced", "?")
     return OffsetOutOfRange(f"offset {offset} is beyond the {produced} tokens produced so far", details=details)
-
-
-def _refusal_error(refusal: Refusal, stream: ReaderStream) -> QlmError:
-    match refusal:
-        case Refusal.DRAINING:
-            return draining()
-        case Refusal.QUEUE_UNAVAILABLE:
-            message = stream.failure.message if stream.failure is not None else "the queue's server is away"
-            return Unavailable(message, details={"retry_after_s": f"{QUEUE_RETRY_AFTER_S:g}"})
-        case Refusal.UNKNOWN_REQUEST | Refusal.OFFSET_OUT_OF_RANGE | Refusal.UNREADABLE:
-            assert stream.failure is not None, "the failed answer was kept"
-            return stream.failure
-        case _:
-            assert_never(refusal)

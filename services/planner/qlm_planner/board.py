@@ -41,14 +41,25 @@ class Group:
 
 
 @dataclass(slots=True, kw_only=True)
+class Running:
+    """Requests of one group that an instance runs. `deadline_s`: the first of the group."""
+
+    traits: GroupTraits
+    band: int
+    deadline_s: float
+    count: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Slot:
-    """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `active_model`: reported by its
-    agent, or that of the last group it pulled from; "" where neither is known."""
+    """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
+    of the groups `runners`. `active_model`: reported by its agent, or that of the last group it pulled from; "" where neither is known."""
 
     facts: InstanceFacts
     alive: bool = True
     lost_s: float | None = None
     running: int = 0
+    runners: dict[str, Running] = field(default_factory=dict)
     active_model: str = ""
     warm_models: tuple[str, ...] = ()
 
@@ -57,10 +68,26 @@ class Slot:
         """It may be given groups."""
         return self.alive and not self.facts.draining
 
+    def took(self, group: Group, count: int) -> None:
+        """Requests of a group run here now."""
+        kept = self.runners.get(group.group_id)
+        if kept is None:
+            kept = self.runners[group.group_id] = Running(traits=group.traits, band=group.band, deadline_s=group.first_deadline_s)
+        kept.count += count
+
+    def let_go(self, group_id: str) -> None:
+        """One request of a group runs here no more."""
+        self.running = max(0, self.running - 1)
+        kept = self.runners.get(group_id)
+        if kept is not None:
+            kept.count -= 1
+            if kept.count <= 0:
+                del self.runners[group_id]
+
 
 @dataclass(slots=True, kw_only=True)
 class Board:
-    """`newest`: the newest open group of each key."""
+    """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left them."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -69,6 +96,7 @@ class Board:
     slots: dict[str, Slot] = field(default_factory=dict)
     incarnations: dict[str, bool] = field(default_factory=dict)
     newest: dict[GroupKey, Group] = field(default_factory=dict)
+    reopened: list[str] = field(default_factory=list)
     plan_version: int = 0
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -86,6 +114,11 @@ class Board:
         queue = self.queues[group.instance]
         position = queue.index(group.group_id) + 1
         return queue[position] if position < len(queue) else ""
+
+    def take_reopened(self) -> list[str]:
+        """The groups that gave way since it was asked last."""
+        reopened, self.reopened = self.reopened, []
+        return reopened
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
@@ -123,11 +156,16 @@ class Board:
                 if slot is not None:
                     slot.running += 1
                     slot.active_model = group.traits.key.model
+                    slot.took(group, 1)
             case ChangeKind.RETURNED:
-                self._return(group, change.prompt_tokens)
-                self._stop_running(slot)
+                self._return(group, change)
+                if slot is not None:
+                    slot.let_go(group.group_id)
+                    if change.evicted:
+                        self._make_way(slot)
             case ChangeKind.ENDED_RUNNING:
-                self._stop_running(slot)
+                if slot is not None:
+                    slot.let_go(group.group_id)
                 self._end(group)
             case ChangeKind.ENDED_WAITING:
                 self._leave(group, change.prompt_tokens)
@@ -147,6 +185,7 @@ class Board:
             if queue.instance in self.queues:
                 self.queues[queue.instance] = [group_id for group_id in queue.group_ids if group_id in self.groups]
                 self.versions[queue.instance] = queue.version
+        self._load_runners()
         self.newest = {}
         for group in self.groups.values():
             if group.open:
@@ -198,10 +237,23 @@ class Board:
         slot = self.slots.get(instance_of(incarnation))
         return slot if slot is not None and slot.facts.incarnation == incarnation else None
 
-    @staticmethod
-    def _stop_running(slot: Slot | None) -> None:
-        if slot is not None:
-            slot.running = max(0, slot.running - 1)
+    def _load_runners(self) -> None:
+        """Who runs what: an overview tells how many of a group run, and the events before it where they did. Where these do not agree, they
+        run where the group is or was."""
+        told: dict[str, list[tuple[Slot, int]]] = {}
+        for slot in self.slots.values():
+            for group_id, kept in slot.runners.items():
+                told.setdefault(group_id, []).append((slot, kept.count))
+            slot.runners = {}
+        for group in self.groups.values():
+            running = group.live - group.waiting
+            if running > 0:
+                places = told.get(group.group_id, [])
+                if sum(count for _, count in places) != running:
+                    home = self.slots.get(group.instance)
+                    places = [] if home is None else [(home, running)]
+                for slot, count in places:
+                    slot.took(group, count)
 
     def _leave(self, group: Group, prompt_tokens: int) -> None:
         """One waiting request fewer; the group leaves its queue with the last one."""
@@ -216,14 +268,25 @@ class Board:
             if self.newest.get(group.traits.key) is group:
                 del self.newest[group.traits.key]
 
-    def _return(self, group: Group, prompt_tokens: int) -> None:
-        """One more waiting; a group that had drained is opened again at the head, as the queue does it."""
+    def _make_way(self, slot: Slot) -> None:
+        """Something gave way on an instance: it is about to load what its head needs. Known before its agent reports it, so that nothing
+        that could still be served by the old model is put in front of the head meanwhile."""
+        queue = self.queues.get(slot.facts.name)
+        if queue:
+            slot.active_model = self.groups[queue[0]].traits.key.model
+
+    def _return(self, group: Group, change: Change) -> None:
+        """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue
+        does it."""
         group.waiting += 1
-        group.waiting_prompt_tokens += prompt_tokens
+        group.waiting_prompt_tokens += change.prompt_tokens
         if group.instance not in self.queues:
             group.instance = UNASSIGNED
-        if group.group_id not in self.queues[group.instance]:
-            self.open_group(group, 0)
+        queue = self.queues[group.instance]
+        if group.group_id not in queue:
+            self.open_group(group, min(int(change.evicted), len(queue)))
+            if change.evicted:
+                self.reopened.append(group.group_id)
 
     def _end(self, group: Group) -> None:
         group.live = max(0, group.live - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
@@ -42,6 +43,7 @@ from qlm_queue.values import (
     PlanChunk,
     QueueSegment,
     RequestPlacement,
+    RequeueCause,
     StepStatus,
     StreamEntry,
 )
@@ -88,6 +90,9 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
 
 
 async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
+    slo_least_s: dict[str, float] = {}
+    for each in call.requests:
+        slo_least_s[each.group_id] = min(slo_least_s.get(each.group_id, math.inf), each.arrival.facts.slo.seconds)
     groups = [
         GroupPlacement(
             group_id=group.group_id,
@@ -95,6 +100,7 @@ async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
             before=group.before,
             first_deadline_s=group.first_deadline_s,
             meta=group.meta,
+            slo_least_s=slo_least_s.get(group.group_id, math.inf),
         )
         for group in call.groups
     ]
@@ -155,7 +161,15 @@ def changes_of(payload: bytes) -> tuple[Change, ...]:
             continue
         if kind is ChangeKind.ENDED_RUNNING and not event.incarnation:
             kind = ChangeKind.ENDED_WAITING
-        changes.append(Change(kind=kind, group_id=event.group_id, incarnation=event.incarnation, prompt_tokens=event.prompt_tokens))
+        changes.append(
+            Change(
+                kind=kind,
+                group_id=event.group_id,
+                incarnation=event.incarnation,
+                prompt_tokens=event.prompt_tokens,
+                evicted=event.cause == RequeueCause.EVICTED.value,
+            )
+        )
     return tuple(changes)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from qlm_core.model import ModelSpec
-from qlm_planner.policy import Policy
+from qlm_planner.policy import Order, Policy
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,6 +24,7 @@ class PlannerSettings(Section):
     listen: ListenAddress = Field("127.0.0.1:0", description="Where the Planner service listens.")
     advertise: str = Field("", description='"host:port" that others reach it at, published with the lease. Empty: as it listens.')
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
+    policy: Order = Field(DEFAULTS.order, description="slo: order by objectives; fcfs: first come first served, to compare with.")
     delta: Seconds = Field(DEFAULTS.delta, description="A group holds at most delta x the average batch of its instance.")
     group_service_fraction: Seconds = Field(
         DEFAULTS.group_service_fraction, description="Serving what waits in a group takes at most this share of its SLO."
@@ -61,6 +62,7 @@ class PlannerConfig(Section):
         own = self.planner
         return replace(
             DEFAULTS,
+            order=own.policy,
             delta=own.delta,
             group_service_fraction=own.group_service_fraction,
             group_spread_fraction=own.group_spread_fraction,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from qlm_planner.snapshot import Arrival
 
@@ -110,7 +111,41 @@ class PlanChanged:
     replans: Mapping[int, int]
 
 
+class PlanCause(StrEnum):
+    """Why the plan was changed."""
+
+    RELOCATE = "relocate"
+    """Groups stood where nobody serves them: their instance left, drains or does not have the model, or one joined that does."""
+    MISS = "miss"
+    """Requests were predicted to be late."""
+    JOINED = "joined"
+    """There is a new instance."""
+    IDLE = "idle"
+    """An instance had nothing to do beside one with several groups."""
+    EVICTED = "evicted"
+    """Groups gave way to a head, and stood in the way of others behind it."""
+    ASKED = "asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanApplied:
+    """A change of the plan is in the queue, wholly or (`whole`) as far as it came before the queue was looked at again; no answer.
+    `began_s`: when it was decided on. `groups_named`: written in its chunks; `groups_moved`: those of them that are on another queue than
+    before, of the queues `sources`, on the queues `destinations`. `late_before`: late requests expected before it."""
+
+    cause: PlanCause
+    whole: bool
+    began_s: float
+    plan_version: int
+    chunks: int
+    groups_named: int
+    groups_moved: int
+    sources: tuple[str, ...]
+    destinations: tuple[str, ...]
+    late_before: float
+
+
 Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Forget
 """Effects that are calls to the queue."""
 
-Effect = Call | PlanChanged
+Effect = Call | PlanChanged | PlanApplied

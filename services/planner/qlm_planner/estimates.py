@@ -14,9 +14,10 @@ from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import Service, service
+from qlm_core.preemption import Way, displacement_s
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.request import SloKind
-from qlm_planner.board import Group, Slot
+from qlm_planner.board import Group, Running, Slot
 from qlm_planner.policy import Policy
 
 PROMPT_STEP = math.log(1.25)
@@ -54,12 +55,18 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What an instance does now. `left_s`: work of the requests that run; `drain_s`: until the last of them ends."""
+    """What an instance does now. `left_s`: work of the requests that run; `drain_s`: until the last of them ends; `clear_s`: until all of
+    them could have given way. `runners`: by group, as terms of what is left of them, with what giving way costs in their `work_s`, and
+    `displacement_s` of that for each request. `runs_left_s`: expected time until one of them ends."""
 
     active_model: str
     model_code: int
     left_s: float
     drain_s: float
+    clear_s: float = 0.0
+    displacement_s: float = 0.0
+    runs_left_s: float = 0.0
+    runners: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +168,41 @@ class Estimates:
             return Engine(active_model=slot.active_model, model_code=code, left_s=0.0, drain_s=0.0)
         workload = self._profiles.workload_for(slot.active_model, "", "")
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
+        # What a running request has made is in the mean what it has still to make (the age of a renewal process).
+        context_tokens = round(workload.prompt_tokens_mean + running.left_tokens)
         return Engine(
             active_model=slot.active_model,
             model_code=code,
             left_s=slot.running * running.left_tokens * running.token_s,
             drain_s=running.drain(slot.running, full=True, behind=0.0).mean,
+            clear_s=slot.running * displacement_s(Way.OFFLOAD, context_tokens, hardware) / 2.0,
+            displacement_s=displacement_s(Way.ABORT, context_tokens, hardware),
+            runs_left_s=running.left_tokens * running.step_s,
+            runners=tuple(self._runner(code, kept, running, context_tokens, hardware) for _, kept in sorted(slot.runners.items())),
+        )
+
+    def _runner(self, code: int, kept: Running, running: Service, context_tokens: int, hardware: HardwareProfile) -> Term:
+        """The requests of a group that run, as a group that gave way: what is left of them, and their KV computed again. The dearer way is
+        assumed: how much host memory is left for KV, the planner does not know."""
+        redo_s = displacement_s(Way.ABORT, context_tokens, hardware)
+        answered = kept.traits.key.slo_kind is SloKind.FIRST_TOKEN
+        work = running.output.scaled(running.token_s).repeated(kept.count)
+        return Term(
+            group_id="",
+            model=kept.traits.key.model,
+            model_code=code,
+            band=kept.band,
+            deadline_s=math.inf if answered else kept.deadline_s,
+            slo_s=kept.traits.slo_s,
+            count=kept.count,
+            work_s=kept.count * (running.left_tokens * running.token_s + redo_s),
+            work_variance=work.variance,
+            own_s=running.left_tokens * running.step_s + redo_s,
+            own_variance=running.output.variance * running.step_s**2,
+            credit_s=running.batch_left_s,
+            drain_s=running.drain(kept.count, full=True, behind=0.0).mean,
+            cold_s=hardware.swap_s(warm=False),
+            warm_s=hardware.swap_s(warm=True),
         )
 
     def limits(self, slot: Slot | None, group_key: GroupKey, slo_s: float, prompt_tokens: float) -> Limits:

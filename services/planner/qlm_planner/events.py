@@ -56,12 +56,14 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One request of a group went on. `incarnation`: whose it was, "" if nobody's."""
+    """One request of a group went on. `incarnation`: whose it was, "" if nobody's. `evicted`: it RETURNED because it gave way to the head,
+    and stands behind that."""
 
     kind: ChangeKind
     group_id: str
     incarnation: str
     prompt_tokens: int
+    evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open."""
+"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open (or, for the baseline, arrival order)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
+from qlm_planner.arrival_order import ArrivalOrder
 from qlm_planner.board import Board, Group, band_of
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import group_id_of, to_meta, traits_of
+from qlm_planner.group_meta import GroupTraits, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place, lines_of
-from qlm_planner.policy import Policy
+from qlm_planner.policy import Order, Policy
 from qlm_planner.snapshot import Arrival
 
 
@@ -28,8 +29,10 @@ class Grouping:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
         used: dict[str, Group] = {}
         placements: list[Placement] = []
+        by_arrival = ArrivalOrder.of(board, estimates) if self.policy.order is Order.FCFS else None
         for arrival in arrivals:
-            group = self.join(arrival.facts, board, estimates, now_s)
+            facts = arrival.facts
+            group = self.join(facts, board, estimates, now_s) if by_arrival is None else self.follow(facts, by_arrival)
             used[group.group_id] = group
             placements.append(Placement(arrival=arrival, group_id=group.group_id))
         # From the last position to the first: a group is opened, with its first request, in front of one that is there already.
@@ -56,17 +59,7 @@ class Grouping:
             board.add_request(group, facts.prompt_tokens, facts.deadline_s)
             return group
         self.made += 1
-        group = Group(
-            group_id=group_id_of(self.fence, self.made),
-            order=(self.fence, self.made),
-            traits=traits,
-            band=band_of(traits, self.policy.slo_band),
-            instance=UNASSIGNED,
-            first_deadline_s=facts.deadline_s,
-            waiting=1,
-            live=1,
-            waiting_prompt_tokens=facts.prompt_tokens,
-        )
+        group = self._alone(self.made, facts, traits)
         place = best_place(lines_of(board, estimates), estimates, group, now_s)
         if place is None:
             queue = board.queues[UNASSIGNED]
@@ -77,8 +70,31 @@ class Grouping:
             board.open_group(group, place.position)
         return group
 
+    def follow(self, facts: RequestFacts, by_arrival: ArrivalOrder) -> Group:
+        """The last group of the queue that would start the request first, if it is of its kind, else a new group behind it."""
+        alone = self._alone(self.made + 1, facts, traits_of(facts))
+        group = by_arrival.join(facts, alone)
+        self.made += group is alone
+        return group
+
+    def _alone(self, number: int, facts: RequestFacts, traits: GroupTraits) -> Group:
+        """A group of one request, on no queue."""
+        return Group(
+            group_id=group_id_of(self.fence, number),
+            order=(self.fence, number),
+            traits=traits,
+            band=band_of(traits, self.policy.slo_band),
+            instance=UNASSIGNED,
+            first_deadline_s=facts.deadline_s,
+            waiting=1,
+            live=1,
+            waiting_prompt_tokens=facts.prompt_tokens,
+        )
+
     def _has_room(self, group: Group, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
         slot = board.slots.get(group.instance)
+        if slot is not None and not slot.serving:
+            return False  # it is about to move: nothing more goes where nobody serves
         limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False

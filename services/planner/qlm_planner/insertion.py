@@ -5,8 +5,9 @@ Places in a queue (within the group's priority band):
 - beside a run of its own model (the nearest before and behind that place, and the last), by deadline inside the run: no swap of its own.
   It may overtake groups with earlier deadlines there as long as none of them is then expected to end more than a stated share of its SLO
   late (so nobody starves), and only if that costs less: a join costs those behind it exactly what their slack does not absorb;
+- in front of all of its band, if it would end late behind those with earlier deadlines (they may be late anyway);
 - in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
-  little, which is what makes two models take turns.
+  little, which is what makes two models take turns. What runs then ends first, or gives way (`qlm_planner.clearing`); the cost has either.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class Line:
         self.columns = self.with_term(position, term)
         self.terms.insert(position, term)
 
+    def remove(self, position: int) -> None:
+        self.columns = Columns(np.delete(self.columns.rows, position, axis=1))
+        del self.terms[position]
+
 
 def best_place(lines: Sequence[Line], estimates: Estimates, group: Group, now_s: float) -> Place | None:
     """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the earlier end, then the first
@@ -102,10 +107,12 @@ def best_in_line(line: Line, term: Term, policy: Policy, now_s: float) -> Place:
     """The cheapest place in one queue."""
     base_cost = line.timeline(now_s).cost.weighed(policy)
     by_deadline = candidate_by_deadline(line.columns, term)
+    in_turn = timeline(line.engine, line.with_term(by_deadline, term), now_s)
+    late = now_s + float(in_turn.end_s[by_deadline]) > term.deadline_s
     tried: list[Place] = []
-    for position in candidate_positions(line, term, by_deadline):
+    for position in candidate_positions(line, term, by_deadline, late=late):
         columns = line.with_term(position, term)
-        after = timeline(line.engine, columns, now_s)
+        after = in_turn if position == by_deadline else timeline(line.engine, columns, now_s)
         if position == by_deadline or not _starves(columns, position, after, policy, now_s):
             cost = after.cost.weighed(policy) - base_cost
             tried.append(Place(instance=line.slot.facts.name, position=position, added_cost=cost, end_s=float(after.end_s[position])))
@@ -127,8 +134,8 @@ def candidate_by_deadline(columns: Columns, term: Term) -> int:
     return int(places[-1]) + 1 if len(places) else 0
 
 
-def candidate_positions(line: Line, term: Term, by_deadline: int) -> list[int]:
-    """Positions to try, in ascending order, `by_deadline` among them."""
+def candidate_positions(line: Line, term: Term, by_deadline: int, *, late: bool) -> list[int]:
+    """Positions to try, in ascending order, `by_deadline` among them, where the group would end `late`."""
     columns = line.columns
     low = _first(columns.band >= term.band)
     high = _first(columns.band > term.band)
@@ -144,6 +151,8 @@ def candidate_positions(line: Line, term: Term, by_deadline: int) -> list[int]:
             found.add(0)
         # Not sorted by deadline (runs were joined): also the first place that a later deadline leaves.
         found.add(low + _first(later[low:high]))
+        if late:
+            found.add(low)
     if line.busy and 0 in found and _displaces(line, term) and term.band == line.terms[0].band:
         found.add(_first(columns.model != columns.model[0]))
     return sorted(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qlm_planner.effects import ReadUnplaced
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_planner.snapshot import Arrival, EntryId, entry_id
 
@@ -20,16 +21,24 @@ BUSY_OVERVIEWS = 20
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
-    """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `missed`, `busy`:
-    overviews in a row that held unplaced requests, those with nothing pending here and all."""
+    """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `reading`: a page of it is;
+    `outdated`: of one that has begun anew since. `missed`, `busy`: overviews in a row that held unplaced requests, those with nothing
+    pending here and all."""
 
     policy: Policy
     pending: dict[str, Arrival] = field(default_factory=dict)
     scanning: bool = True
     scan_after: str = ""
     scanned: EntryId = (0, 0)
+    reading: bool = False
+    outdated: bool = False
     missed: int = 0
     busy: int = 0
+
+    @property
+    def backlog(self) -> bool:
+        """More waits than one call places."""
+        return len(self.pending) > BATCH_MAX
 
     @property
     def has_room(self) -> bool:
@@ -39,7 +48,19 @@ class Intake:
         """Something may have been read and lost on the way."""
         self.scanning = True
         self.scan_after = ""
+        self.outdated = self.reading
         self.missed = self.busy = 0
+
+    def next_page(self) -> ReadUnplaced | None:
+        """The next page of the scan, where one is to be read: beside the placements of those before, since it holds only later requests."""
+        if not self.scanning or self.reading or not self.has_room:
+            return None
+        self.reading = True
+        return ReadUnplaced(after=self.scan_after, count=self.policy.arrivals_max)
+
+    def page_failed(self) -> None:
+        """The page is to be read again."""
+        self.reading = self.outdated = False
 
     def compare(self, unplaced: int) -> None:
         """An overview counts `unplaced` requests. They are pending here, on their way in a read, or were lost with one, perhaps one of a
@@ -55,7 +76,10 @@ class Intake:
 
     def add_page(self, arrivals: tuple[Arrival, ...], read_to: str) -> None:
         """`read_to`: the last queue id of the page, "" for an empty one, which is the last."""
-        if read_to:
+        outdated, self.reading, self.outdated = self.outdated, False, False
+        if outdated:
+            pass
+        elif read_to:
             self.scan_after = read_to
             self.scanned = max(self.scanned, entry_id(read_to))
         else:

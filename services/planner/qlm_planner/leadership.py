@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import structlog
 from opentelemetry.trace import Tracer
@@ -14,15 +14,15 @@ from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.calls import perform
-from qlm_planner.effects import Call, Effect, PlanChanged
+from qlm_planner.effects import Call, Effect, Placement, PlanApplied, PlanChanged
 from qlm_planner.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.plan_view import PlanView, plan_view
 from qlm_planner.policy import Policy
+from qlm_planner.spans import trace_placements, trace_plan
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
-from qlm_process.tracing import context_of, record_span
 from qlm_queue.port import Queue
 
 TICK_MAX_S = 1.0
@@ -30,6 +30,15 @@ TICK_MAX_S = 1.0
 
 THREAD_GROUPS = 200
 """From so many open groups on, steps run in a thread, so that renewals and RPCs go on meanwhile."""
+
+SPANS_AT_ONCE = 50
+"""Spans made before others have their turn."""
+
+UNTRACED_MAX = 16
+"""Calls whose placements wait for their spans; with more, the next decision waits for them."""
+
+Placed = tuple[list[Placement], float]
+"""(requests placed by one call, seconds of the queue's clock)."""
 
 Replanned = tuple[int, int]
 """(plan version, groups moved)."""
@@ -69,6 +78,7 @@ class Leadership:
         self._ask_numbers = itertools.count(1)
         self._changed = asyncio.Event()
         self._incarnations: frozenset[str] = frozenset()
+        self._untraced: asyncio.Queue[Placed] = asyncio.Queue(UNTRACED_MAX)
         self.caught_up = asyncio.Event()
 
     # For the gRPC service ---------------------------------------------------------------------------------------------
@@ -116,6 +126,7 @@ class Leadership:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_lease(), name="planner-lease")
                 tasks.create_task(self._read_profiles(), name="planner-profiles")
+                tasks.create_task(self._trace_placements(), name="planner-spans")
                 tasks.create_task(self._decide(tasks), name="planner-decide")
         except BaseExceptionGroup as group:
             lost, others = group.split(LeaseLost)
@@ -125,6 +136,8 @@ class Leadership:
             raise LeaseLost("the planner's lease is lost") from lost
         finally:
             self._metrics.standby()
+            while not self._untraced.empty():
+                trace_placements(self._tracer, *self._untraced.get_nowait())
             for answer in self._asks.values():
                 if not answer.done():
                     answer.set_exception(LeaseLost("the planner stopped leading"))
@@ -158,10 +171,7 @@ class Leadership:
             for effect in effects:
                 self._carry_out(effect, tasks)
             if isinstance(event, PlaceAnswered):
-                # After the next call is on its way: spans cost more than the decision.
-                placed_s = self._now_s()
-                await asyncio.sleep(0)
-                self._trace_placements(event, placed_s)
+                await self._untraced.put(self._placed(event))
             if self._machine.caught_up and not self.caught_up.is_set():
                 board = self._machine.board
                 structlog.get_logger().info("planner_caught_up", groups=board.open_groups, instances=len(board.slots))
@@ -192,14 +202,17 @@ class Leadership:
 
     def _carry_out(self, effect: Effect, tasks: asyncio.TaskGroup) -> None:
         self._metrics.count_effect(effect)
-        if isinstance(effect, PlanChanged):
-            self._changed.set()
-            for ask, moved in effect.replans.items():
-                answer = self._asks.get(ask)
-                if answer is not None and not answer.done():
-                    answer.set_result((effect.plan_version, moved))
-        else:
-            tasks.create_task(self._call(effect), name=f"planner-{type(effect).__name__}")
+        match effect:
+            case PlanChanged(plan_version=version, replans=replans):
+                self._changed.set()
+                for ask, moved in replans.items():
+                    answer = self._asks.get(ask)
+                    if answer is not None and not answer.done():
+                        answer.set_result((version, moved))
+            case PlanApplied():
+                trace_plan(self._tracer, effect, self._now_s())
+            case _:
+                tasks.create_task(self._call(effect), name=f"planner-{type(effect).__name__}")
 
     async def _call(self, call: Call) -> None:
         try:
@@ -211,27 +224,17 @@ class Leadership:
             event = CallFailed(call=call)
         self._inbox.put_nowait(event)
 
-    def _trace_placements(self, event: PlaceAnswered, placed_s: float) -> None:
-        """A span for each request that found its group: from its acceptance until now, in the trace of its request."""
-        for placement, done in zip(event.call.requests, event.done, strict=True):
-            if done:
-                facts = placement.arrival.facts
-                self._metrics.placement_seconds.observe(max(0.0, placed_s - facts.accepted_s))
-                record_span(
-                    self._tracer,
-                    "qlm.placement",
-                    context_of(placement.arrival.traceparent, placement.arrival.tracestate),
-                    facts.accepted_s,
-                    placed_s,
-                    _span_attributes(facts.queue_id, facts.key.request_id, facts.key.tenant, facts.model, placement.group_id),
-                )
+    def _placed(self, event: PlaceAnswered) -> Placed:
+        placed_s = self._now_s()
+        placed = [placement for placement, done in zip(event.call.requests, event.done, strict=True) if done]
+        for placement in placed:
+            self._metrics.placement_seconds.observe(max(0.0, placed_s - placement.arrival.facts.accepted_s))
+        return placed, placed_s
 
-
-def _span_attributes(queue_id: str, request_id: str, tenant: str, model: str, group_id: str) -> dict[str, str | Sequence[str]]:
-    return {
-        "qlm.request_id": request_id,
-        "qlm.tenant": tenant,
-        "qlm.model": model,
-        "qlm.queue_id": queue_id,
-        "qlm.group_id": group_id,
-    }
+    async def _trace_placements(self) -> None:
+        """Spans cost more than the decision: they are made beside the calls, a few at a time, so that no answer waits for them."""
+        while True:
+            placed, placed_s = await self._untraced.get()
+            for at in range(0, len(placed), SPANS_AT_ONCE):
+                trace_placements(self._tracer, placed[at : at + SPANS_AT_ONCE], placed_s)
+                await asyncio.sleep(0)

@@ -1,8 +1,8 @@
 """The planner's decisions: events in, effects out. No IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, chunks of a plan, pages of a scan) has at most one call under way, so that an overview says
-exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most one each: the
-read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
+One *lane* of calls (overview, placements, chunks of a plan) has at most one call under way, so that an overview says exactly what the
+planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most one each: the next page of a
+scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import assert_never
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board import Board
+from qlm_planner.chunks import apply_to_board, next_chunk
 from qlm_planner.connection import Connection
 from qlm_planner.effects import (
     ApplyChunk,
@@ -50,7 +51,6 @@ from qlm_planner.grouping import Grouping
 from qlm_planner.history import History
 from qlm_planner.intake import Intake
 from qlm_planner.policy import Policy
-from qlm_planner.reshape import apply_to_board, next_chunk
 from qlm_planner.reshaping import Reshaping
 from qlm_planner.snapshot import Snapshot
 from qlm_planner.upkeep import Upkeep
@@ -77,7 +77,6 @@ class PlannerMachine:
         self._doubt = True
         self._overview_due_s = now_s
         self._overview_last_s = -math.inf
-        self._scan_next = True
         self._changed = False
 
     # What others may read ---------------------------------------------------------------------------------------------
@@ -107,9 +106,9 @@ class PlannerMachine:
             times.append(self._overview_due_s)
             if self._doubt:
                 times.append(self._overview_last_s + self.policy.overview_gap_s)
-        if not self.upkeep.expiring:
+        if self._loaded and not self.upkeep.expiring:
             times.append(self.upkeep.next_expiry_s)
-        if self.upkeep.lost and not self.upkeep.reclaiming:
+        if self.upkeep.taking_back and not self.upkeep.reclaiming:
             times.append(self._connection.grace_until_s)
         return min(times, default=math.inf)
 
@@ -125,6 +124,7 @@ class PlannerMachine:
         answered = self.reshaping.take_answers()
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
+        effects.extend(self.reshaping.take_done())
         return effects
 
     def _take(self, now_s: float, event: Event) -> None:
@@ -139,7 +139,6 @@ class PlannerMachine:
                 self._load(snapshot, now_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
                 self._answered(now_s)
-                self._lane = None
                 self.intake.add_page(arrivals, read_to)
             case ArrivalsRead(arrivals=arrivals):
                 self._answered(now_s)
@@ -149,7 +148,8 @@ class PlannerMachine:
                 self._answered(now_s)
                 self._reading_events = False
                 self._history.read(entries, self.board)
-                self._doubt = self._doubt or self._history.overflowed
+                # Who gave way is looked at soon: it may stand where its model would be loaded twice.
+                self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
             case PlaceAnswered():
                 self._answered(now_s)
@@ -188,12 +188,20 @@ class PlannerMachine:
         self._doubt = self._history.overflowed
         policy = self.policy
         period_s = policy.overview_every_s * max(1.0, len(self.board.groups) / policy.overview_groups)
+        if self.intake.backlog:
+            period_s *= policy.overview_backlog_factor
         self._overview_due_s = now_s + min(period_s, policy.overview_every_max_s)
         self.upkeep.see(self.board)
         self.intake.compare(snapshot.unplaced)
         if self.estimates.ready:
-            in_grace = self._connection.in_grace(now_s)
-            self.reshaping.consider(self.board, self.estimates, now_s, in_grace=in_grace, taking_back=self._taking_back(now_s))
+            self.reshaping.consider(
+                self.board,
+                self.estimates,
+                now_s,
+                in_grace=self._connection.in_grace(now_s),
+                taking_back=self._taking_back(now_s),
+                backlog=self.intake.backlog,
+            )
         self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
 
     def _taking_back(self, now_s: float) -> bool:
@@ -209,10 +217,10 @@ class PlannerMachine:
 
     def _chunk_answered(self, event: ChunkAnswered) -> None:
         if event.applied:
+            self.reshaping.chunk_applied(event.call, self.board)
             apply_to_board(self.board, event.call)
             self.board.plan_version = event.call.plan_version
             self.board.versions.update(event.versions)
-            self.reshaping.chunk_applied(event.call)
             self._changed = True
         else:
             self._doubt = self.reshaping.conflict() or self._doubt
@@ -245,7 +253,7 @@ class PlannerMachine:
                 self._lane = None
                 self.reshaping.conflict()
             case ReadUnplaced():
-                self._lane = None
+                self.intake.page_failed()
             case ReadArrivals():
                 self._reading_arrivals = False
                 self.intake.rescan()
@@ -270,6 +278,9 @@ class PlannerMachine:
                 calls.append(self._lane)
         if not self._loaded:
             return calls
+        page = self.intake.next_page() if self.ready else None
+        if page is not None:
+            calls.append(page)
         if not self._reading_arrivals and not self.intake.scanning and self.intake.has_room:
             self._reading_arrivals = True
             calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
@@ -301,12 +312,6 @@ class PlannerMachine:
             if chunk is not None:
                 return chunk
             self.reshaping.reached()
-        # A scan and the placements of what it found take turns.
-        scan = self.intake.scanning and self.intake.has_room
-        if scan and (self._scan_next or not self.intake.pending):
-            self._scan_next = False
-            return ReadUnplaced(after=self.intake.scan_after, count=self.policy.arrivals_max)
-        self._scan_next = True
         if self.intake.pending:
             return self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
         return None

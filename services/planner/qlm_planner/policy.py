@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from enum import StrEnum
 
 BATCH_MAX = 500
 """Most requests or group ids that one call of the queue takes (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
 
 
+class Order(StrEnum):
+    """What the order of service follows. FCFS is a baseline to compare with (`qlm_planner.arrival_order`)."""
+
+    SLO = "slo"
+    FCFS = "fcfs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Settings of the machine; durations in seconds of the queue's clock. Raises ValueError for a value that makes no sense."""
+
+    order: Order = Order.SLO
 
     delta: float = 4.0
     """A group holds at most delta x the average batch of its instance (QLM algorithm 1; section 8.3 finds 4 the best)."""
@@ -34,7 +44,7 @@ class Policy:
     served just in time is late when something urgent arrives meanwhile."""
     starvation_slos: float = 1.0
     """A group is put in front of one with an earlier deadline only while that one is expected to end less than so many SLOs late."""
-    head_gain: float = 2000.0
+    head_gain: float = 500.0
     """Least gain in cost for which a group with another model displaces the head of a queue that runs."""
 
     lines_max: int = 12
@@ -45,16 +55,18 @@ class Policy:
     slo_band: int = 0
     """Requests with an SLO are served in the order of this priority band; PRIORITY requests in that of their own."""
 
-    replan_every_s: float = 2.0
+    replan_every_s: float = 0.5
     """Least time between two replans that nobody asked for (an idle instance, an expected miss)."""
     replan_gain: float = 0.02
     """Least share of the plan's cost that a replan must save to be applied."""
     replan_gain_min: float = 100.0
     """And the least cost."""
-    replan_pairs: int = 5_000
+    replan_pairs: int = 1_250
     """Pairs of a group and an instance for each `replan_every_s` between two replans."""
     replan_pairs_max: int = 50_000
     """Above so many pairs a replan only comes on request."""
+    reinsert_max: int = 16
+    """Groups that would be late for which a replan looks for a better place one by one."""
     portfolio_pairs_max: int = 2_000
     """Above so many pairs a replan tries fewer constructions."""
 
@@ -65,6 +77,8 @@ class Policy:
     groups in proportion, up to `overview_every_max_s`."""
     overview_every_max_s: float = 5.0
     overview_groups: int = 1000
+    overview_backlog_factor: float = 4.0
+    """So many times more seldom while more requests wait than one call places: it keeps them waiting."""
     overview_gap_s: float = 0.05
     """Least time between two overviews, however much is in doubt."""
     expire_every_s: float = 1.0
@@ -94,6 +108,8 @@ class Policy:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if isinstance(value, Order):
+                continue
             if not math.isfinite(value) or (value <= 0 and each.name not in NOT_POSITIVE):
                 raise ValueError(f"{each.name}: must be finite and > 0, got {value}")
             if value < 0 and each.name != "slo_band":

@@ -1,17 +1,17 @@
-"""Changes of the plan: new homes for groups whose instance is gone, a whole new order, and the chunks that carry either out."""
+"""Changes of the plan: new homes for groups whose instance is gone, and a whole new order (`qlm_planner.chunks` carries either out)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from qlm_core.instance import UNASSIGNED
+from qlm_planner.arrival_order import place_by_age, position_by_age
 from qlm_planner.board import Board, Group, Slot
 from qlm_planner.construct import PORTFOLIO, SHORT_PORTFOLIO, construct
-from qlm_planner.effects import ApplyChunk, Segment
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line, best_place, lines_of
-from qlm_planner.policy import BATCH_MAX
+from qlm_planner.policy import Order
 from qlm_planner.timeline import Cost
 
 Target = dict[str, list[str]]
@@ -40,7 +40,7 @@ def plan_cost(board: Board, estimates: Estimates, now_s: float) -> Cost:
 
 
 def relocate(board: Board, estimates: Estimates, moving: Sequence[Group], now_s: float) -> Target:
-    """Homes for homeless groups, by insertion in their order; what no instance can serve goes to "unassigned"."""
+    """Homes for homeless groups, by insertion in their order (under FCFS by their age); what no instance can serve goes to "unassigned"."""
     target = current(board)
     leaving = {group.group_id for group in moving}
     lines = lines_of(board, estimates, leaving)
@@ -48,19 +48,46 @@ def relocate(board: Board, estimates: Estimates, moving: Sequence[Group], now_s:
     for name, queue in target.items():
         target[name] = [group_id for group_id in queue if group_id not in leaving]
     for group in moving:
-        place = best_place(lines, estimates, group, now_s)
-        if place is None:
-            _insert_unassigned(board, target[UNASSIGNED], group)
+        if estimates.policy.order is Order.FCFS:
+            found = place_by_age(lines, estimates, group, board, now_s)
         else:
-            line = by_name[place.instance]
-            line.insert(place.position, estimates.term(line.slot, group))
-            target[place.instance].insert(place.position, group.group_id)
+            place = best_place(lines, estimates, group, now_s)
+            found = None if place is None else (by_name[place.instance], place.position)
+        if found is None:
+            _insert_unassigned(board, target[UNASSIGNED], group, estimates.policy.order)
+        else:
+            line, position = found
+            line.insert(position, estimates.term(line.slot, group))
+            target[line.slot.facts.name].insert(position, group.group_id)
     return target
+
+
+def settle(board: Board, estimates: Estimates, gave_way: Collection[str], now_s: float) -> Target | None:
+    """Groups that gave way stand right behind the head, perhaps between it and others of its model, which would load theirs in between
+    (A-B-A-B, section 2.4, insight 3). They go behind those, on their queue, where that saves enough; None where it does nowhere."""
+    policy = estimates.policy
+    target: Target = {}
+    for line in lines_of(board, estimates):
+        name = line.slot.facts.name
+        queue = board.queues[name]
+        moving = [group_id for group_id in queue[1:] if group_id in gave_way]
+        rest = [group_id for group_id in queue if group_id not in moving]
+        models = [board.groups[group_id].traits.key.model for group_id in rest]
+        behind = next((at for at, model in enumerate(models) if model != models[0]), len(models))
+        order = [*rest[:behind], *moving, *rest[behind:]]
+        if moving and order != queue:
+            settled = Line.of(line.slot, [board.groups[group_id] for group_id in order], estimates)
+            saved = line.timeline(now_s).cost.weighed(policy) - settled.timeline(now_s).cost.weighed(policy)
+            if saved > policy.replan_gain_min:
+                target[name] = order
+    return {**current(board), **target} if target else None
 
 
 def homeless(board: Board, estimates: Estimates, *, lost_too: bool) -> list[Group]:
     """Open groups that must move, most urgent first: their queue's instance is draining, does not serve their model or (`lost_too`) is
-    gone; those of "unassigned" that somebody can serve now; and those that stand before a group of a higher band (requeued ones do)."""
+    gone; those of "unassigned" that somebody can serve now; and those that stand before a group of a higher band (requeued ones do), except
+    under FCFS, which knows no bands. There the oldest come first."""
+    by_age = estimates.policy.order is Order.FCFS
     slots = [slot for _, slot in sorted(board.slots.items())]
     servable: dict[str, bool] = {}
     found: list[Group] = []
@@ -76,12 +103,12 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool) -> list[Grou
             if slot is None:
                 moves = servable[model]
             else:
-                moves = not estimates.can_serve(slot, model) or (band_behind is not None and group.band > band_behind)
+                moves = not estimates.can_serve(slot, model) or (not by_age and band_behind is not None and group.band > band_behind)
             if moves:
                 found.append(group)
             else:
                 band_behind = group.band if band_behind is None else min(band_behind, group.band)
-    return sorted(found, key=lambda group: group.urgency)
+    return sorted(found, key=lambda group: group.order) if by_age else sorted(found, key=lambda group: group.urgency)
 
 
 def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
@@ -103,90 +130,75 @@ def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
     before = sum(line.timeline(now_s).cost.weighed(policy) for line in lines)
     options = [(group, [estimates.term(slot, group) if _fits(estimates, slot, group) else None for slot in slots]) for group in free]
     portfolio = PORTFOLIO if len(free) * len(lines) <= policy.portfolio_pairs_max else SHORT_PORTFOLIO
-    best: list[list[Group]] | None = None
-    best_cost = 0.0
+    best = [_copy(line) for line in lines]
+    best_cost = before
     for rule in portfolio if lines else ():
         orders = _banded(construct(slots, heads, options, estimates, rule, now_s))
         built = [Line.of(slot, order, estimates, keep=False) for slot, order in zip(slots, orders, strict=True)]
         cost = sum(line.timeline(now_s).cost.weighed(policy) for line in built)
-        if best is None or cost < best_cost:
-            best, best_cost = orders, cost
-    if best is None or before - best_cost <= max(policy.replan_gain_min, policy.replan_gain * before):
+        if cost < best_cost:
+            best, best_cost = built, cost
+    best_cost -= _reinsert_late(best, board, estimates, now_s)
+    if before - best_cost <= max(policy.replan_gain_min, policy.replan_gain * before):
         return Reordering(target=None, cost_before=before, cost_after=before)
     target = current(board)
-    moving = {group.group_id for group in free}
+    placed = {term.group_id for line in best for term in line.terms}
+    for name, line in zip(names, best, strict=True):
+        others = [group_id for group_id in target[name] if group_id not in placed]
+        target[name] = [term.group_id for term in line.terms] + others
     for name in target:
-        target[name] = [group_id for group_id in target[name] if group_id not in moving]
-    for name, order in zip(names, best, strict=True):
-        placed = {group.group_id for group in order}
-        target[name] = [group.group_id for group in order] + [group_id for group_id in target[name] if group_id not in placed]
+        if name not in names:
+            target[name] = [group_id for group_id in target[name] if group_id not in placed]
     return Reordering(target=target, cost_before=before, cost_after=best_cost)
 
 
-def next_chunk(board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
-    """The next part of the way from the board to a target: at most BATCH_MAX group ids, whole runs from the first difference of a queue.
-    None when they are equal. Groups that left the board or came to it since are left as they are."""
-    left = BATCH_MAX
-    segments: list[Segment] = []
-    touched: set[str] = set()
-    for name in sorted(target):
-        if name not in board.queues or left == 0:
-            continue
-        wanted = [group_id for group_id in target[name] if group_id in board.groups and board.groups[group_id].open]
-        have = board.queues[name]
-        start = _common_prefix(have, wanted)
-        ids = wanted[start : _changed_until(have, wanted, start)][:left]
-        if ids:
-            segments.append(Segment(instance=name, start=start, group_ids=tuple(ids)))
-            left -= len(ids)
-            touched.add(name)
-            touched.update(board.groups[group_id].instance for group_id in ids)
-    if not segments:
-        return None
-    return ApplyChunk(
-        plan_version=board.plan_version + 1,
-        versions={name: board.versions[name] for name in sorted(touched)},
-        segments=tuple(segments),
-    )
+def _copy(line: Line) -> Line:
+    return replace(line, terms=list(line.terms))
 
 
-def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
-    """What the queue does with a chunk, on the board."""
-    named = {group_id for segment in chunk.segments for group_id in segment.group_ids}
-    moved = {name: [group_id for group_id in board.queues[name] if group_id not in named] for name in chunk.versions}
-    for segment in chunk.segments:
-        moved[segment.instance][segment.start : segment.start] = [each for each in segment.group_ids if board.groups[each].open]
-    board.move(moved)
+def _reinsert_late(lines: Sequence[Line], board: Board, estimates: Estimates, now_s: float) -> float:
+    """Takes groups that would end late out, most urgent first, and puts each where it costs least, also in front of a head that runs;
+    returns what that saved."""
+    late: list[Group] = []
+    for line in lines:
+        ends_s = now_s + line.timeline(now_s).end_s
+        late += [board.groups[term.group_id] for term, end_s in zip(line.terms, ends_s, strict=True) if end_s > term.deadline_s]
+    saved = 0.0
+    for group in sorted(late, key=lambda group: group.urgency)[: estimates.policy.reinsert_max]:
+        saved += _reinsert(lines, estimates, group, now_s)
+    return saved
+
+
+def _reinsert(lines: Sequence[Line], estimates: Estimates, group: Group, now_s: float) -> float:
+    """Puts one group where it costs least, if that saves anything; returns what it saved."""
+    policy = estimates.policy
+    home = next(line for line in lines if any(term.group_id == group.group_id for term in line.terms))
+    position = next(at for at, term in enumerate(home.terms) if term.group_id == group.group_id)
+    with_it = home.timeline(now_s).cost.weighed(policy)
+    term = home.terms[position]
+    home.remove(position)
+    spared = with_it - home.timeline(now_s).cost.weighed(policy)
+    place = best_place(lines, estimates, group, now_s)
+    if place is None or place.added_cost >= spared:
+        home.insert(position, term)
+        return 0.0
+    line = next(line for line in lines if line.slot.facts.name == place.instance)
+    line.insert(place.position, estimates.term(line.slot, group))
+    return spared - place.added_cost
 
 
 def _fits(estimates: Estimates, slot: Slot, group: Group) -> bool:
     return estimates.can_serve(slot, group.traits.key.model)
 
 
-def _insert_unassigned(board: Board, queue: list[str], group: Group) -> None:
-    place = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
+def _insert_unassigned(board: Board, queue: list[str], group: Group, order: Order) -> None:
+    if order is Order.FCFS:
+        place = position_by_age(queue, group, board)
+    else:
+        place = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
     queue.insert(place, group.group_id)
 
 
 def _banded(orders: list[list[Group]]) -> list[list[Group]]:
     """A head that is kept may be of a lower band than what comes behind it: it then gives way."""
     return [sorted(order, key=lambda group: group.band) for order in orders]
-
-
-def _common_prefix(one: list[str], other: list[str]) -> int:
-    length = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        length += 1
-    return length
-
-
-def _changed_until(have: list[str], wanted: list[str], start: int) -> int:
-    """Behind this place both lists are equal to the end, and may stay as they are."""
-    end = len(wanted)
-    at = len(have)
-    while end > start and at > start and wanted[end - 1] == have[at - 1]:
-        end -= 1
-        at -= 1
-    return end

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from qlm_planner.clearing import Head, would_clear
 from qlm_planner.estimates import Engine, Term
 from qlm_planner.policy import Policy
 
@@ -37,19 +38,20 @@ INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Of one queue or of a whole plan. `swaps`: model changes; `swap_s`: their seconds, but for the first load of an empty engine, which
-    keeps nobody waiting and has to come anyway."""
+    keeps nobody waiting and has to come anyway. `redo_s`: of requests that give way, doing again what they lose."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
     swap_s: float = 0.0
     swaps: int = 0
+    redo_s: float = 0.0
     completion_s: float = 0.0
 
     def weighed(self, policy: Policy) -> float:
         return (
             policy.late_weight * self.late
             + policy.tardiness_weight * self.tardiness_s
-            + policy.work_weight * self.swap_s
+            + policy.work_weight * (self.swap_s + self.redo_s)
             + policy.completion_weight * self.completion_s
         )
 
@@ -59,15 +61,18 @@ class Cost:
             tardiness_s=self.tardiness_s + other.tardiness_s,
             swap_s=self.swap_s + other.swap_s,
             swaps=self.swaps + other.swaps,
+            redo_s=self.redo_s + other.redo_s,
             completion_s=self.completion_s + other.completion_s,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group."""
+    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group. `clears`: what runs
+    is expected to give way to the head; the cost is that of the order beyond what they would cost if they went on."""
 
     cost: Cost
+    clears: bool = False
     start_s: Floats
     end_s: Floats
     end_variance: Floats
@@ -137,11 +142,62 @@ def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
 
 
 def timeline(engine: Engine, columns: Columns, now_s: float) -> Timeline:
-    """Works an order out: O(groups). The engine first does what it does now."""
+    """Works an order out: O(groups). The engine first does what it does now, unless that gives way to the head."""
     rows = columns.rows
     if rows.shape[1] == 0:
         nothing = np.zeros(0)
         return Timeline(cost=Cost(), start_s=nothing, end_s=nothing, end_variance=nothing)
+    if engine.runners and rows[MODEL, 0] != engine.model_code and would_clear(engine, _head(rows), now_s):
+        return _cleared(engine, rows, now_s)
+    return _in_turn(engine, rows, now_s)
+
+
+def _head(rows: Floats) -> Head:
+    deadline_s = float(rows[DEADLINE, 0])
+    return Head(
+        band=int(rows[BAND, 0]),
+        deadline_s=deadline_s if deadline_s < FAR_S else math.inf,
+        requests=int(rows[COUNT, 0]),
+        service_s=float(rows[SWAP, 0] + rows[OWN, 0]),
+    )
+
+
+def _cleared(engine: Engine, rows: Floats, now_s: float) -> Timeline:
+    """What runs comes back behind the head: where its model is served next, or else right behind the head's run. Its model is taken to be
+    on disk by then."""
+    model = rows[MODEL]
+    behind_head = int(np.argmax(model != model[0])) if (model != model[0]).any() else len(model)
+    same = np.flatnonzero(model[behind_head:] == engine.model_code)
+    at = behind_head + int(same[0]) if len(same) else behind_head
+    victims = np.array([_column(runner, ()) for runner in engine.runners]).T
+    until = at + victims.shape[1]
+    made = _in_turn(
+        replace(engine, left_s=0.0, drain_s=engine.clear_s, runners=()),
+        np.concatenate((rows[:, :at], victims, rows[:, at:]), axis=1),
+        now_s,
+    )
+    count = victims[COUNT]
+    deviation = np.sqrt(victims[OWN_VARIANCE])
+    late, tardiness = _lateness(engine.runs_left_s - (victims[DEADLINE] - now_s)[None, :], np.maximum(deviation, DEVIATION_MIN_S))
+    cost = replace(
+        made.cost,
+        late=made.cost.late - float(count @ late),
+        tardiness_s=made.cost.tardiness_s - float(count @ tardiness),
+        redo_s=float(count.sum()) * engine.displacement_s,
+        completion_s=made.cost.completion_s - float(count.sum()) * engine.runs_left_s,
+    )
+    others = np.r_[0:at, until : len(made.start_s)]
+    return Timeline(
+        cost=cost,
+        clears=True,
+        start_s=made.start_s[others],
+        end_s=made.end_s[others],
+        end_variance=made.end_variance[others],
+    )
+
+
+def _in_turn(engine: Engine, rows: Floats, now_s: float) -> Timeline:
+    """The groups one after the other, behind what runs."""
     work, count, model = rows[WORK], rows[COUNT], rows[MODEL]
     first = np.concatenate(([0], np.flatnonzero(model[1:] != model[:-1]) + 1))
     last = np.append(first[1:], len(model)) - 1

@@ -16,6 +16,8 @@ COMMANDS = {
     "agent": ("qlm.cli.services", "agent", "Run the agent of one instance."),
     "submit": ("qlm.cli.submit", "submit", "Send a prompt and print its answer."),
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
+    "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
+    "health": ("qlm.cli.health", "health", "Ask one process whether it serves."),
     "load": ("qlm.cli.load", "load", "Replay a workload and report what came of it."),
 }
 """Name -> module, attribute, one line of help."""

@@ -1,11 +1,64 @@
 -- pull, unpull, emit, complete, requeue: what agents call.
 
 local function owns(record, id, incarnation, attempt)
-  return record and record.i == id and record.s == 'R' and record.o == incarnation and record.a == tonumber(attempt)
+  return record and record.id == id and record.state == 'R' and record.owner == incarnation and record.attempt == tonumber(attempt)
+end
+
+-- What a virtual queue begins with: the head group (id, waiting, acceptance of its first waiting request in ms, its record) or an empty
+-- table, and the other models of the groups behind it, in order.
+local function head_answer(prefix, list)
+  local gids = redis.call('LRANGE', list, 0, MODELS_AHEAD_GROUPS_MAX - 1)
+  if #gids == 0 then return {}, {} end
+  local members, meta = group_keys(prefix, gids[1])
+  local _, hash_key = read_entry(prefix, redis.call('ZRANGE', members, 0, 0)[1])
+  local head = {
+    gids[1], redis.call('ZCARD', members), integer(read_request(hash_key).accepted_ms), redis.call('HGETALL', meta),
+  }
+  local models, seen = {}, { [redis.call('HGET', meta, 'model') or ''] = true }
+  for index = 2, #gids do
+    local _, other = group_keys(prefix, gids[index])
+    local model = redis.call('HGET', other, 'model') or ''
+    if not seen[model] then models[#models + 1] = model end
+    seen[model] = true
+  end
+  return head, models
+end
+
+-- Takes waiting requests of the first group, as far as `room` goes, and ends those that have expired. `room` tells what is left of it.
+local function pull_from_group(batch, answer, room, gid, incarnation, expired_result)
+  local prefix, now = batch.prefix, now_ms()
+  local members = group_keys(prefix, gid)
+  local ids, tokens = {}, 0
+  for _, id in ipairs(redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)) do
+    local body, hash_key = read_entry(prefix, id)
+    local record = read_request(hash_key)
+    room.looks = room.looks - 1
+    if record.expiry_ms ~= '' and tonumber(record.expiry_ms) <= now then
+      finish(batch, record, 'E', expired_result, body, nil, '', '', false)
+    else
+      local progress = read_progress(prefix, record)
+      local need = record.prompt_tokens + math.ceil(#progress / 4) + room.reserve
+      if need > room.kv_tokens and not room.any_size then
+        room.blocked_tokens = need
+        break
+      end
+      room.requests, room.kv_tokens, room.any_size = room.requests - 1, room.kv_tokens - need, false
+      record.state, record.owner, record.attempt = 'R', incarnation, record.attempt + 1
+      if record.started_ms == '' then record.started_ms = integer(now) end
+      redis.call('HSET', hash_key, 's', state_text(record))
+      ids[#ids + 1], tokens = id, tokens + record.prompt_tokens
+      add_event(batch, 'pulled', record)
+      answer[#answer + 1] = live_answer(record, body, progress)
+    end
+  end
+  if #ids == 0 then return end
+  take_from_group(prefix, gid, ids, tokens)
+  redis.call('SADD', prefix .. ':running:' .. incarnation, unpack(ids))
+  count(batch, 'running', #ids)
 end
 
 -- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, Result of expired requests
--- answer: head group, its model, blocked tokens, then (live record, progress)…
+-- answer: blocked tokens, head group and models ahead (`head_answer`), then (live record with progress)…
 local function pull(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -17,100 +70,82 @@ local function pull(keys, args)
   end
   local list, running = prefix .. ':vq:' .. instance, prefix .. ':running:' .. incarnation
   local batch = open_batch(prefix, bounds)
-  local answer = { '', '', '0' }
-  local idle = redis.call('SCARD', running) == 0
-  local now, steps = now_ms(), 0
-  while model ~= '' and #answer < requests_max + 3 and steps < BATCH_MAX do
-    steps = steps + 1
+  local room = {
+    requests = requests_max, kv_tokens = kv_tokens, reserve = reserve, looks = BATCH_MAX, blocked_tokens = 0,
+    any_size = redis.call('SCARD', running) == 0,  -- the first request of an idle incarnation
+  }
+  local answer = { '0', {}, {} }
+  while model ~= '' and room.requests > 0 and room.looks > 0 and room.blocked_tokens == 0 do
     local gid = redis.call('LINDEX', list, 0)
     if not gid then break end
-    local members, meta = group_keys(prefix, gid)
+    local _, meta = group_keys(prefix, gid)
     if redis.call('HGET', meta, 'model') ~= model then break end
-    local id = redis.call('ZRANGE', members, 0, 0)[1]
-    local record, body = read_by_id(prefix, id)
-    if record.x ~= '' and tonumber(record.x) <= now then
-      finish(batch, record, 'E', args[at + 6], body, '', '', false)
-    else
-      local progress = redis.call('GET', prefix .. ':progress:' .. id) or ''
-      local need = record.l + math.ceil(#progress / 4) + reserve
-      if need > kv_tokens and not (idle and #answer == 3) then
-        answer[3] = integer(need)
-        break
-      end
-      kv_tokens = kv_tokens - need
-      take_from_group(prefix, record)
-      redis.call('SADD', running, id)
-      if record.b == '' then record.b = integer(now) end
-      redis.call('HSET', record.k, 's', 'R', 'o', incarnation, 'b', record.b)
-      count(prefix, 'running', 1)
-      record.s, record.o, record.a = 'R', incarnation, redis.call('HINCRBY', record.k, 'a', 1)
-      add_event(batch, 'pulled', record)
-      answer[#answer + 1] = { live_answer(record, body), progress }
-    end
+    pull_from_group(batch, answer, room, gid, incarnation, args[at + 6])
   end
-  local head = redis.call('LINDEX', list, 0)
-  if head then
-    answer[1], answer[2] = head, redis.call('HGET', prefix .. ':group_meta:' .. head, 'model') or ''
-  end
-  send_batch(batch)
+  answer[1] = integer(room.blocked_tokens)
+  answer[2], answer[3] = head_answer(prefix, list)
+  close_batch(batch)
   return answer
 end
 
--- args: ids; answer: (live record, progress)… of those that are live
-local function details_with_progress(keys, args)
+-- args: incarnation, ids; answer: (live record with progress)… of those that it owns
+local function owned(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
   local found = {}
-  for index = at, #args do
+  for index = at + 1, #args do
     local record, body = read_by_id(prefix, args[index])
-    if record then
-      found[#found + 1] = { live_answer(record, body), redis.call('GET', prefix .. ':progress:' .. args[index]) or '' }
+    if record and record.owner == args[at] then
+      found[#found + 1] = live_answer(record, body, read_progress(prefix, record))
     end
   end
   return found
 end
 
--- args: incarnation, cause ('unpulled' or why it is requeued), failure, (queue id, hash key, attempt)…; answer: statuses
+-- args: incarnation, cause ('unpulled' or why it is requeued), where a group is opened again ('head' or 'second'), failure,
+--       (queue id, hash key, attempt)…; answer: statuses
 local function give_back(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
-  local incarnation, cause, failure = args[at], args[at + 1], args[at + 2]
+  local incarnation, cause, where, failure = args[at], args[at + 1], args[at + 2], args[at + 3]
+  local unpulled, failed = cause == 'unpulled', cause == 'failed' or cause == 'lost'
   local batch = open_batch(prefix, bounds)
   local statuses = {}
-  for index = at + 3, #args, 3 do
+  for index = at + 4, #args, 3 do
     local id, hash_key = args[index], args[index + 1]
     local record = read_request(hash_key)
     if not owns(record, id, incarnation, args[index + 2]) then
       statuses[#statuses + 1] = 'stale'
     else
-      if cause == 'failed' or cause == 'lost' then record.f = redis.call('HINCRBY', hash_key, 'f', 1) end
-      if (cause == 'failed' or cause == 'lost') and record.f >= bounds.attempts_max then
-        finish(batch, record, 'F', failure, nil, '', '', true)
+      if failed then record.failed = record.failed + 1 end
+      if failed and record.failed >= bounds.attempts_max then
+        finish(batch, record, 'F', failure, nil, nil, '', '', true)
         statuses[#statuses + 1] = 'ended'
       else
-        return_to_group(batch, record, cause == 'evicted' and 'second' or 'head')
-        if cause == 'unpulled' and record.e == '' then redis.call('HDEL', hash_key, 'b') end  -- it was not started
-        if cause == 'unpulled' then add_event(batch, 'unpulled', record) else add_event(batch, 'requeued', record, cause) end
+        return_to_group(batch, record, where, unpulled and record.first_output_ms == '')
+        if unpulled then add_event(batch, 'unpulled', record) else add_event(batch, 'requeued', record, cause) end
         statuses[#statuses + 1] = 'done'
       end
     end
   end
-  send_batch(batch)
+  close_batch(batch)
   return statuses
 end
 
--- Stores what is new of an output: 'done' and whether anything was, or 'gap'.
-local function store_output(prefix, record, offset, output, text)
-  local key = prefix .. ':progress:' .. record.i
-  local stored = redis.call('STRLEN', key)
-  if offset > stored then return 'gap', false end
-  if offset + #output <= stored then return 'done', false end
-  redis.call('APPEND', key, string.sub(output, stored - offset + 1))
-  if stored == 0 then
-    record.e, record.y = integer(now_ms()), text == '1' and '1' or ''
-    redis.call('HSET', record.k, 'e', record.e, 'y', record.y)
-  end
-  return 'done', true
+-- Where the caller owns a request: its gateway, and whether it has output. It is asked for each token, so it reads and parses no more.
+local function read_owned(hash_key, id, incarnation, attempt)
+  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w')
+  if not fields[1] or string.sub(fields[1], 17, 17 + #id) ~= id .. ' ' then return nil end
+  local run, first_output_ms, owner = string.match(fields[2], '^R(%d+) %d+ %d* (%d*) 1? (.*)$')
+  if owner ~= incarnation or run ~= attempt then return nil end
+  return fields[3], first_output_ms ~= ''
+end
+
+-- Notes that the first output of a request is there.
+local function note_first_output(hash_key, text)
+  local record = read_request(hash_key)
+  record.first_output_ms, record.text = integer(now_ms()), text == '1' and '1' or ''
+  redis.call('HSET', hash_key, 's', state_text(record))
 end
 
 -- args: incarnation, (queue id, hash key, attempt, offset, output, frame, text)…; answer: statuses
@@ -121,16 +156,33 @@ local function emit(keys, args)
   local batch = open_batch(prefix, bounds)
   local statuses = {}
   for index = at + 1, #args, 7 do
-    local record = read_request(args[index + 1])
-    local status, new = 'stale', false
-    if owns(record, args[index], incarnation, args[index + 2]) then
-      status, new = store_output(prefix, record, tonumber(args[index + 3]), args[index + 4], args[index + 6])
-      if new and args[index + 5] ~= '' then add_frame(batch, record.w, args[index + 5]) end
+    local id, hash_key, offset, output = args[index], args[index + 1], tonumber(args[index + 3]), args[index + 4]
+    local gateway, has_output = read_owned(hash_key, id, incarnation, args[index + 2])
+    local status = gateway and 'done' or 'stale'
+    if gateway then
+      local key = prefix .. ':progress:' .. id
+      local stored = has_output and redis.call('STRLEN', key) or 0
+      if offset > stored then
+        status = 'gap'
+      elseif offset + #output > stored then
+        redis.call('APPEND', key, string.sub(output, stored - offset + 1))
+        if not has_output then note_first_output(hash_key, args[index + 6]) end
+        if args[index + 5] ~= '' then add_frame(batch, gateway, args[index + 5]) end
+      end
     end
     statuses[#statuses + 1] = status
   end
-  send_batch(batch)
+  close_batch(batch)
   return statuses
+end
+
+-- All output with the last one, which need not be stored any more; nil where it would leave a gap.
+local function with_output(prefix, record, offset, output, text)
+  local progress = read_progress(prefix, record)
+  if offset > #progress then return nil end
+  if offset + #output <= #progress then return progress end
+  if progress == '' then record.first_output_ms, record.text = integer(now_ms()), text == '1' and '1' or '' end
+  return progress .. string.sub(output, #progress - offset + 1)
 end
 
 -- args: incarnation, (queue id, hash key, attempt, offset, output, frame, text, state, Result, event)…; answer: statuses
@@ -145,8 +197,9 @@ local function complete(keys, args)
     local record = read_request(hash_key)
     local status = 'stale'
     if owns(record, id, incarnation, attempt) then
-      status = store_output(prefix, record, tonumber(args[index + 3]), args[index + 4], args[index + 6])
-      if status == 'done' then finish(batch, record, state, args[index + 8], nil, args[index + 5], args[index + 9], true) end
+      local progress = with_output(prefix, record, tonumber(args[index + 3]), args[index + 4], args[index + 6])
+      status = progress and 'done' or 'gap'
+      if progress then finish(batch, record, state, args[index + 8], nil, progress, args[index + 5], args[index + 9], true) end
     elseif not record then
       local ended = read_terminal(prefix, hash_key)
       if ended and ended.id == id and ended.state == state and ended.attempts == tonumber(attempt)
@@ -156,6 +209,6 @@ local function complete(keys, args)
     end
     statuses[#statuses + 1] = status
   end
-  send_batch(batch)
+  close_batch(batch)
   return statuses
 end

@@ -8,8 +8,8 @@ local function accept(keys, args)
   local hash_key, body, digest, gateway, class, prompt_tokens, expire_after_ms = unpack(args, at, at + 6)
   local live = read_request(hash_key)
   if live then
-    if live.d ~= digest then return { err = 'QLMCONFLICT the request id stands for another body' } end
-    return { live.i, integer(live.n), integer(live.t), live.s, '1' }
+    if live.digest ~= digest then return { err = 'QLMCONFLICT the request id stands for another body' } end
+    return { live.id, integer(live.number), integer(live.accepted_ms), live.state, '1' }
   end
   local ended = read_terminal(prefix, hash_key)
   if ended then
@@ -27,19 +27,21 @@ local function accept(keys, args)
   local number = redis.call('INCR', prefix .. ':acceptance')
   local accepted_ms = now_ms()
   local id = redis.call('XADD', prefix .. ':queue', '*', 'r', body, 'k', hash_key)
-  local record = { k = hash_key, i = id, n = number, t = accepted_ms, l = prompt_tokens, c = class, g = '', o = '', a = 0 }
-  redis.call('HSET', hash_key, 'i', id, 'd', digest, 's', 'A', 'n', integer(number), 't', integer(accepted_ms),
-    'w', gateway, 'l', prompt_tokens, 'c', class)
+  redis.call('HSET', hash_key, 'f', fixed_text(digest, id, number, accepted_ms, prompt_tokens, class), 's', NEW_STATE, 'w', gateway)
   if expire_after_ms ~= '' then
     local expiry_ms = integer(accepted_ms + tonumber(expire_after_ms))
     redis.call('HSET', hash_key, 'x', expiry_ms)
     redis.call('ZADD', prefix .. ':expiry', expiry_ms, id)
   end
-  count_request(prefix, record, 1)
-  count(prefix, 'unplaced', 1)
   local batch = open_batch(prefix, bounds)
+  local record = {
+    key = hash_key, id = id, number = number, accepted_ms = accepted_ms, prompt_tokens = tonumber(prompt_tokens), class = class,
+    group = '', owner = '', attempt = 0,
+  }
+  count_request(batch, record, 1)
+  count(batch, 'unplaced', 1)
   add_event(batch, 'accepted', record)
-  send_batch(batch)
+  close_batch(batch)
   return { id, integer(number), integer(accepted_ms), 'A', '0' }
 end
 
@@ -57,17 +59,17 @@ local function attach(keys, args)
     local progress = offset < ended.produced and string.sub(ended.result, offset - ended.produced) or ''
     return { 'ended', terminal_answer(ended), progress, integer(ended.produced) }
   end
-  local progress_key = prefix .. ':progress:' .. record.i
+  local progress_key = prefix .. ':progress:' .. record.id
   local produced = redis.call('STRLEN', progress_key)
   if offset > produced then return { err = 'QLMOFFSET ' .. produced } end
-  if gateway ~= '' and gateway ~= record.w then
+  if gateway ~= '' and gateway ~= record.gateway then
     redis.call('HSET', hash_key, 'w', gateway)
-    record.w = gateway
-    if record.s == 'R' then
-      send_control(open_batch(prefix, bounds), instance_of(record.o), 'rebound', record)
+    record.gateway = gateway
+    if record.state == 'R' then
+      send_control(open_batch(prefix, bounds), instance_of(record.owner), 'rebound', record)
     end
   end
-  local body = read_entry(prefix, record.i)
+  local body = read_entry(prefix, record.id)
   return { 'live', live_answer(record, body), redis.call('GETRANGE', progress_key, offset, -1), integer(produced) }
 end
 
@@ -82,8 +84,8 @@ local function cancel(keys, args)
     return ended.state
   end
   local batch = open_batch(prefix, bounds)
-  finish(batch, record, 'X', args[at + 1], nil, '', '', false)
-  send_batch(batch)
+  finish(batch, record, 'X', args[at + 1], nil, nil, '', '', false)
+  close_batch(batch)
   return 'X'
 end
 
@@ -95,9 +97,9 @@ local function expire(keys, args)
   local ids = redis.call('ZRANGEBYSCORE', prefix .. ':expiry', '-inf', integer(now_ms()), 'LIMIT', 0, BATCH_MAX)
   for _, id in ipairs(ids) do
     local record, body = read_by_id(prefix, id)
-    finish(batch, record, 'E', args[at], body, '', '', false)
+    finish(batch, record, 'E', args[at], body, nil, '', '', false)
   end
-  send_batch(batch)
+  close_batch(batch)
   return #ids
 end
 
@@ -106,7 +108,7 @@ local function find(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
   local record = read_request(args[at])
-  if record then return { 'live', live_answer(record, read_entry(prefix, record.i)) } end
+  if record then return { 'live', live_answer(record, (read_entry(prefix, record.id))) } end
   local ended = read_terminal(prefix, args[at])
   if not ended then return NOT_FOUND end
   return { 'ended', terminal_answer(ended) }
@@ -121,12 +123,12 @@ local function requests_ahead(keys, args)
     if read_terminal(prefix, args[at]) then return 0 end
     return NOT_FOUND
   end
-  if record.s ~= 'P' then return 0 end
-  local members, meta = group_keys(prefix, record.g)
-  local ahead = redis.call('ZRANK', members, record.i)
+  if record.state ~= 'P' then return 0 end
+  local members, meta = group_keys(prefix, record.group)
+  local ahead = redis.call('ZRANK', members, record.id)
   local instance = redis.call('HGET', meta, 'vq')
   for _, gid in ipairs(redis.call('LRANGE', prefix .. ':vq:' .. instance, 0, BATCH_MAX - 1)) do
-    if gid == record.g then break end
+    if gid == record.group then break end
     ahead = ahead + redis.call('ZCARD', prefix .. ':group:' .. gid)
   end
   return ahead

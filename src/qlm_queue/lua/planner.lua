@@ -26,7 +26,7 @@ local function unplaced(keys, args)
   local answer = { '' }
   local function add(id)
     local record, body = read_by_id(prefix, id)
-    if record and record.s == 'A' then answer[#answer + 1] = live_answer(record, body) end
+    if record and record.state == 'A' then answer[#answer + 1] = live_answer(record, body) end
     answer[1] = id
   end
   local start = after == '' and '-' or '(' .. after
@@ -46,7 +46,7 @@ local function arrived(keys, args)
   local found = {}
   for index = at, #args do
     local record, body = read_by_id(prefix, args[index])
-    if record and record.s == 'A' then
+    if record and record.state == 'A' then
       found[#found + 1] = live_answer(record, body)
     else
       redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, args[index])
@@ -55,8 +55,27 @@ local function arrived(keys, args)
   return found
 end
 
--- args: lease token, number of groups, groups (gid, instance, before, first deadline, number of meta strings, meta field and value…)…,
---       requests (queue id, hash key, index of its group)…; answer: a status a request
+-- Makes a group ready for the first request that a call places in it: open, with the deadline and the least SLO that the call tells.
+local function place_first(batch, args, group)
+  local prefix = batch.prefix
+  local _, meta = group_keys(prefix, group.gid)
+  local stored = redis.call('HMGET', meta, 'vq', 'first_deadline', 'slo_least')
+  group.is_open = true
+  if not stored[1] then redis.call('SADD', prefix .. ':groups', group.gid) end
+  if not stored[3] or tonumber(group.slo_least) < tonumber(stored[3]) then
+    redis.call('HSET', meta, 'slo_least', group.slo_least)
+  end
+  if not stored[1] or stored[1] == '' then
+    redis.call('HSET', meta, 'first_deadline', group.deadline, unpack(args, group.first, group.first + group.strings - 1))
+    local instance = serves(prefix, group.instance) and group.instance or UNASSIGNED
+    open_group(batch, group.gid, instance, group.before == '' and 'end' or group.before)
+  elseif tonumber(group.deadline) < tonumber(stored[2]) then
+    redis.call('HSET', meta, 'first_deadline', group.deadline)
+  end
+end
+
+-- args: lease token, number of groups, groups (gid, instance, before, first deadline, least SLO, number of meta strings,
+--       meta field and value…)…, requests (queue id, hash key, index of its group)…; answer: a status a request
 local function place(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -66,43 +85,36 @@ local function place(keys, args)
   local group_count = tonumber(args[at + 1])
   at = at + 2
   for index = 1, group_count do
-    local strings = tonumber(args[at + 4])
-    groups[index] = { gid = args[at], instance = args[at + 1], before = args[at + 2], deadline = args[at + 3], first = at + 5, strings = strings }
-    at = at + 5 + strings
+    local strings = tonumber(args[at + 5])
+    groups[index] = {
+      gid = args[at], instance = args[at + 1], before = args[at + 2], deadline = args[at + 3], slo_least = args[at + 4],
+      first = at + 6, strings = strings,
+    }
+    at = at + 6 + strings
   end
   local statuses = {}
   while at <= #args do
     local id, hash_key, group = args[at], args[at + 1], groups[tonumber(args[at + 2])]
     at = at + 3
     local record = read_request(hash_key)
-    if not record or record.i ~= id or (record.s ~= 'A' and not (record.s == 'P' and record.g == group.gid)) then
+    if not record or record.id ~= id or (record.state ~= 'A' and not (record.state == 'P' and record.group == group.gid)) then
       statuses[#statuses + 1] = 'stale'
     else
       statuses[#statuses + 1] = 'done'
-      if record.s == 'A' then
-        local members, meta = group_keys(prefix, group.gid)
-        local queue = redis.call('HGET', meta, 'vq')
-        redis.call('ZADD', members, integer(record.n), id)
-        redis.call('HINCRBY', meta, 'live', 1)
-        redis.call('HINCRBY', meta, 'prompt_tokens', record.l)
-        if not queue then redis.call('SADD', prefix .. ':groups', group.gid) end
-        if not queue or queue == '' then
-          redis.call('HSET', meta, 'first_deadline', group.deadline)
-          if group.strings > 0 then redis.call('HSET', meta, unpack(args, group.first, group.first + group.strings - 1)) end
-          local instance = serves(prefix, group.instance) and group.instance or UNASSIGNED
-          open_group(batch, group.gid, instance, group.before == '' and 'end' or group.before)
-        elseif tonumber(group.deadline) < tonumber(redis.call('HGET', meta, 'first_deadline')) then
-          redis.call('HSET', meta, 'first_deadline', group.deadline)
-        end
-        redis.call('HSET', hash_key, 's', 'P', 'g', group.gid)
-        redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, id)
-        count(prefix, 'unplaced', -1)
-        record.g = group.gid
+      if record.state == 'A' then
+        record.state, record.group = 'P', group.gid
+        if not group.is_open then place_first(batch, args, group) end
+        join_group(batch, group.gid, record)
+        local changes = changes_of(batch, group.gid)
+        changes.live = changes.live + 1
+        redis.call('HSET', hash_key, 's', state_text(record), 'g', group.gid)
+        batch.settled[#batch.settled + 1] = id
+        count(batch, 'unplaced', -1)
         add_event(batch, 'placed', record)
       end
     end
   end
-  send_batch(batch)
+  close_batch(batch)
   return statuses
 end
 
@@ -193,16 +205,17 @@ local function apply_plan(keys, args)
     lists[segment.name] = joined
   end
 
+  local batch = open_batch(prefix, bounds)
   local moved = 0
   for _, gid in ipairs(moved_gids) do
     if origin[gid] ~= where[gid] then
       local meta = prefix .. ':group_meta:' .. gid
       redis.call('HSET', meta, 'vq', where[gid], 'last_vq', where[gid])
       redis.call('HINCRBY', meta, 'version', 1)
+      add_moved_event(batch, gid, where[gid])
       moved = moved + 1
     end
   end
-  local batch = open_batch(prefix, bounds)
   for _, name in ipairs(names) do
     local key = prefix .. ':vq:' .. name
     local before = redis.call('LRANGE', key, 0, -1)
@@ -217,6 +230,7 @@ local function apply_plan(keys, args)
     end
   end
   redis.call('SET', prefix .. ':plan_version', integer(plan_version))
+  close_batch(batch)
   return versions_answer(prefix, names, '1', integer(moved))
 end
 
@@ -246,15 +260,15 @@ local function reclaim(keys, args)
   local taken = math.min(#ids, BATCH_MAX)
   for index = 1, taken do
     local record, body = read_by_id(prefix, ids[index])
-    record.f = redis.call('HINCRBY', record.k, 'f', 1)
-    if record.f >= bounds.attempts_max then
-      finish(batch, record, 'F', failure, body, '', '', false)
+    record.failed = record.failed + 1
+    if record.failed >= bounds.attempts_max then
+      finish(batch, record, 'F', failure, body, nil, '', '', false)
     else
-      return_to_group(batch, record, 'head')
+      return_to_group(batch, record, 'head', false)
       add_event(batch, 'requeued', record, 'lost')
     end
   end
-  send_batch(batch)
+  close_batch(batch)
   return taken
 end
 

@@ -2,14 +2,19 @@
 -- The scripts write protobuf by hand: serialized messages are concatenated, and a later field overrides an earlier one.
 
 local STATE_NUMBER = { C = 4, F = 5, X = 6, E = 7 }
-local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9 }
-local REQUEST_FIELDS = { 'i', 'd', 's', 'n', 't', 'w', 'l', 'c', 'x', 'g', 'o', 'a', 'f', 'y', 'b', 'e' }
+local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9, moved = 14 }
 local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
+local MODELS_AHEAD_GROUPS_MAX = 32
 
 local function integer(number)
   return string.format('%.0f', number)
+end
+
+-- A double as a string that is read back as the same double.
+local function seconds(number)
+  return string.format('%.17g', number)
 end
 
 local function now_ms()
@@ -19,26 +24,30 @@ end
 
 -- protobuf -----------------------------------------------------------------------------------------------------------
 
+-- Without a table: each step of each request writes some.
 local function varint(number)
-  local bytes = {}
-  while number >= 128 do
-    local low = number % 128
-    bytes[#bytes + 1] = string.char(low + 128)
-    number = (number - low) / 128
-  end
-  bytes[#bytes + 1] = string.char(number)
-  return table.concat(bytes)
+  if number < 128 then return string.char(number) end
+  local low = number % 128
+  number = (number - low) / 128
+  if number < 128 then return string.char(low + 128, number) end
+  local next_low = number % 128
+  return string.char(low + 128, next_low + 128) .. varint((number - next_low) / 128)
 end
 
+-- Tags of the fields of the messages that the scripts write: number * 8, and + 2 where bytes follow.
+local UINT_TAG = { '\8', '\16', '\24', '\32', '\40', '\48', '\56', '\64', '\72' }
+local BYTES_TAG = {
+  '\10', '\18', '\26', '\34', '\42', '\50', '\58', '\66', '\74', '\82', '\90', '\98', '\106', '\114', '\122', '\130\1',
+}
+
 local function pb_uint(field, number)
-  number = tonumber(number) or 0
   if number == 0 then return '' end
-  return varint(field * 8) .. varint(number)
+  return UINT_TAG[field] .. varint(number)
 end
 
 local function pb_bytes(field, value)
   if value == '' then return '' end
-  return varint(field * 8 + 2) .. varint(#value) .. value
+  return BYTES_TAG[field] .. varint(#value) .. value
 end
 
 local function pb_double(field, number)
@@ -98,15 +107,32 @@ end
 
 -- requests -----------------------------------------------------------------------------------------------------------
 
--- The record of a live request, or nil. Missing numbers are 0, missing strings ''.
+-- The record of a live request, or nil. Its hash holds few, long fields, since each field of a write costs: `f` what never changes, `s`
+-- what changes as it runs, `w` gateway, `g` group, `x` expiry. Times are milliseconds; those that may be '' are strings.
 local function read_request(hash_key)
-  local values = redis.call('HMGET', hash_key, unpack(REQUEST_FIELDS))
-  if not values[3] then return nil end
-  local record = { k = hash_key }
-  for index, field in ipairs(REQUEST_FIELDS) do record[field] = values[index] or '' end
-  record.n, record.t, record.l = tonumber(record.n), tonumber(record.t), tonumber(record.l)
-  record.a, record.f = tonumber(record.a) or 0, tonumber(record.f) or 0
-  return record
+  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x')
+  if not fields[1] then return nil end
+  local id, number, accepted_ms, prompt_tokens, class = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) (.*)$', 17)
+  local state, attempt, failed, started_ms, first_output_ms, text, owner =
+    string.match(fields[2], '^(%u)(%d+) (%d+) (%d*) (%d*) (1?) (.*)$')
+  return {
+    key = hash_key, fixed = fields[1], gateway = fields[3], group = fields[4] or '', expiry_ms = fields[5] or '',
+    digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number), accepted_ms = tonumber(accepted_ms),
+    prompt_tokens = tonumber(prompt_tokens), class = class,
+    state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
+    text = text, owner = owner,
+  }
+end
+
+local function fixed_text(digest, id, number, accepted_ms, prompt_tokens, class)
+  return digest .. id .. ' ' .. integer(number) .. ' ' .. integer(accepted_ms) .. ' ' .. prompt_tokens .. ' ' .. class
+end
+
+local NEW_STATE = 'A0 0    '
+
+local function state_text(record)
+  return record.state .. integer(record.attempt) .. ' ' .. integer(record.failed) .. ' ' .. record.started_ms .. ' '
+    .. record.first_output_ms .. ' ' .. record.text .. ' ' .. record.owner
 end
 
 -- Body and hash key of a queue id, or nil.
@@ -149,185 +175,13 @@ local function read_terminal(prefix, hash_key)
   }
 end
 
--- An answer of twelve strings that LiveRequest is made of.
-local function live_answer(record, body)
-  return {
-    record.i, record.k, integer(record.n), integer(record.t), record.s, record.g, record.o,
-    integer(record.a), integer(record.f), record.w, body, record.y,
-  }
+-- An answer of six strings that LiveRequest is made of; with the progress, Pulled.
+local function live_answer(record, body, progress)
+  return { record.key, record.fixed, state_text(record), record.gateway, record.group, body, progress }
 end
 
 local function terminal_answer(record)
   return { record.state, record.digest, record.id, integer(record.attempts), record.result }
-end
-
--- messages that a script sends: collected, then one entry a stream ------------------------------------------------------
-
-local function open_batch(prefix, bounds)
-  return { prefix = prefix, bounds = bounds, frames = {}, gateways = {}, events = {} }
-end
-
-local function add_frame(batch, gateway, frame)
-  if gateway == '' then return end
-  local frames = batch.frames[gateway]
-  if not frames then
-    frames = {}
-    batch.frames[gateway] = frames
-    batch.gateways[#batch.gateways + 1] = gateway
-  end
-  frames[#frames + 1] = pb_bytes(1, frame)
-end
-
-local function add_event(batch, kind, record, cause, extra)
-  local event = pb_uint(1, EVENT[kind]) .. pb_bytes(2, record.i) .. pb_bytes(3, record.g) .. pb_bytes(4, record.o)
-    .. pb_uint(5, record.a) .. pb_uint(6, record.n) .. pb_uint(7, record.t) .. pb_bytes(8, cause or '')
-    .. pb_uint(9, record.l) .. (extra or '')
-  batch.events[#batch.events + 1] = pb_bytes(1, event)
-end
-
-local function send_batch(batch)
-  for _, gateway in ipairs(batch.gateways) do
-    local stream = batch.prefix .. ':frames:' .. gateway
-    redis.call('XADD', stream, 'MAXLEN', '~', batch.bounds.frames_max, '*', 'f', table.concat(batch.frames[gateway]))
-    redis.call('PEXPIRE', stream, batch.bounds.frames_ttl_ms)
-  end
-  if #batch.events > 0 then
-    redis.call('XADD', batch.prefix .. ':events', 'MAXLEN', '~', batch.bounds.events_max, '*', 'e', table.concat(batch.events))
-  end
-end
-
-local function send_control(batch, instance, kind, record)
-  redis.call('XADD', batch.prefix .. ':ctl:' .. instance, 'MAXLEN', '~', batch.bounds.control_max, '*',
-    'k', kind, 'i', record and record.i or '', 'a', record and integer(record.a) or '0')
-end
-
-local function instance_of(incarnation)
-  return string.match(incarnation, '^(.*)/')
-end
-
--- counters -----------------------------------------------------------------------------------------------------------
-
-local function count(prefix, field, by)
-  local key = prefix .. ':counts'
-  if redis.call('HINCRBY', key, field, by) == 0 then redis.call('HDEL', key, field) end
-end
-
-local function count_request(prefix, record, by)
-  count(prefix, 'live', by)
-  count(prefix, 't:' .. escaped_tenant(prefix, record.k), by)
-  count(prefix, 'c:' .. record.c, by)
-end
-
--- groups ---------------------------------------------------------------------------------------------------------------
-
-local function group_keys(prefix, gid)
-  return prefix .. ':group:' .. gid, prefix .. ':group_meta:' .. gid
-end
-
-local function serves(prefix, instance)
-  return instance == UNASSIGNED or redis.call('HEXISTS', prefix .. ':registered', instance) == 1
-end
-
--- Opens a group that is on no queue: `where` is 'head', 'second', 'end' or the id of the group in front of which it goes.
-local function open_group(batch, gid, instance, where)
-  local prefix = batch.prefix
-  local _, meta = group_keys(prefix, gid)
-  local list = prefix .. ':vq:' .. instance
-  if where == 'head' then
-    redis.call('LPUSH', list, gid)
-  elseif where == 'second' then
-    local head = redis.call('LINDEX', list, 0)
-    if head then redis.call('LINSERT', list, 'AFTER', head, gid) else redis.call('RPUSH', list, gid) end
-  elseif where == 'end' or redis.call('LINSERT', list, 'BEFORE', where, gid) < 1 then
-    redis.call('RPUSH', list, gid)
-  end
-  redis.call('HSET', meta, 'vq', instance, 'last_vq', instance)
-  redis.call('HINCRBY', meta, 'version', 1)
-  redis.call('HINCRBY', prefix .. ':vq_version', instance, 1)
-  if instance ~= UNASSIGNED then send_control(batch, instance, 'wake') end
-end
-
--- Takes a group without waiting requests off its queue.
-local function close_if_drained(prefix, gid)
-  local members, meta = group_keys(prefix, gid)
-  if redis.call('EXISTS', members) == 1 then return end
-  local instance = redis.call('HGET', meta, 'vq')
-  if instance and instance ~= '' then
-    redis.call('LREM', prefix .. ':vq:' .. instance, 1, gid)
-    redis.call('HSET', meta, 'vq', '')
-    redis.call('HINCRBY', meta, 'version', 1)
-  end
-end
-
-local function take_from_group(prefix, record)
-  local members, meta = group_keys(prefix, record.g)
-  redis.call('ZREM', members, record.i)
-  redis.call('HINCRBY', meta, 'prompt_tokens', -record.l)
-  close_if_drained(prefix, record.g)
-end
-
--- Returns a running request to its place in its group, opening the group if it drained meanwhile.
-local function return_to_group(batch, record, where)
-  local prefix = batch.prefix
-  local members, meta = group_keys(prefix, record.g)
-  redis.call('SREM', prefix .. ':running:' .. record.o, record.i)
-  redis.call('HSET', record.k, 's', 'P')
-  redis.call('HDEL', record.k, 'o')
-  count(prefix, 'running', -1)
-  redis.call('ZADD', members, integer(record.n), record.i)
-  redis.call('HINCRBY', meta, 'prompt_tokens', record.l)
-  local place = redis.call('HMGET', meta, 'vq', 'last_vq')
-  if place[1] == '' then
-    local instance = place[2]
-    if not serves(prefix, instance) then instance = UNASSIGNED end
-    open_group(batch, record.g, instance, where)
-  end
-end
-
--- the end of a request -------------------------------------------------------------------------------------------------
-
--- Stores the Result and the last frame, and deletes the rest. `by_owner`: the owner takes the step and needs no word of it.
-local function finish(batch, record, state, result, body, frame, event, by_owner)
-  local prefix, id = batch.prefix, record.i
-  local progress_key = prefix .. ':progress:' .. id
-  local progress = redis.call('GET', progress_key) or ''
-  local tenant, request_id = string.match(record.k, ':req:([^:]*):([^:]*)$', #prefix + 1)
-  local finished_ms = now_ms()
-  local model, ended_by = '', by_owner and record.o or ''
-  if not pb_has(result, 3) then model = pb_bytes(3, model_of(body or read_entry(prefix, id))) end
-  local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
-    .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.a) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
-    .. pb_bytes(8, pb_double(1, record.t / 1000) .. pb_seconds(2, record.b) .. pb_seconds(3, record.e)
-      .. pb_double(4, finished_ms / 1000))
-  local output = record.y == '1' and progress or pb_bytes(14, progress)
-  local header = record.d .. state .. integer(record.a) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
-  redis.call('SET', result_key_of(prefix, record.k), header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
-
-  if frame == '' then frame = pb_bytes(1, id) .. pb_uint(2, record.a) end
-  add_frame(batch, record.w, frame .. pb_bytes(6, told))
-  add_event(batch, state, record, nil, event)
-
-  if record.s == 'A' then
-    count(prefix, 'unplaced', -1)
-  elseif record.s == 'P' then
-    take_from_group(prefix, record)
-  else
-    redis.call('SREM', prefix .. ':running:' .. record.o, id)
-    count(prefix, 'running', -1)
-    if not by_owner then send_control(batch, instance_of(record.o), 'cancel', record) end
-  end
-  if record.g ~= '' then
-    local _, meta = group_keys(prefix, record.g)
-    if redis.call('HINCRBY', meta, 'live', -1) == 0 then
-      redis.call('DEL', meta)
-      redis.call('SREM', prefix .. ':groups', record.g)
-    end
-  end
-  if record.x ~= '' then redis.call('ZREM', prefix .. ':expiry', id) end
-  redis.call('XACK', prefix .. ':queue', CONSUMER_GROUP, id)  -- also one that was placed unread may be pending
-  redis.call('XDEL', prefix .. ':queue', id)
-  redis.call('DEL', record.k, progress_key)
-  count_request(prefix, record, -1)
 end
 
 -- leases and arguments ----------------------------------------------------------------------------------------------------

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from qlm_agent.engine import EngineBusy, FinishReason, ModelLoadFailed, Tier
+from qlm_agent.engine import EngineBusy, ModelLoadFailed, Tier
 
-from .subjects import Reader, Subject, request
+from .conftest import Start
+from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed
+
+pytestmark = needs(Can.SWAP)
 
 
 async def test_tiers_follow_loads(subject: Subject) -> None:
-    first, second = subject.models
+    first, second = subject.models[:2]
     assert (subject.engine.tier(first), subject.engine.tier(second)) == (Tier.ACTIVE, Tier.COLD)
     assert await subject.engine.load_model(second, Tier.WARM) > 0.0
     assert (subject.engine.tier(first), subject.engine.tier(second)) == (Tier.ACTIVE, Tier.WARM)
@@ -25,35 +27,37 @@ async def test_tiers_follow_loads(subject: Subject) -> None:
     assert subject.engine.tier(first) is Tier.COLD
 
 
-async def test_a_warm_model_is_active_sooner_than_a_cold_one(subject: Subject) -> None:
-    first, second = subject.models
+async def test_times_to_serve_order_as_tiers_do(subject: Subject) -> None:
+    first, second = subject.models[:2]
+    active_s = await subject.engine.load_model(first, Tier.ACTIVE)
     cold_s = await subject.engine.load_model(second, Tier.ACTIVE)
     warm_s = await subject.engine.load_model(first, Tier.ACTIVE)
-    assert warm_s < cold_s / 2
+    await subject.engine.load_model(second, Tier.COLD)
+    cold_again_s = await subject.engine.load_model(second, Tier.ACTIVE)
+    assert active_s < warm_s / 2
+    assert warm_s < min(cold_s, cold_again_s) / 2
 
 
 async def test_each_model_answers_for_itself(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "a"))
-    await reader.ends("a")
-    await subject.engine.load_model(subject.models[1], Tier.ACTIVE)
-    await subject.engine.add(request(subject, "b", model=subject.models[1]))
-    await reader.ends("b")
-    await subject.engine.load_model(subject.models[0], Tier.ACTIVE)
-    await subject.engine.add(request(subject, "c"))
-    await reader.ends("c")
-    assert reader.runs["a"].token_ids == reader.runs["c"].token_ids != reader.runs["b"].token_ids
+    first, second = subject.models[:2]
+    a = await undisturbed(subject, reader, "a")
+    await subject.engine.load_model(second, Tier.ACTIVE)
+    b = await undisturbed(subject, reader, "b", model=second)
+    await subject.engine.load_model(first, Tier.ACTIVE)
+    c = await undisturbed(subject, reader, "c")
+    assert a.output == c.output != b.output
 
 
 async def test_a_busy_model_is_not_replaced(subject: Subject, reader: Reader) -> None:
-    first, second = subject.models
+    first, second = subject.models[:2]
     await subject.engine.add(request(subject, "r", answer=500))
-    await reader.until(lambda: "r" in reader.runs)
+    await reader.until_made(1, "r")
     for model, tier in ((second, Tier.ACTIVE), (first, Tier.COLD), (first, Tier.WARM)):
         with pytest.raises(EngineBusy):
             await subject.engine.load_model(model, tier)
     assert subject.engine.tier(first) is Tier.ACTIVE
     (run,) = await reader.ends("r")
-    assert run.outputs[-1].finish is FinishReason.STOP
+    assert run.outputs[-1].finish is subject.finish
     await subject.engine.load_model(second, Tier.ACTIVE)
 
 
@@ -79,25 +83,34 @@ async def test_repeated_loads_change_nothing(subject: Subject, reader: Reader) -
     await reader.ends("r")
 
 
-async def test_what_host_memory_does_not_hold_is_cold(make_subject: Callable[..., Subject]) -> None:
-    subject = make_subject(host_memory_gb=20.0)  # one model
-    await subject.engine.start()
-    first, second = subject.models
-    await subject.engine.load_model(first, Tier.ACTIVE)
+@needs(Can.LIMIT)
+async def test_what_host_memory_does_not_hold_is_cold(start: Start) -> None:
+    subject = await start(Limits(host_models=1.5))
+    first, second = subject.models[:2]
     await subject.engine.load_model(second, Tier.ACTIVE)
     assert subject.engine.tier(first) is Tier.COLD
     await subject.engine.load_model(first, Tier.WARM)
     assert subject.engine.tier(first) is Tier.WARM
-    await subject.engine.stop()
 
 
-async def test_a_model_that_host_memory_can_never_hold_is_served_but_not_warmed(make_subject: Callable[..., Subject]) -> None:
-    subject = make_subject(host_memory_gb=1.0)
-    await subject.engine.start()
-    first, second = subject.models
-    await subject.engine.load_model(first, Tier.ACTIVE)
+@needs(Can.LIMIT)
+async def test_a_model_that_host_memory_can_never_hold_is_served_but_not_warmed(start: Start) -> None:
+    subject = await start(Limits(host_models=0.5))
+    first, second = subject.models[:2]
     with pytest.raises(ModelLoadFailed):
         await subject.engine.load_model(second, Tier.WARM)
     await subject.engine.load_model(second, Tier.ACTIVE)
     assert (subject.engine.tier(first), subject.engine.tier(second)) == (Tier.COLD, Tier.ACTIVE)
-    await subject.engine.stop()
+
+
+async def test_a_busy_refusal_leaves_runs_and_tiers_as_they_are(subject: Subject, reader: Reader) -> None:
+    first, second = subject.models[:2]
+    whole = await undisturbed(subject, reader, answer=300)
+    await subject.engine.load_model(second, Tier.WARM)
+    await subject.engine.add(request(subject, "r", answer=300))
+    for model, tier in ((second, Tier.ACTIVE), (first, Tier.COLD), (first, Tier.WARM)):
+        with pytest.raises(EngineBusy):
+            await subject.engine.load_model(model, tier)
+    assert (subject.engine.tier(first), subject.engine.tier(second)) == (Tier.ACTIVE, Tier.WARM)
+    (run,) = await reader.ends("r")
+    assert run.output == whole.output

@@ -10,20 +10,20 @@ import pytest
 
 from qlm_agent.engine import FailureKind, FinishReason, Sampling, Tier
 
-from .subjects import DEADLINE_S, Reader, Subject, request
+from .conftest import Start
+from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed
 
 
 async def test_output_is_whole_and_in_order(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "r", answer=30))
-    (run,) = await reader.ends("r")
-    assert len(run.token_ids) == 30 * 4 or len(run.pieces) == 30
-    assert [output.finish for output in run.outputs] == [None] * (len(run.outputs) - 1) + [FinishReason.STOP]
+    run = await undisturbed(subject, reader, answer=30)
+    assert len(run.output) == 30
+    assert all(isinstance(item, str) == subject.engine.tells_text for item in run.output)
+    assert [output.finish for output in run.outputs] == [None] * (len(run.outputs) - 1) + [subject.finish]
 
 
 async def test_times_go_forward(subject: Subject, reader: Reader) -> None:
     before_s = time.monotonic()
-    await subject.engine.add(request(subject, "r", answer=50))
-    (run,) = await reader.ends("r")
+    run = await undisturbed(subject, reader, answer=50)
     times = [time_s for output in run.outputs for time_s in (output.first_s, output.last_s)]
     assert times == sorted(times)
     assert before_s <= run.outputs[0].started_s <= times[0]
@@ -33,74 +33,83 @@ async def test_times_go_forward(subject: Subject, reader: Reader) -> None:
 
 async def test_first_token_comes_before_the_rest(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=200))
-    await reader.until(lambda: "r" in reader.runs)
-    first = reader.runs["r"].outputs[0]
-    assert first.finish is None
-    assert 1 <= len(first.token_ids) // 4 + len(first.pieces) < 100
+    await reader.until_made(1, "r")
+    assert reader.runs["r"].outputs[0].finish is None
+    assert 1 <= reader.made("r") < 100
 
 
 async def test_greedy_output_does_not_depend_on_the_batch(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "alone", number=1))
-    (alone,) = await reader.ends("alone")
+    alone = await undisturbed(subject, reader)
     for number in range(1, 60):
         await subject.engine.add(request(subject, f"r{number}", number=number, answer=10 + number if number > 1 else 30))
     runs = await reader.ends(*(f"r{number}" for number in range(1, 60)))
-    assert runs[0].token_ids == alone.token_ids
-    assert len({run.token_ids for run in runs}) == 59
+    assert runs[0].output == alone.output
+    assert [len(run.output) for run in runs[1:]] == [10 + number for number in range(2, 60)]
 
 
 @pytest.mark.parametrize("resumed", [1, 7, 29])
 async def test_a_run_resumes_from_prompt_and_produced_tokens(subject: Subject, reader: Reader, resumed: int) -> None:
-    await subject.engine.add(request(subject, "whole"))
-    (whole,) = await reader.ends("whole")
-    await subject.engine.add(request(subject, "rest", produced=whole.token_ids[: 4 * resumed]))
+    whole = await undisturbed(subject, reader)
+    await subject.engine.add(request(subject, "rest", after=whole.output[:resumed]))
     (rest,) = await reader.ends("rest")
-    assert rest.token_ids == whole.token_ids[4 * resumed :]
-    assert rest.outputs[-1].finish is FinishReason.STOP
+    assert rest.output == whole.output[resumed:]
+    assert rest.outputs[-1].finish is subject.finish
 
 
 async def test_a_run_that_had_all_its_tokens_only_ends(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "whole"))
-    (whole,) = await reader.ends("whole")
-    await subject.engine.add(request(subject, "again", produced=whole.token_ids))
+    whole = await undisturbed(subject, reader)
+    await subject.engine.add(request(subject, "again", after=whole.output))
     (again,) = await reader.ends("again")
-    assert again.token_ids == b""
-    assert again.outputs[-1].finish is FinishReason.STOP
+    assert again.output == []
+    assert again.outputs[-1].finish is subject.finish
+
+
+async def test_an_aborted_run_goes_on_from_what_was_told(subject: Subject, reader: Reader) -> None:
+    whole = await undisturbed(subject, reader, answer=400)
+    told: list[int | str] = []
+    for attempt, at_least in enumerate((1, 50, 51, 200, 400)):
+        await subject.engine.add(request(subject, f"a{attempt}", answer=400, after=told))
+        await reader.until_made(max(1, at_least - len(told)), f"a{attempt}")
+        await subject.engine.abort([f"a{attempt}"])
+        told += reader.runs[f"a{attempt}"].output
+        assert told == whole.output[: len(told)], f"after attempt {attempt}"
+    assert told == whole.output
+    assert reader.runs["a4"].outputs[-1].finish is subject.finish
 
 
 async def test_output_tokens_max_cuts(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=30, output_tokens_max=12))
     await subject.engine.add(request(subject, "on", answer=5, output_tokens_max=12, sampling=Sampling(ignore_eos=True)))
     cut, on = await reader.ends("r", "on")
-    assert len(cut.token_ids) == len(on.token_ids) == 12 * 4
+    assert len(cut.output) == len(on.output) == 12
     assert cut.outputs[-1].finish is on.outputs[-1].finish is FinishReason.LENGTH
 
 
 async def test_the_context_cuts(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", prompt=subject.context_tokens - 5, answer=30))
     (run,) = await reader.ends("r")
-    assert len(run.token_ids) == 5 * 4
+    assert len(run.output) == 5
     assert run.outputs[-1].finish is FinishReason.LENGTH
 
 
 async def test_what_cannot_be_served_fails_by_itself(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "long", prompt=subject.context_tokens))
-    await subject.engine.add(request(subject, "other", model=subject.models[1]))
+    await subject.engine.add(request(subject, "other", model="not-active"))
     await subject.engine.add(request(subject, "good"))
     long, other, good = await reader.ends("long", "other", "good")
     assert long.outputs[-1].failure is not None
     assert long.outputs[-1].failure.kind is FailureKind.REFUSED
     assert other.outputs[-1].failure is not None
     assert other.outputs[-1].failure.kind is FailureKind.BROKEN
-    assert good.outputs[-1].finish is FinishReason.STOP
+    assert good.outputs[-1].finish is subject.finish
 
 
 async def test_aborted_runs_are_silent_and_free_their_kv(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "gone", number=1, answer=500))
     await subject.engine.add(request(subject, "stays", number=2, answer=100))
-    await reader.until(lambda: set(reader.runs) == {"gone", "stays"})
-    heard = len(reader.runs["gone"].outputs)
+    await reader.until_made(1, "gone", "stays")
     await subject.engine.abort(["gone", "unknown"])
+    heard = len(reader.runs["gone"].outputs)
     await reader.ends("stays")
     assert len(reader.runs["gone"].outputs) == heard
     stats = subject.engine.stats()
@@ -116,74 +125,44 @@ async def test_a_run_aborted_before_anything_was_read(subject: Subject, reader: 
     assert set(reader.runs) == {"stays"}
 
 
-async def test_a_pause_stops_output_and_resume_goes_on(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "r", answer=300))
-    await reader.until(lambda: "r" in reader.runs)
-    await subject.engine.pause()
-    await subject.engine.pause()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(reader.read_on(), timeout=0.2)  # at most what was made before the pause
-    heard = len(reader.runs["r"].token_ids)
-    assert heard < 300 * 4
-    await subject.engine.resume()
-    await subject.engine.resume()
-    (run,) = await reader.ends("r")
-    assert len(run.token_ids) == 300 * 4
-
-
-async def test_a_pause_is_not_caught_up(subject: Subject, reader: Reader) -> None:
-    await subject.engine.add(request(subject, "whole", number=1, answer=1500))
-    (whole,) = await reader.ends("whole")
-    undisturbed_s = whole.outputs[-1].last_s - whole.outputs[0].first_s
-    await subject.engine.add(request(subject, "paused", number=2, answer=1500))
-    await reader.until(lambda: "paused" in reader.runs)
-    await subject.engine.pause()
-    await asyncio.sleep(2 * undisturbed_s)
-    await subject.engine.resume()
-    (paused,) = await reader.ends("paused")
-    assert paused.outputs[-1].last_s - paused.outputs[0].first_s > 2.5 * undisturbed_s
-
-
-async def test_stats_count_what_runs_and_what_waits(make_subject: Callable[..., Subject]) -> None:
-    subject = make_subject(batch_max=4)
-    await subject.engine.start()
-    await subject.engine.load_model(subject.models[0], Tier.ACTIVE)
-    reader = Reader(subject.engine)
+@needs(Can.LIMIT)
+async def test_stats_count_what_runs_and_what_waits(start: Start) -> None:
+    subject = await start(Limits(batch_max=4))
+    reader = Reader(subject)
     names = [f"r{number}" for number in range(10)]
     for number, name in enumerate(names):
         await subject.engine.add(request(subject, name, number=number, answer=300))
-    await reader.until(lambda: "r3" in reader.runs)
+    await reader.until_made(1, *names[:4])
     stats = subject.engine.stats()
-    assert (stats.running, stats.waiting, stats.batch_max) == (4, 6, 4)
+    assert (stats.running, stats.waiting, stats.batch_max, stats.offloaded) == (4, 6, 4, 0)
     assert 4 * 20 <= stats.kv_used_tokens <= stats.kv_capacity_tokens
     await reader.ends(*names)
-    await subject.engine.stop()
 
 
-async def test_output_is_the_same_when_kv_is_short(make_subject: Callable[..., Subject]) -> None:
-    wide, narrow = make_subject(), make_subject(kv_capacity_tokens=640)
-    outputs: list[dict[str, bytes]] = []
-    for subject in (wide, narrow):
-        await subject.engine.start()
-        await subject.engine.load_model(subject.models[0], Tier.ACTIVE)
-        reader = Reader(subject.engine)
+@needs(Can.LIMIT)
+async def test_output_is_the_same_when_kv_is_short_and_runs_are_preempted(start: Start) -> None:
+    outputs: list[dict[str, list[int | str]]] = []
+    preemptions: list[int] = []
+    for limits in (Limits(), Limits(kv_capacity_tokens=640)):
+        subject = await start(limits)
+        reader = Reader(subject)
         names = [f"r{number}" for number in range(12)]
         for number, name in enumerate(names):
             await subject.engine.add(request(subject, name, number=number, prompt=40, answer=100))
         runs = await reader.ends(*names)
-        outputs.append({name: run.token_ids for name, run in zip(names, runs, strict=True)})
+        outputs.append({name: run.output for name, run in zip(names, runs, strict=True)})
+        preemptions.append(subject.engine.stats().preemptions)
         assert subject.engine.stats().kv_used_tokens == 0
         await subject.engine.stop()
-    assert narrow.engine.stats().preemptions > 0
-    assert wide.engine.stats().preemptions == 0
+    assert preemptions[0] == 0
+    assert preemptions[1] > 0
     assert outputs[0] == outputs[1]
 
 
-async def test_a_run_that_outgrows_kv_fails_and_the_others_go_on(make_subject: Callable[..., Subject]) -> None:
-    subject = make_subject(kv_capacity_tokens=320)
-    await subject.engine.start()
-    await subject.engine.load_model(subject.models[0], Tier.ACTIVE)
-    reader = Reader(subject.engine)
+@needs(Can.LIMIT)
+async def test_a_run_that_outgrows_kv_fails_and_the_others_go_on(start: Start) -> None:
+    subject = await start(Limits(kv_capacity_tokens=320))
+    reader = Reader(subject)
     await subject.engine.add(request(subject, "prompt", number=1, prompt=400))
     await subject.engine.add(request(subject, "answer", number=2, answer=600))
     await subject.engine.add(request(subject, "good", number=3, answer=50))
@@ -191,14 +170,13 @@ async def test_a_run_that_outgrows_kv_fails_and_the_others_go_on(make_subject: C
     for run in runs[:2]:
         assert run.outputs[-1].failure is not None
         assert run.outputs[-1].failure.kind is FailureKind.KV_CAPACITY
-    assert len(runs[1].token_ids) > 200 * 4
-    assert len(runs[2].token_ids) == 50 * 4
-    await subject.engine.stop()
+    assert len(runs[1].output) > 200
+    assert len(runs[2].output) == 50
 
 
-async def test_stop_and_start_are_safe_in_any_order(make_subject: Callable[..., Subject]) -> None:
-    subject = make_subject()
-    async with asyncio.timeout(DEADLINE_S):
+async def test_stop_and_start_are_safe_in_any_order(make_subject: Callable[[Limits], Subject]) -> None:
+    subject = make_subject(Limits())
+    async with asyncio.timeout(subject.deadline_s):
         await subject.engine.stop()
         await subject.engine.start()
         await subject.engine.start()

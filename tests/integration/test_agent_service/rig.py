@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import struct
 from collections.abc import Callable, Sequence
 
 import redis.asyncio as redis
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from qlm.api.v1 import request_pb2
-from qlm.internal.v1 import frames_pb2
+from qlm.internal.v1 import events_pb2, frames_pb2
 from qlm_agent.config import AgentConfig
 from qlm_agent.process import AgentProcess
 from qlm_agent.telemetry import AgentMetrics
@@ -22,7 +23,18 @@ from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_di
 from qlm_queue.keys import Keys
 from qlm_queue.port import Queue
 from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, LiveRequest, RequestPlacement, StepStatus, TerminalRecord
+from qlm_queue.values import (
+    PLANNER_ROLE,
+    Acceptance,
+    GroupPlacement,
+    Lease,
+    LiveRequest,
+    PlanChunk,
+    QueueSegment,
+    RequestPlacement,
+    StepStatus,
+    TerminalRecord,
+)
 
 DEADLINE_S = 30.0
 QUEUE = "test"
@@ -71,6 +83,18 @@ class RunningAgent:
     def owned(self) -> int:
         return len(self.process.shell.machine.runs)
 
+    def value(self, metric: str, **labels: str) -> float:
+        """A figure of its metrics, 0 where it is not there."""
+        return self.metrics.registry.get_sample_value(metric, labels) or 0.0
+
+    def lso(self, name: str) -> float:
+        """How often it carried out an LLM serving operation."""
+        assert self.value("qlm_agent_lso_seconds_count", lso=name) <= self.value("qlm_agent_lso_total", lso=name)
+        return self.value("qlm_agent_lso_total", lso=name)
+
+    def spans_named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans.get_finished_spans() if span.name == name]
+
     async def start(self) -> RunningAgent:
         def on_ready(address: str) -> None:
             self.address = address
@@ -114,9 +138,11 @@ class Rig:
         self.results: dict[str, request_pb2.Result] = {}
         self._numbers = itertools.count(1)
         self._asked: dict[str, tuple[str, list[int], int]] = {}
+        self._accepted_s: dict[str, float] = {}
         self._ids: dict[str, str] = {}
         self._lease: Lease | None = None
         self._after = "0"
+        self._plan_version = 0
 
     async def start(self) -> None:
         await self.queue.start()
@@ -128,21 +154,33 @@ class Rig:
         await self.client.aclose()
         await self.queue.stop()
 
-    async def agent(self, name: str = "a", **settings: object) -> RunningAgent:
-        agent = RunningAgent(self.url, name, **settings)
+    async def agent(self, name: str = "a", *, url: str = "", **settings: object) -> RunningAgent:
+        """`url`: how it reaches the server, if not as the rest of the world does."""
+        agent = RunningAgent(url or self.url, name, **settings)
         self.agents.append(agent)
         return await agent.start()
 
-    async def accept(self, count: int, *, model: str = "m", answer: int = 20, prompt: int = 30, output_max: int = 4000) -> list[str]:
+    async def accept(
+        self,
+        count: int,
+        *,
+        model: str = "m",
+        answer: int = 20,
+        prompt: int = 30,
+        output_max: int = 4000,
+        slo_s: float = 60.0,
+        seed: int | None = None,
+    ) -> list[str]:
         """Accepts requests; returns their request ids."""
         names: list[str] = []
         for _ in range(count):
             number = next(self._numbers)
             ids = [number % VOCABULARY] * (prompt - 1) + [LENGTH_TOKEN_BASE + answer]
-            slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=60.0)
+            slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=slo_s)
             body = request_pb2.Request(
                 model=model,
                 tokens=request_pb2.TokenPrompt(ids=ids),
+                sampling=request_pb2.SamplingParams(seed=seed),
                 tenant="t",
                 request_id=f"r{number}",
                 trace=request_pb2.TraceContext(traceparent=TRACEPARENT),
@@ -159,14 +197,48 @@ class Rig:
             )
         )
         self._ids[name] = receipt.queue_id
+        self._accepted_s[name] = receipt.accepted_s
         return name
 
-    async def place(self, names: Sequence[str], instance: str = "a", *, group: str = "g", model: str = "m") -> None:
-        """Puts requests into a group at the end of an instance's queue."""
+    async def place(
+        self,
+        names: Sequence[str],
+        instance: str = "a",
+        *,
+        group: str = "g",
+        model: str = "m",
+        before: str = "",
+        slo_s: float = math.inf,
+    ) -> None:
+        """Puts requests into a group, in front of another or at the end of an instance's queue. `slo_s`: what the group says of its
+        requests' SLO; infinite: nothing, so that it is not urgent."""
         assert self._lease is not None
-        placement = GroupPlacement(group_id=group, instance=instance, before="", first_deadline_s=0.0, meta={"model": model})
+        placement = GroupPlacement(
+            group_id=group,
+            instance=instance,
+            before=before,
+            first_deadline_s=min(self._accepted_s[name] for name in names) + slo_s,
+            slo_least_s=slo_s,
+            meta={"model": model, "slo_kind": "completion", "slo_class": "64s"},
+        )
         requests = [RequestPlacement(queue_id=self._ids[name], key=RequestKey("t", name), group_id=group) for name in names]
         assert set(await self.queue.place(self._lease, [placement], requests)) == {StepStatus.DONE}
+
+    async def move(self, groups: Sequence[str], instance: str) -> None:
+        """Moves groups to the end of another queue, as a plan does."""
+        assert self._lease is not None
+        self._plan_version += 1
+        versions = {record.instance: record.version for record in (await self.queue.overview()).virtual_queues}
+        segment = QueueSegment(instance=instance, start=1_000, group_ids=tuple(groups))
+        chunk = PlanChunk(plan_version=self._plan_version, versions=versions, segments=[segment])
+        applied = await self.queue.apply_plan(self._lease, chunk)
+        assert applied.applied
+        assert applied.moved == len(groups)
+
+    async def events(self) -> list[events_pb2.RequestEvent]:
+        """All that was told so far."""
+        entries = await self.queue.read_events("0", 0.0, 10_000)
+        return [event for entry in entries for event in events_pb2.RequestEvents.FromString(entry.payload).events]
 
     async def reclaim(self, incarnation: str) -> int:
         assert self._lease is not None

@@ -27,7 +27,7 @@ async def test_requests_are_served_whole(rig: Rig) -> None:
     await until(lambda: agent.owned == 0, "the agent forgets what ended")
     assert agent.metrics.registry.get_sample_value("qlm_agent_ended_requests_total", {"state": "COMPLETED"}) == 40
     assert agent.metrics.registry.get_sample_value("qlm_agent_emitted_tokens_total") == 40 * 60
-    assert agent.metrics.registry.get_sample_value("qlm_agent_pulled_requests_total") == 40
+    assert agent.lso("pull") == 40
 
 
 async def test_requests_that_come_later_wake_the_agent(rig: Rig) -> None:

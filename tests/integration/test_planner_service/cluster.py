@@ -26,6 +26,7 @@ from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.shell import PlannerShell
 from qlm_process.config import load_config
 from qlm_process.instance_wire import to_body
+from qlm_process.lease_keeper import LeaseKeeper
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import Acceptance, Completion, Emission, Lease, Overview, PullBudget, Pulled
 
@@ -115,6 +116,23 @@ class Cluster:
         incarnation, lease = await self.queue.register(name, f"{name}-{next(self._numbers)}", to_body(facts), ttl_s)
         self._agents[name] = (incarnation, lease)
         return incarnation
+
+    @asynccontextmanager
+    async def agent(self, name: str) -> AsyncIterator[str]:
+        """An agent whose lease is as short as the planner's, and renewed for as long as the server answers in time."""
+        incarnation = await self.join(name, ttl_s=LEASE_S)
+        keeper = LeaseKeeper(self.queue, self._agents[name][1], ttl_s=LEASE_S, renew_s=RENEW_S)
+        await keeper.start()
+        try:
+            yield incarnation
+        finally:
+            await keeper.stop()
+
+    async def describe(self, name: str, body: bytes) -> None:
+        await self.queue.describe(self._agents[name][1], body)
+
+    async def deregister(self, name: str) -> None:
+        await self.queue.deregister(self._agents[name][1])
 
     async def kill_agent(self, name: str) -> None:
         await self.queue.release_lease(self._agents[name][1])

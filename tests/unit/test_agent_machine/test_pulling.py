@@ -79,8 +79,8 @@ def test_expected_output_follows_what_ends() -> None:
     t.answer_pull(*(pulled(str(number)) for number in range(100)))
     for number in range(100):
         t.end(ended(str(number), 10))
-    assert 10 < t.machine.pulling.expected_output_tokens("m") < 60
-    assert t.machine.pulling.expected_output_tokens("n") == 212  # another model's is its own
+    assert 10 < t.machine.expectations.output_tokens("m") < 60
+    assert t.machine.expectations.output_tokens("n") == 212  # another model's is its own
 
 
 def test_blocked_by_kv_until_enough_is_free() -> None:

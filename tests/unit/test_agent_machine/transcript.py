@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 from qlm_agent.effects import (
@@ -16,10 +17,12 @@ from qlm_agent.effects import (
     GiveBack,
     LoadAnswer,
     LoadModel,
+    OffloadRuns,
     PauseEngine,
     Pull,
     ReadOwned,
     Register,
+    RestoreRuns,
     ResumeEngine,
     StartRun,
     Stop,
@@ -37,19 +40,93 @@ from qlm_agent.events import (
     OwnedAnswered,
     PullAnswered,
     PulledRun,
+    QueueHead,
     Registered,
+    RunsOffloaded,
+    RunsRestored,
     Started,
     TimePassed,
 )
 from qlm_agent.machine import AgentMachine
 from qlm_agent.machine_settings import MachineSettings
+from qlm_core.profile import HardwareProfile
 
 CAPACITY = 10_000
 
 
-def pulled(name: str, *, model: str = "m", prompt: int = 100, output_max: int = 500, stored: int = 0, refusal: str = "") -> PulledRun:
+def profile(
+    model: str, *, token_ms: float = 10.0, weights_gb: float = 10.0, kv_swap_us: float = 10.0, recompute_us: float = 100.0
+) -> HardwareProfile:
+    """A GPU whose every figure is easy to count with: 1 s from host memory, 4 s more from disk."""
+    return HardwareProfile(
+        gpu="g",
+        n_gpu=1,
+        model=model,
+        weights_gb=weights_gb,
+        kv_bytes_per_token=1,
+        kv_capacity_tokens=CAPACITY,
+        decode_a_ms=token_ms,
+        decode_b_ms_per_seq=0.0,
+        decode_c_ms_per_context_token=0.0,
+        prefill_base_ms=0.0,
+        prefill_ms_per_token=recompute_us * 1e-3,
+        load_disk_to_cpu_s=4.0,
+        load_cpu_to_gpu_s=1.0,
+        kv_swap_us_per_token=kv_swap_us,
+        recompute_us_per_token=recompute_us,
+    )
+
+
+HARDWARE = {model: profile(model) for model in ("m", "n", "o", "p")}
+
+
+def pulled(
+    name: str,
+    *,
+    model: str = "m",
+    prompt: int = 100,
+    output_max: int = 500,
+    stored: int = 0,
+    refusal: str = "",
+    due: float = math.inf,
+    priority: int | None = None,
+    resumable: bool = True,
+    displacements: int = 0,
+) -> PulledRun:
     return PulledRun(
-        run_id=f"{name}/1", queue_id=name, model=model, prompt_tokens=prompt, output_tokens_max=output_max, stored=stored, refusal=refusal
+        run_id=f"{name}/1",
+        queue_id=name,
+        model=model,
+        prompt_tokens=prompt,
+        output_tokens_max=output_max,
+        stored=stored,
+        refusal=refusal,
+        deadline_s=due,
+        priority=priority,
+        resumable=resumable,
+        displacements=displacements,
+    )
+
+
+def group(
+    model: str,
+    *,
+    name: str = "",
+    waiting: int = 1,
+    prompt: int = 100,
+    due: float = math.inf,
+    priority: int | None = None,
+    first_token: bool = False,
+) -> QueueHead:
+    """The head of the virtual queue: `waiting` requests of `prompt` tokens."""
+    return QueueHead(
+        group_id=name or f"group-{model}",
+        model=model,
+        waiting=waiting,
+        waiting_prompt_tokens=waiting * prompt,
+        first_deadline_s=due,
+        priority=priority,
+        first_token=first_token,
     )
 
 
@@ -62,7 +139,9 @@ class Transcript:
     """Steps a machine. Calls to the server are open until a test answers them by kind: `answer_pull`, `answer_items`, `lose`."""
 
     def __init__(self, *models: str, **settings: object) -> None:
-        quiet = {"poll_s": 1000.0, "owned_check_s": 1000.0}  # so that only what a test is about is heard
+        """`host_kv_tokens`: KV that the engine can hold in host memory; the other settings are the machine's."""
+        self.host_kv_tokens = int(str(settings.pop("host_kv_tokens", 0)))
+        quiet = {"poll_s": 1000.0, "owned_check_s": 1000.0, "host_memory_gb": 100.0}  # so that only what a test is about is heard
         self.machine = AgentMachine(MachineSettings(models=models or ("m", "n"), **{**quiet, **settings}))  # type: ignore[arg-type]
         self.now_s = 0.0
         self.calls: dict[str, int] = {}
@@ -97,13 +176,30 @@ class Transcript:
         return self.loaded(model)
 
     def loaded(self, model: str, tier: Tier = Tier.ACTIVE, *, active: str | None = None, warm: tuple[str, ...] = ()) -> list[str]:
-        now_active = model if active is None else active
-        return self.step(ModelLoaded(model=model, tier=tier, took_s=1.0, active=now_active, warm=warm, kv_capacity_tokens=CAPACITY))
+        return self.step(
+            ModelLoaded(
+                model=model,
+                tier=tier,
+                took_s=1.0,
+                active=model if active is None else active,
+                warm=warm,
+                kv_capacity_tokens=CAPACITY,
+                host_kv_capacity_tokens=self.host_kv_tokens,
+            )
+        )
 
-    def answer_pull(self, *runs: PulledRun, head: str = "", blocked: int = 0) -> list[str]:
+    def answer_pull(self, *runs: PulledRun, head: str | QueueHead = "", blocked: int = 0, ahead: tuple[str, ...] = ()) -> list[str]:
+        """`head`: its model will do where nothing else matters."""
+        found = (group(head) if head else None) if isinstance(head, str) else head
         call = self.calls.pop("pull")
-        group = f"group-{head}" if head else ""
-        return self.step(PullAnswered(call=call, pulled=runs, head_group=group, head_model=head, blocked_tokens=blocked))
+        return self.step(PullAnswered(call=call, pulled=runs, head=found, blocked_tokens=blocked, models_ahead=ahead))
+
+    def offloaded(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
+        """The engine moved the KV of these, of those `asked` (all of them where none is named)."""
+        return self.step(RunsOffloaded(asked=_ids(asked or names), done=_ids(names)))
+
+    def restored(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
+        return self.step(RunsRestored(asked=_ids(asked or names), done=_ids(names)))
 
     def answer_owned(self, *runs: PulledRun) -> list[str]:
         return self.step(OwnedAnswered(call=self.calls.pop("read owned"), owned=runs))
@@ -160,6 +256,10 @@ class Transcript:
                 return f"start {_name(effect.run_id)}"
             case AbortRuns():
                 return "abort " + " ".join(map(_name, effect.run_ids))
+            case OffloadRuns():
+                return "offload " + " ".join(map(_name, effect.run_ids))
+            case RestoreRuns():
+                return "restore " + " ".join(map(_name, effect.run_ids))
             case LoadModel():
                 return f"load {effect.model} {effect.tier}"
             case PauseEngine():
@@ -180,3 +280,7 @@ class Transcript:
 
 def _name(run_id: str) -> str:
     return run_id.partition("/")[0]
+
+
+def _ids(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}/1" for name in names)

@@ -11,6 +11,7 @@ from qlm_planner.effects import (
     Effect,
     Expire,
     Place,
+    PlanApplied,
     PlanChanged,
     ReadArrivals,
     ReadEvents,
@@ -119,6 +120,8 @@ def tell(effect: Effect) -> str:
             return "expire"
         case PlanChanged(plan_version=version):
             return f"plan v{version}"
+        case PlanApplied(cause=cause, whole=whole, chunks=chunks, groups_named=named, groups_moved=moved):
+            return f"{cause} {'done' if whole else 'left'}: {chunks} chunks, {named} named, {moved} moved"
     return type(effect).__name__
 
 
@@ -145,11 +148,14 @@ def test_a_leader_rebuilds_then_reads() -> None:
         "expire",
         "plan v4",
     ]
-    # The page is placed before the next page is read; g8-1 was opened by the leader before and is joined.
-    assert script.at(0.3, UnplacedRead(arrivals=(arrival(20), arrival(21)), read_to="21-0")) == ["place 2: g8-1@a<end"]
+    # The page is placed while the next page is read; g8-1 was opened by the leader before and is joined.
+    assert script.at(0.3, UnplacedRead(arrivals=(arrival(20), arrival(21)), read_to="21-0")) == [
+        "place 2: g8-1@a<end",
+        "unplaced after 21-0",
+    ]
     place = script.last[0]
     assert isinstance(place, Place)
-    assert script.at(0.4, PlaceAnswered(call=place, done=(True, True))) == ["unplaced after 21-0", "plan v4"]
+    assert script.at(0.4, PlaceAnswered(call=place, done=(True, True))) == ["plan v4"]
     assert script.at(0.5, UnplacedRead(arrivals=(), read_to="")) == ["arrivals"]
     assert script.machine.caught_up
     # What the scan has found is not taken a second time.
@@ -210,7 +216,10 @@ def test_a_lost_instance_in_order() -> None:
     assert script.at(5.5, OverviewRead(snapshot=snapshot(both, lost=["a"]))) == ["apply v5 {'a': 7, 'b': 7} b[1]=g8-1,g8-2"]
     chunk = script.last[0]
     assert isinstance(chunk, ApplyChunk)
-    assert script.at(5.6, ChunkAnswered(call=chunk, applied=True, versions={"a": 8, "b": 8}, moved=2)) == ["plan v5"]
+    assert script.at(5.6, ChunkAnswered(call=chunk, applied=True, versions={"a": 8, "b": 8}, moved=2)) == [
+        "plan v5",
+        "relocate done: 1 chunks, 2 named, 2 moved",
+    ]
     assert script.machine.board.queues["b"] == ["g8-3", "g8-1", "g8-2"]
     assert script.machine.board.versions["b"] == 8
 
@@ -233,6 +242,27 @@ def test_arrivals_that_may_be_lost_are_looked_for() -> None:
     script = Script()
     leading(script, snapshot({"a": []}))
     assert script.at(0.1, CallFailed(call=ReadArrivals(count=500, block_s=1.0))) == []
-    assert script.at(0.2, Tick()) == ["overview"]
-    assert script.at(0.3, OverviewRead(snapshot=snapshot({"a": []}))) == ["unplaced after the start"]
+    assert script.at(0.2, Tick()) == ["overview", "unplaced after the start"]
     assert script.at(0.4, UnplacedRead(arrivals=(), read_to="")) == ["arrivals"]
+
+
+def test_a_scan_that_begins_anew_forgets_the_page_under_way() -> None:
+    """Its answer says nothing of those before it: the new scan reads them all, from the start."""
+    script = Script()
+    leading(script, snapshot({"a": []}))
+    script.at(0.1, CallFailed(call=ReadArrivals(count=500, block_s=1.0)))
+    assert "unplaced after the start" in script.at(0.2, Tick())
+    script.machine.intake.rescan()
+    assert script.at(0.3, UnplacedRead(arrivals=(), read_to="")) == ["unplaced after the start"]
+    assert script.machine.intake.scanning
+
+
+def test_a_page_that_failed_is_read_again() -> None:
+    script = Script()
+    script.at(0.0, ProfilesRead(catalogue=CATALOGUE, profiles=profiles()))
+    script.at(0.0, OverviewRead(snapshot=snapshot({"a": []})))
+    assert script.at(0.1, UnplacedRead(arrivals=(arrival(1),), read_to="1-0")) == ["place 1: g9-1@a<end", "unplaced after 1-0"]
+    place = script.last[0]
+    assert isinstance(place, Place)
+    script.at(0.2, CallFailed(call=ReadUnplaced(after="1-0", count=500)))
+    assert "unplaced after 1-0" in script.at(0.3, PlaceAnswered(call=place, done=(True,)))

@@ -16,7 +16,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_planner.calls import perform
-from qlm_planner.effects import ApplyChunk, Call, Place, PlanChanged, ReadArrivals, ReadEvents
+from qlm_planner.effects import ApplyChunk, Call, Place, PlanApplied, PlanChanged, ReadArrivals, ReadEvents
 from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
@@ -90,6 +90,7 @@ class World:
         self.lease: Lease | None = None
         self.calls: list[Call] = []
         self.changes: list[PlanChanged] = []
+        self.applied: list[PlanApplied] = []
         self.agents: dict[str, tuple[str, Lease]] = {}
         self.faults: Callable[[Call], str] = lambda call: ""
         self.before_place: Callable[[], Awaitable[None]] | None = None
@@ -230,6 +231,8 @@ class World:
         for effect in self.machine.step(self.now_s, event):
             if isinstance(effect, PlanChanged):
                 self.changes.append(effect)
+            elif isinstance(effect, PlanApplied):
+                self.applied.append(effect)
             else:
                 self.calls.append(effect)
                 self._waiting.append(effect)

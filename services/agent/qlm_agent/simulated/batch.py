@@ -2,19 +2,19 @@
 
 A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill
 when it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the
-policy's victims go back to the waiting runs and recompute prompt + produced later.
+policy's victims go back to the waiting runs and recompute prompt + produced later. A decoding run can be taken out (`detach`) and put back,
+here or in a later batch of its model (`attach`, `rejoin`), with the KV it had.
 
-Costs O(1) a step while runs only decode: a run's tokens follow from the count of decode steps since it joined, the blocks that a step needs
-from a count of runs per residue of their length, and the next end from a heap.
+Costs O(1) a step while runs only decode (see `DecodingRuns`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 from qlm_agent.engine import EngineFailure, FailureKind
 from qlm_agent.engine_policy import EnginePolicy, SequenceView
+from qlm_agent.simulated.decoding import DecodingRuns
 from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
 from qlm_agent.simulated.sequences import Phase, Progress, RunState
 
@@ -32,7 +32,6 @@ class SimulatedBatch:
         self, *, step_s: StepDuration, kv_capacity_tokens: int, batch_max: int, prefill_chunk_tokens: int, policy: EnginePolicy
     ) -> None:
         self.preemptions = 0
-        self.decode_steps = 0
         self.kv = KvBlocks(kv_capacity_tokens)
         self._step_s = step_s
         self._batch_max = batch_max
@@ -43,20 +42,19 @@ class SimulatedBatch:
         self._reorder_at_s: float | None = None
         self._changed = False  # the waiting runs are other than when the policy ordered them
         self._prefilling: dict[str, RunState] = {}
-        self._decoding: dict[str, RunState] = {}
-        self._context_tokens = 0  # KV written of all decoding runs
-        self._residues = [0] * BLOCK_TOKENS  # decoding runs that need a block at steps of this residue
-        self._ends: list[tuple[int, int, RunState]] = []
-        self._joins = 0
+        self._decoding = DecodingRuns()
+        self._restoring: dict[str, RunState] = {}  # hold KV that is being filled
+        self._rejoining: list[RunState] = []  # decode from the next step on
         self._news: dict[str, RunState] = {}
         self._time_s = 0.0  # simulated up to here
         self._last_step_s = 0.0
         self._step_end_s: float | None = None
+        self._stirred = False  # a step may begin: something happened since none could
         self._chunks: list[tuple[RunState, int]] = []  # prefills of the step under way
 
     @property
     def running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return len(self._prefilling) + len(self._decoding) + len(self._restoring)
 
     @property
     def waiting(self) -> int:
@@ -68,17 +66,17 @@ class SimulatedBatch:
 
     @property
     def next_due_s(self) -> float | None:
-        """The end of the step under way; None while there is nothing to do."""
-        if self._step_end_s is None and self._runs:
+        """The end of the step under way, or when the next can begin; None while only a call brings something to do."""
+        if self._step_end_s is not None:
+            return self._step_end_s
+        if self._stirred and self._runs:
             return self._time_s
-        return self._step_end_s
+        return self._reorder_at_s if self._waiting else None
 
     def add(self, now_s: float, run: RunState) -> None:
         """Takes a waiting run; it is considered at the next step. One that can never fit fails."""
         assert run.run_id not in self._runs, f"run {run.run_id} twice"
-        if self._step_end_s is None and not self._runs:
-            self._time_s = max(self._time_s, now_s)
-        self._runs[run.run_id] = run
+        self._take(now_s, run)
         if blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
             self._fail(run)
             return
@@ -94,20 +92,74 @@ class SimulatedBatch:
         if run.phase is Phase.WAITING:
             self._waiting.remove(run)
             self._changed = True
+        elif run.phase is Phase.MOVING:
+            self._unmove(run)
         else:
             self._leave(run)
         run.phase = Phase.GONE
+        self._stirred = True
 
-    def postpone(self, seconds: float) -> None:
-        """The engine stood still for so long."""
-        self._time_s += seconds
-        if self._step_end_s is not None:
-            self._step_end_s += seconds
+    def decoding_tokens(self, run_id: str) -> int | None:
+        """KV written of a decoding run; None for any other."""
+        run = self._decoding.runs.get(run_id)
+        return None if run is None else run.held_at(self._decoding.steps)
+
+    def detach(self, run_id: str) -> RunState:
+        """Takes a decoding run out of the steps; of the step under way it gets no token. Its KV stays taken until `release`."""
+        run = self._decoding.runs[run_id]
+        held = self._decoding.stop(run)
+        run.moving_blocks = blocks_for(held)
+        if self._step_end_s is not None:  # the block that the step writes to is taken already
+            self.kv.give_back(blocks_for(held + 1) - run.moving_blocks)
+        run.phase = Phase.MOVING
+        if run.produced > run.told:
+            self._news[run.run_id] = run
+        self._stirred = True
+        return run
+
+    def release(self, run: RunState) -> None:
+        """Gives back the KV of a detached run, which is no longer of this batch."""
+        assert run.phase is Phase.MOVING, run
+        del self._runs[run.run_id]
+        self._unmove(run)
+        run.phase = Phase.OFFLOADED
+        self._stirred = True
+
+    def attach(self, now_s: float, run: RunState) -> bool:
+        """Takes the KV of an offloaded run; it decodes after `rejoin`. False where there is no seat or not enough KV."""
+        assert run.phase is Phase.OFFLOADED, run
+        spare = self._spare_blocks()
+        if self.running >= self._batch_max or blocks_for(run.kv_tokens) + spare > self.kv.free:
+            return False
+        self._take(now_s, run)
+        run.phase = Phase.MOVING
+        run.moving_blocks = blocks_for(run.kv_tokens)
+        self.kv.take(run.moving_blocks)
+        self._restoring[run.run_id] = run
+        return True
+
+    def rejoin(self, run: RunState) -> None:
+        """An attached run decodes from the next step on."""
+        assert run.phase is Phase.MOVING, run
+        self._rejoining.append(run)
+        self._stirred = True
+
+    def stood_still(self, from_s: float, to_s: float) -> None:
+        """No step went on from one time to the other."""
+        if self._step_end_s is None:
+            self._time_s = max(self._time_s, to_s)
+        else:
+            self._time_s += to_s - from_s
+            self._step_end_s += to_s - from_s
 
     def advance(self, until_s: float) -> None:
         """Makes every step that ends by then."""
         while True:
             if self._step_end_s is None and not self._begin_step():
+                turn_s = self._reorder_at_s if self._waiting else None
+                if turn_s is not None and self._time_s < turn_s <= until_s:
+                    self._time_s = turn_s
+                    continue
                 self._time_s = max(self._time_s, until_s)
                 return
             assert self._step_end_s is not None
@@ -124,16 +176,24 @@ class SimulatedBatch:
     def progress(self) -> list[Progress]:
         """All that was produced and not told; told once."""
         told = self.news()
-        told += [self._tell(run) for run in self._decoding.values() if run.produced_at(self.decode_steps) > run.told]
+        told += [self._tell(run) for run in self._decoding.runs.values() if run.produced_at(self._decoding.steps) > run.told]
         return told
+
+    def _take(self, now_s: float, run: RunState) -> None:
+        if self._step_end_s is None and not self._runs:
+            self._time_s = max(self._time_s, now_s)
+        self._runs[run.run_id] = run
+        self._stirred = True
 
     # A step -----------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> bool:
         """Chooses what the next step does and how long it takes; False if there is nothing to do."""
+        self._stirred = False
+        self._rejoin_runs()
         self._ask_policy()
         preempted = self._free_for_decode()
-        self.kv.take(self._residues[self.decode_steps % BLOCK_TOKENS])
+        self.kv.take(self._decoding.blocks_needed)
         budget = self._chunk_tokens
         for run in self._prefilling.values():
             budget -= self._schedule_chunk(run, budget)
@@ -146,19 +206,14 @@ class SimulatedBatch:
         if not decoding and not self._chunks:
             return False
         chunks = [(run.prefill_done, tokens) for run, tokens in self._chunks]
-        self._step_end_s = self._time_s + self._step_s(decoding, self._context_tokens + decoding, chunks)
+        self._step_end_s = self._time_s + self._step_s(decoding, self._decoding.context_tokens + decoding, chunks)
         return True
 
     def _finish_step(self, end_s: float) -> None:
         self._time_s = self._last_step_s = end_s
         self._step_end_s = None
-        self._context_tokens += len(self._decoding)
-        self.decode_steps += 1
-        while self._ends and self._ends[0][0] <= self.decode_steps:
-            step, _, run = heapq.heappop(self._ends)
-            # Of a run that was preempted or aborted since, the entry is old.
-            if run.phase is Phase.DECODE and run.end_step() == step:
-                self._end(run)
+        for run in self._decoding.step():
+            self._end(run)
         for run, tokens in self._chunks:
             if run.phase is Phase.PREFILL:
                 run.prefill_done += tokens
@@ -175,8 +230,10 @@ class SimulatedBatch:
     def _admits(self, run: RunState) -> bool:
         if self.running >= self._batch_max:
             return False
-        spare = round(self.kv.capacity * WATERMARK) if self.running else 0
-        return blocks_for(run.prompt_tokens + run.produced) + spare <= self.kv.free
+        return blocks_for(run.prompt_tokens + run.produced) + self._spare_blocks() <= self.kv.free
+
+    def _spare_blocks(self) -> int:
+        return round(self.kv.capacity * WATERMARK) if self.running else 0
 
     def _admit(self, run: RunState) -> None:
         run.phase = Phase.PREFILL
@@ -189,24 +246,26 @@ class SimulatedBatch:
     def _join(self, run: RunState) -> None:
         """The end of a prefill gives the first token, and the run decodes from the next step on."""
         del self._prefilling[run.run_id]
-        run.phase = Phase.DECODE
         run.produced += 1
-        run.joined_step = self.decode_steps
         run.first_token_s = self._time_s if run.first_token_s is None else run.first_token_s
-        self._decoding[run.run_id] = run
-        self._context_tokens += run.held_at(self.decode_steps)
-        self._residues[self._residue(run)] += 1
         if run.told == run.produced - 1:
             self._news[run.run_id] = run
+        self._decoding.start(run)
         if run.produced >= run.target_tokens:
             self._end(run)
-        else:
-            self._joins += 1
-            heapq.heappush(self._ends, (run.end_step(), self._joins, run))
+
+    def _rejoin_runs(self) -> None:
+        for run in self._rejoining:
+            if run.phase is Phase.MOVING:  # not aborted since
+                del self._restoring[run.run_id]
+                run.moving_blocks = 0
+                self._decoding.start(run)
+        self._rejoining.clear()
 
     def _end(self, run: RunState) -> None:
         self._leave(run)
         run.phase = Phase.GONE
+        run.ended_s = self._time_s
         self._news[run.run_id] = run
 
     def _fail(self, run: RunState) -> None:
@@ -218,41 +277,35 @@ class SimulatedBatch:
 
     # KV ---------------------------------------------------------------------------------------------------------------
 
-    def _residue(self, run: RunState) -> int:
-        """A decode step writes one token, so a run needs a block when what it holds fills its blocks: at decode steps of this residue."""
-        return (run.joined_step - (run.prompt_tokens + run.produced - 1)) % BLOCK_TOKENS
-
     def _leave(self, run: RunState) -> None:
         """Gives back the KV of a running run and settles what it produced."""
         if run.phase is Phase.PREFILL:
             del self._prefilling[run.run_id]
             self.kv.give_back(blocks_for(run.prefill_tokens))
-            return
-        del self._decoding[run.run_id]
-        held = run.held_at(self.decode_steps)
-        self._context_tokens -= held
-        self._residues[self._residue(run)] -= 1
-        # In the middle of a step (abort) the block that the step writes to is taken already.
-        self.kv.give_back(blocks_for(held + (self._step_end_s is not None)))
-        run.produced = run.produced_at(self.decode_steps)
-        run.joined_step = self.decode_steps
+        else:
+            # In the middle of a step (abort) the block that the step writes to is taken already.
+            self.kv.give_back(blocks_for(self._decoding.stop(run) + (self._step_end_s is not None)))
+
+    def _unmove(self, run: RunState) -> None:
+        """Gives back the KV of a run that was being moved."""
+        self._restoring.pop(run.run_id, None)
+        self.kv.give_back(run.moving_blocks)
+        run.moving_blocks = 0
 
     def _free_for_decode(self) -> bool:
         """Preempts until the decode step fits; tells whether any run still waits for that."""
-        residue = self.decode_steps % BLOCK_TOKENS
-        if self._residues[residue] <= self.kv.free:
+        if self._decoding.blocks_needed <= self.kv.free:
             return False
         for run_id in self._policy.victims(self._time_s, self._views(self._running_runs())):
-            if self._residues[residue] <= self.kv.free:
+            if self._decoding.blocks_needed <= self.kv.free:
                 break
             self._preempt(self._runs[run_id])
         return self.running > 0
 
     def _preempt(self, run: RunState) -> None:
-        alone = self.running == 1
         self._leave(run)
         run.phase = Phase.WAITING
-        if alone and blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
+        if blocks_for(run.prompt_tokens + run.produced) > self.kv.capacity:
             self._fail(run)
             return
         self.preemptions += 1
@@ -273,19 +326,19 @@ class SimulatedBatch:
         self._reorder_at_s = self._policy.next_wakeup_s(self._time_s)
 
     def _running_runs(self) -> list[RunState]:
-        return [*self._prefilling.values(), *self._decoding.values()]
+        return [*self._prefilling.values(), *self._decoding.runs.values()]
 
     def _views(self, runs: Iterable[RunState]) -> list[SequenceView]:
-        return [run.view(self.decode_steps) for run in runs]
+        return [run.view(self._decoding.steps) for run in runs]
 
     # Telling ----------------------------------------------------------------------------------------------------------
 
     def _tell(self, run: RunState) -> Progress:
-        start, run.told = run.told, max(run.told, run.produced_at(self.decode_steps))
+        start, run.told = run.told, max(run.told, run.produced_at(self._decoding.steps))
         done = run.phase is Phase.GONE
         if done:
             self._runs.pop(run.run_id, None)
-        last_s = self._last_step_s
+        last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s
         return Progress(run.run_id, start, run.told, started_s, first_s, last_s, done, run.failure)

@@ -1,16 +1,20 @@
-"""Host memory for the weights of warm models: a budget, least recently used first out."""
+"""Host memory of one instance: a budget for the weights of warm models, and one of its own for the KV of offloaded runs.
+
+They are apart, as in vLLM, which reserves pinned memory for KV when it starts: weights that come and go never take the KV of a run that
+must come back, and offloading never makes a model cold that was to be swapped in next.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-class HostMemory:
-    """Which models have their weights in host memory. The active model keeps its copy there while the budget allows, so that leaving the
-    GPU costs nothing."""
+class HostWeights:
+    """Which models have their weights in host memory; the least recently used goes first. The active model keeps its copy there while the
+    budget allows, so that leaving the GPU costs nothing."""
 
     def __init__(self, *, budget_gb: float, weights_gb: Mapping[str, float]) -> None:
-        self._budget_gb = budget_gb
+        self.budget_gb = budget_gb
         self._weights_gb = weights_gb
         self._held: dict[str, None] = {}  # in order of use, oldest first
 
@@ -27,14 +31,14 @@ class HostMemory:
 
     def fits(self, model: str) -> bool:
         """Whether it can be held at all."""
-        return self._weights_gb[model] <= self._budget_gb
+        return self._weights_gb[model] <= self.budget_gb
 
     def hold(self, model: str) -> tuple[str, ...]:
         """Takes a model in, or marks it as used now; returns those that had to go. It must fit."""
         assert self.fits(model), model
         self._held.pop(model, None)
         gone: list[str] = []
-        while self.used_gb + self._weights_gb[model] > self._budget_gb:
+        while self.used_gb + self._weights_gb[model] > self.budget_gb:
             oldest = next(iter(self._held))
             del self._held[oldest]
             gone.append(oldest)
@@ -44,3 +48,22 @@ class HostMemory:
     def drop(self, model: str) -> None:
         """Forgets a model; nothing if it is not held."""
         self._held.pop(model, None)
+
+
+class HostKv:
+    """The budget for the KV of offloaded runs, in bytes: runs of several models share it."""
+
+    def __init__(self, *, budget_gb: float) -> None:
+        self.capacity_bytes = int(budget_gb * 1e9)
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Takes so much if it is free."""
+        if self.used_bytes + size_bytes > self.capacity_bytes:
+            return False
+        self.used_bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        assert 0 <= size_bytes <= self.used_bytes, f"{size_bytes} bytes given back, {self.used_bytes} taken"
+        self.used_bytes -= size_bytes

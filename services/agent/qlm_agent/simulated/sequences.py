@@ -10,9 +10,13 @@ from qlm_agent.engine_policy import SequenceView
 
 
 class Phase(Enum):
+    """Where a run is. MOVING and OFFLOADED runs are in no step; MOVING ones hold KV of the GPU."""
+
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    MOVING = "moving"  # its KV is being copied to host memory or back
+    OFFLOADED = "offloaded"
     GONE = "gone"
 
 
@@ -34,8 +38,10 @@ class RunState:
     prefill_tokens: int = 0  # of this prefill, 0 before it
     prefill_done: int = 0
     joined_step: int = 0
+    moving_blocks: int = 0  # KV of the GPU while it is MOVING
     started_s: float | None = None
     first_token_s: float | None = None
+    ended_s: float | None = None
     failure: EngineFailure | None = None
 
     def view(self, decode_steps: int) -> SequenceView:
@@ -47,6 +53,11 @@ class RunState:
             prompt_tokens=self.prompt_tokens,
             produced_tokens=self.produced_at(decode_steps),
         )
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV written while it does not decode (of its last token none is), or as it joined."""
+        return self.prompt_tokens + self.produced - 1
 
     def produced_at(self, decode_steps: int) -> int:
         """Tokens produced when the engine has made so many decode steps."""

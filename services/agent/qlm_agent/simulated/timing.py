@@ -75,3 +75,7 @@ class StepTiming:
     def host_to_gpu_s(self) -> float:
         """Copying the weights from host memory."""
         return self._profile.load_cpu_to_gpu_s / self._time_scale * self._noise.factor()
+
+    def kv_swap_s(self, tokens: int) -> float:
+        """Copying the KV of so many tokens to host memory or back."""
+        return self._profile.kv_swap_us_per_token * 1e-6 * tokens / self._time_scale * self._noise.factor()

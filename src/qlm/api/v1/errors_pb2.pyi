@@ -67,6 +67,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE; retry_after_s. No prediction can be made: no profile or no instance of the model."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 21
     """INTERNAL. Our bug."""
+    ERROR_REASON_STREAMS_FULL: _ErrorReason.ValueType  # 22
+    """RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
+    id to another.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
 
@@ -113,4 +117,8 @@ ERROR_REASON_NO_PREDICTION: ErrorReason.ValueType  # 20
 """UNAVAILABLE; retry_after_s. No prediction can be made: no profile or no instance of the model."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 21
 """INTERNAL. Our bug."""
+ERROR_REASON_STREAMS_FULL: ErrorReason.ValueType  # 22
+"""RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
+id to another.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

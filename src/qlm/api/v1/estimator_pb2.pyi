@@ -266,3 +266,223 @@ class PredictResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PredictResponse: _TypeAlias = PredictResponse  # noqa: Y015
+
+@_typing.final
+class GetOutcomesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    window_s: _builtins.float
+    """Seconds up to now that the figures are for, at most 3,600. 0: 300."""
+    def __init__(
+        self,
+        *,
+        window_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOutcomesRequest: _TypeAlias = GetOutcomesRequest  # noqa: Y015
+
+@_typing.final
+class Outcomes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    window_s: _builtins.float
+    """Seconds that the figures are for: less than asked where the leader has not led or does not remember for so long."""
+    accepted: _builtins.int
+    """Requests accepted."""
+    completed: _builtins.int
+    """Requests that ended COMPLETED."""
+    failed: _builtins.int
+    """Requests that ended FAILED."""
+    cancelled: _builtins.int
+    """Requests that ended CANCELLED."""
+    expired: _builtins.int
+    """Requests that ended EXPIRED."""
+    output_tokens: _builtins.int
+    """Output tokens of the completed requests."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassOutcomes]:
+        """By SLO class, the shortest first."""
+
+    @_builtins.property
+    def calibration(self) -> Global___Calibration:
+        """What clients were told against what happened. Gateways tell a sample."""
+
+    @_builtins.property
+    def operations(self) -> Global___Operations:
+        """LLM serving operations of all instances."""
+
+    def __init__(
+        self,
+        *,
+        window_s: _builtins.float = ...,
+        accepted: _builtins.int = ...,
+        completed: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        expired: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassOutcomes] | None = ...,
+        calibration: Global___Calibration | None = ...,
+        operations: Global___Operations | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "operations", b"operations"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "calibration", b"calibration", "cancelled", b"cancelled", "classes", b"classes", "completed", b"completed", "expired", b"expired", "failed", b"failed", "operations", b"operations", "output_tokens", b"output_tokens", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outcomes: _TypeAlias = Outcomes  # noqa: Y015
+
+@_typing.final
+class ClassOutcomes(_message.Message):
+    """Requests of one SLO class that ended COMPLETED, FAILED or EXPIRED."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    ATTAINED_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    LATENCY_P50_S_FIELD_NUMBER: _builtins.int
+    LATENCY_P99_S_FIELD_NUMBER: _builtins.int
+    slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
+    judged: _builtins.int
+    """Those whose SLO can be judged: not priorities."""
+    attained: _builtins.int
+    """Of these, completed in time."""
+    completed: _builtins.int
+    """All that completed."""
+    latency_p50_s: _builtins.float
+    """Seconds from acceptance to the last token of those completed: median."""
+    latency_p99_s: _builtins.float
+    """The same, 99th percentile."""
+    def __init__(
+        self,
+        *,
+        slo_class: _builtins.str = ...,
+        judged: _builtins.int = ...,
+        attained: _builtins.int = ...,
+        completed: _builtins.int = ...,
+        latency_p50_s: _builtins.float = ...,
+        latency_p99_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "completed", b"completed", "judged", b"judged", "latency_p50_s", b"latency_p50_s", "latency_p99_s", b"latency_p99_s", "slo_class", b"slo_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassOutcomes: _TypeAlias = ClassOutcomes  # noqa: Y015
+
+@_typing.final
+class Calibration(_message.Message):
+    """Completion as predicted at acceptance against completion as it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    WITHIN_P50_FIELD_NUMBER: _builtins.int
+    WITHIN_P90_FIELD_NUMBER: _builtins.int
+    ERROR_P50_S_FIELD_NUMBER: _builtins.int
+    ERROR_P90_S_FIELD_NUMBER: _builtins.int
+    BIAS_S_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    """Completed requests whose prediction is known."""
+    within_p50: _builtins.float
+    """Share that ended by the predicted median: 0.5 is right."""
+    within_p90: _builtins.float
+    """Share that ended by the predicted 90th percentile: 0.9 is right."""
+    error_p50_s: _builtins.float
+    """Seconds between the predicted median and the end, whichever came first: median."""
+    error_p90_s: _builtins.float
+    """The same, 90th percentile."""
+    bias_s: _builtins.float
+    """Mean seconds by which requests ended after the predicted median; negative: before."""
+    def __init__(
+        self,
+        *,
+        samples: _builtins.int = ...,
+        within_p50: _builtins.float = ...,
+        within_p90: _builtins.float = ...,
+        error_p50_s: _builtins.float = ...,
+        error_p90_s: _builtins.float = ...,
+        bias_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_s", b"bias_s", "error_p50_s", b"error_p50_s", "error_p90_s", b"error_p90_s", "samples", b"samples", "within_p50", b"within_p50", "within_p90", b"within_p90"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
+
+@_typing.final
+class Operations(_message.Message):
+    """Counts of what was done to requests, models and groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULLED_FIELD_NUMBER: _builtins.int
+    UNPULLED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
+    KV_OFFLOADED_FIELD_NUMBER: _builtins.int
+    KV_RESTORED_FIELD_NUMBER: _builtins.int
+    MODELS_SWAPPED_FIELD_NUMBER: _builtins.int
+    MODELS_WARMED_FIELD_NUMBER: _builtins.int
+    GROUPS_MOVED_FIELD_NUMBER: _builtins.int
+    pulled: _builtins.int
+    """Requests pulled by agents."""
+    unpulled: _builtins.int
+    """Given back before they had started."""
+    evicted: _builtins.int
+    """Taken off an engine for others, back to their place."""
+    recovered: _builtins.int
+    """Taken back from agents that were lost."""
+    kv_offloaded: _builtins.int
+    """KV of a request moved to host memory."""
+    kv_restored: _builtins.int
+    """KV of a request moved back."""
+    models_swapped: _builtins.int
+    """Models made active in place of another."""
+    models_warmed: _builtins.int
+    """Models loaded into host memory."""
+    groups_moved: _builtins.int
+    """Groups moved to another virtual queue."""
+    def __init__(
+        self,
+        *,
+        pulled: _builtins.int = ...,
+        unpulled: _builtins.int = ...,
+        evicted: _builtins.int = ...,
+        recovered: _builtins.int = ...,
+        kv_offloaded: _builtins.int = ...,
+        kv_restored: _builtins.int = ...,
+        models_swapped: _builtins.int = ...,
+        models_warmed: _builtins.int = ...,
+        groups_moved: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted", b"evicted", "groups_moved", b"groups_moved", "kv_offloaded", b"kv_offloaded", "kv_restored", b"kv_restored", "models_swapped", b"models_swapped", "models_warmed", b"models_warmed", "pulled", b"pulled", "recovered", b"recovered", "unpulled", b"unpulled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Operations: _TypeAlias = Operations  # noqa: Y015

@@ -44,6 +44,11 @@ class EstimatorStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
                 _registered_method=True)
+        self.GetOutcomes = channel.unary_unary(
+                '/qlm.api.v1.Estimator/GetOutcomes',
+                request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetOutcomesRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Outcomes.FromString,
+                _registered_method=True)
 
 
 class EstimatorServicer(object):
@@ -63,6 +68,14 @@ class EstimatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOutcomes(self, request, context):
+        """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
+        refuses with NOT_LEADER and names the leader's address.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EstimatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_EstimatorServicer_to_server(servicer, server):
                     servicer.Predict,
                     request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.SerializeToString,
+            ),
+            'GetOutcomes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOutcomes,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetOutcomesRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Outcomes.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +149,33 @@ class Estimator(object):
             '/qlm.api.v1.Estimator/Predict',
             qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOutcomes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Estimator/GetOutcomes',
+            qlm_dot_api_dot_v1_dot_estimator__pb2.GetOutcomesRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_estimator__pb2.Outcomes.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class EstimatorStub:
     """The newest snapshot of all profiles."""
     Predict: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]
     """When a request would start and end if it were sent now."""
+    GetOutcomes: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.GetOutcomesRequest, _estimator_pb2.Outcomes]
+    """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
+    refuses with NOT_LEADER and names the leader's address.
+    """
 
 @_typing.type_check_only
 class EstimatorAsyncStub(EstimatorStub):
@@ -43,6 +47,10 @@ class EstimatorAsyncStub(EstimatorStub):
     """The newest snapshot of all profiles."""
     Predict: _aio.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]  # type: ignore[assignment]
     """When a request would start and end if it were sent now."""
+    GetOutcomes: _aio.UnaryUnaryMultiCallable[_estimator_pb2.GetOutcomesRequest, _estimator_pb2.Outcomes]  # type: ignore[assignment]
+    """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
+    refuses with NOT_LEADER and names the leader's address.
+    """
 
 class EstimatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +68,15 @@ class EstimatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_estimator_pb2.PredictResponse, _abc.Awaitable[_estimator_pb2.PredictResponse]]:
         """When a request would start and end if it were sent now."""
+
+    @_abc_1.abstractmethod
+    def GetOutcomes(
+        self,
+        request: _estimator_pb2.GetOutcomesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimator_pb2.Outcomes, _abc.Awaitable[_estimator_pb2.Outcomes]]:
+        """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
+        refuses with NOT_LEADER and names the leader's address.
+        """
 
 def add_EstimatorServicer_to_server(servicer: EstimatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

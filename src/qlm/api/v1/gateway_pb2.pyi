@@ -441,6 +441,8 @@ class QueueStatusResponse(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     VIRTUAL_QUEUES_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    PLANNER_FIELD_NUMBER: _builtins.int
+    ESTIMATOR_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     """Name of the queue."""
     live: _builtins.int
@@ -449,6 +451,10 @@ class QueueStatusResponse(_message.Message):
     """Of these, in no group yet."""
     running: _builtins.int
     """Of these, owned by an agent."""
+    planner: _builtins.str
+    """"host:port" of the leading planner; empty where none leads."""
+    estimator: _builtins.str
+    """"host:port" of the leading estimator; empty where none leads."""
     @_builtins.property
     def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]:
         """One for each instance, and "unassigned"."""
@@ -466,10 +472,12 @@ class QueueStatusResponse(_message.Message):
         running: _builtins.int = ...,
         virtual_queues: _abc.Iterable[Global___VirtualQueueStatus] | None = ...,
         request: Global___RequestStatus | None = ...,
+        planner: _builtins.str = ...,
+        estimator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "queue", b"queue", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimator", b"estimator", "live", b"live", "planner", b"planner", "queue", b"queue", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,6 +493,7 @@ class VirtualQueueStatus(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     ACTIVE_MODEL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """Name of the instance; "unassigned" holds groups that no instance can serve now."""
     version: _builtins.int
@@ -495,6 +504,8 @@ class VirtualQueueStatus(_message.Message):
     """Its agent holds a live lease."""
     active_model: _builtins.str
     """The model it serves or is swapping to; empty before the first."""
+    address: _builtins.str
+    """"host:port" of its agent; empty where none is registered."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
         """First is served first; at most 1,000."""
@@ -508,10 +519,11 @@ class VirtualQueueStatus(_message.Message):
         running: _builtins.int = ...,
         alive: _builtins.bool = ...,
         active_model: _builtins.str = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "alive", b"alive", "groups", b"groups", "instance", b"instance", "running", b"running", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "alive", b"alive", "groups", b"groups", "instance", b"instance", "running", b"running", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

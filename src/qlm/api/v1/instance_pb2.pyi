@@ -96,6 +96,13 @@ class InstanceLoad(_message.Message):
     SWAPPING_TO_FIELD_NUMBER: _builtins.int
     MODEL_SWAPS_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    KV_OFFLOADS_FIELD_NUMBER: _builtins.int
+    KV_RESTORES_FIELD_NUMBER: _builtins.int
+    WARMINGS_FIELD_NUMBER: _builtins.int
+    OFFLOADED_FIELD_NUMBER: _builtins.int
+    HOST_MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     active_model: _builtins.str
     """Empty while none is loaded."""
     running: _builtins.int
@@ -110,6 +117,20 @@ class InstanceLoad(_message.Message):
     """Models made active since the start, the first included."""
     completed: _builtins.int
     """Requests completed since the start."""
+    evictions: _builtins.int
+    """Requests taken off the engine for more urgent ones and given back to the queue, since the start."""
+    kv_offloads: _builtins.int
+    """Requests whose KV was moved to host memory for more urgent ones, since the start."""
+    kv_restores: _builtins.int
+    """Requests whose KV was moved back, since the start."""
+    warmings: _builtins.int
+    """Models loaded into host memory before their turn, since the start."""
+    offloaded: _builtins.int
+    """Requests whose KV is in host memory."""
+    host_memory_used_bytes: _builtins.int
+    """Host memory taken by the weights of warm models and the KV of offloaded requests."""
+    host_memory_bytes: _builtins.int
+    """Host memory that these may take; 0 where the engine does not tell."""
     @_builtins.property
     def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models in host memory."""
@@ -125,10 +146,17 @@ class InstanceLoad(_message.Message):
         swapping_to: _builtins.str = ...,
         model_swaps: _builtins.int = ...,
         completed: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        kv_offloads: _builtins.int = ...,
+        kv_restores: _builtins.int = ...,
+        warmings: _builtins.int = ...,
+        offloaded: _builtins.int = ...,
+        host_memory_used_bytes: _builtins.int = ...,
+        host_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "completed", b"completed", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "running", b"running", "swapping_to", b"swapping_to", "warm_models", b"warm_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "completed", b"completed", "evictions", b"evictions", "host_memory_bytes", b"host_memory_bytes", "host_memory_used_bytes", b"host_memory_used_bytes", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_offloads", b"kv_offloads", "kv_restores", b"kv_restores", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "offloaded", b"offloaded", "running", b"running", "swapping_to", b"swapping_to", "warm_models", b"warm_models", "warmings", b"warmings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

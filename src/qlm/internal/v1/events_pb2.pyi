@@ -36,6 +36,15 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_FAILED: _EventKind.ValueType  # 7
     EVENT_KIND_CANCELLED: _EventKind.ValueType  # 8
     EVENT_KIND_EXPIRED: _EventKind.ValueType  # 9
+    EVENT_KIND_MODEL_SWAPPED: _EventKind.ValueType  # 10
+    """Told by agents (`Queue.report`), about an instance and, for the KV_ ones, a request."""
+    EVENT_KIND_MODEL_WARMED: _EventKind.ValueType  # 11
+    EVENT_KIND_KV_OFFLOADED: _EventKind.ValueType  # 12
+    EVENT_KIND_KV_RESTORED: _EventKind.ValueType  # 13
+    EVENT_KIND_GROUP_MOVED: _EventKind.ValueType  # 14
+    """Written by `apply_plan`: the group is on the virtual queue of `instance` now."""
+    EVENT_KIND_PREDICTED: _EventKind.ValueType  # 15
+    """Told by gateways about some of the requests that they accepted: what the client was told."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -50,6 +59,15 @@ EVENT_KIND_COMPLETED: EventKind.ValueType  # 6
 EVENT_KIND_FAILED: EventKind.ValueType  # 7
 EVENT_KIND_CANCELLED: EventKind.ValueType  # 8
 EVENT_KIND_EXPIRED: EventKind.ValueType  # 9
+EVENT_KIND_MODEL_SWAPPED: EventKind.ValueType  # 10
+"""Told by agents (`Queue.report`), about an instance and, for the KV_ ones, a request."""
+EVENT_KIND_MODEL_WARMED: EventKind.ValueType  # 11
+EVENT_KIND_KV_OFFLOADED: EventKind.ValueType  # 12
+EVENT_KIND_KV_RESTORED: EventKind.ValueType  # 13
+EVENT_KIND_GROUP_MOVED: EventKind.ValueType  # 14
+"""Written by `apply_plan`: the group is on the virtual queue of `instance` now."""
+EVENT_KIND_PREDICTED: EventKind.ValueType  # 15
+"""Told by gateways about some of the requests that they accepted: what the client was told."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
@@ -76,7 +94,9 @@ Global___RequestEvents: _TypeAlias = RequestEvents  # noqa: Y015
 
 @_typing.final
 class RequestEvent(_message.Message):
-    """Fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes."""
+    """Of the first nine kinds, fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes.
+    Readers leave out kinds that they do not know.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,6 +115,12 @@ class RequestEvent(_message.Message):
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     FINISHED_S_FIELD_NUMBER: _builtins.int
     SLO_CLASS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    FROM_MODEL_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    SLACK_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_P50_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_P90_S_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -112,6 +138,20 @@ class RequestEvent(_message.Message):
     finished_s: _builtins.float
     slo_class: _builtins.str
     """As `qlm_core.group.slo_class` names it; empty where the caller does not know it."""
+    instance: _builtins.str
+    """MODEL_, KV_ and GROUP_ kinds: the instance that it happened on."""
+    from_model: _builtins.str
+    """MODEL_SWAPPED: the model that was active before `model`; empty for none."""
+    kv_tokens: _builtins.int
+    """KV_ kinds: tokens of KV that were moved."""
+    slack_s: _builtins.float
+    """COMPLETED: seconds that were left of the SLO when it was met, negative where it was missed; absent without an SLO in seconds, or
+    where the time of the first token is not known to the agent.
+    """
+    predicted_p50_s: _builtins.float
+    """PREDICTED: seconds from acceptance to the last token, median."""
+    predicted_p90_s: _builtins.float
+    """PREDICTED: the same, 90th percentile."""
     def __init__(
         self,
         *,
@@ -130,11 +170,19 @@ class RequestEvent(_message.Message):
         first_token_s: _builtins.float = ...,
         finished_s: _builtins.float = ...,
         slo_class: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        from_model: _builtins.str = ...,
+        kv_tokens: _builtins.int = ...,
+        slack_s: _builtins.float | None = ...,
+        predicted_p50_s: _builtins.float = ...,
+        predicted_p90_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "group_id", b"group_id", "incarnation", b"incarnation", "kind", b"kind", "model", b"model", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "group_id", b"group_id", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "model", b"model", "output_tokens", b"output_tokens", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__slack_s: _TypeAlias = _typing.Literal["slack_s"]  # noqa: Y015
+    _WhichOneofArgType__slack_s: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slack_s) -> _WhichOneofReturnType__slack_s | None: ...
 
 Global___RequestEvent: _TypeAlias = RequestEvent  # noqa: Y015

@@ -1,0 +1,57 @@
+"""Synthetic requests by seed: token prompts that tell a simulated model how long its answer is to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Admission, Request, SamplingParams, Slo, TokenPrompt
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+
+MODEL = "mistral-7b"
+PROFILE = "Mistral-7B"
+VOCABULARY_SIZE = 32_000
+CONTEXT_TOKENS_MAX = 8192
+
+
+PROMPTS = 500
+"""Different prompts of a source; requests take them in turn, so that making one costs a load generator next to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSource:
+    """Requests `<run_id>-<index>`, the same in every process for the same seed. `slo_s`: to the last token."""
+
+    seed: int
+    run_id: str
+    prompt_tokens: int
+    output_tokens: int
+    slo_s: float
+
+    def request_id(self, index: int) -> str:
+        return f"{self.run_id}-{index}"
+
+    def prompts(self) -> Sequence[Request]:
+        """Requests without an id, as clients send them."""
+        generator = np.random.Generator(np.random.PCG64([self.seed, 0x70726F]))
+        ids = generator.integers(0, VOCABULARY_SIZE, size=(PROMPTS, self.prompt_tokens - 1), dtype=np.uint32)
+        return [
+            Request(
+                model=MODEL,
+                tokens=TokenPrompt(ids=[*row, LENGTH_TOKEN_BASE + self.output_tokens]),
+                sampling=SamplingParams(max_tokens=self.output_tokens, temperature=0.0),
+                slo=Slo(kind=SLO_KIND_COMPLETION, seconds=self.slo_s),
+            )
+            for row in ids.tolist()
+        ]
+
+    def admitted(self) -> Sequence[Request]:
+        """The same as a gateway stores them, but for their ids: for parts that fill the queue without one."""
+        found = self.prompts()
+        for request in found:
+            request.tenant = "default"
+            admission = Admission(prompt_tokens=self.prompt_tokens, output_tokens_max=self.output_tokens, slo=request.slo)
+            request.admission.CopyFrom(admission)
+        return found

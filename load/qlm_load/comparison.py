@@ -1,0 +1,85 @@
+"""The same workload under several policies: what ran live beside what ran in virtual time, in one table.
+
+A simulated run steps the very machines of planner, estimator, gateways and agents over a simulated server and network (`qlm_sim`), with
+the live run's kills of agents and planner. That QLM simulated agrees with QLM live checks the simulator, and so what it says of first come
+first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qlm_load.ledger import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRun:
+    """One run, in trace seconds. `attainment`: share by SLO class, of all requests; `waits`: acceptance to first token; `run_s`: from the
+    start to the last end; `ended` of `requests`; `swaps`: of one model for another."""
+
+    policy: str
+    simulated: bool
+    requests: int
+    ended: int
+    attainment: dict[str, float]
+    wait_p50_s: float
+    wait_p99_s: float
+    run_s: float
+    swaps: int
+
+
+def run_of(document: Mapping[str, Any]) -> PolicyRun:
+    """A run from its JSON document. Raises TypeError for another one."""
+    return PolicyRun(**document)
+
+
+def live_run(policy: str, report: Report, time_scale: float, swaps: int) -> PolicyRun:
+    """What the client's ledger says."""
+    return PolicyRun(
+        policy=policy,
+        simulated=False,
+        requests=report.sent,
+        ended=report.completed + report.failed,
+        attainment={each.name: each.attainment for each in report.classes},
+        wait_p50_s=report.wait_p50_s,
+        wait_p99_s=report.wait_p99_s,
+        run_s=report.run_s * time_scale,
+        swaps=swaps,
+    )
+
+
+NAMES = {"slo": "QLM", "fcfs": "FCFS"}
+CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
+NOTE = "simulated: the same machines in virtual time, agent and planner killed as in the live run"
+
+
+def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
+    """Headings first; a row for each measure, a column for each run."""
+    rows = [["", *(f"{NAMES.get(run.policy, run.policy)} {'simulated' if run.simulated else 'live'}" for run in runs)]]
+    classes = runs[0].attainment if runs else ()
+    rows += [[f"attained, {name}", *(f"{run.attainment.get(name, 0.0):.1%}" for run in runs)] for name in classes]
+    rows += [
+        ["waiting p50", *(f"{run.wait_p50_s:,.1f} s" for run in runs)],
+        ["waiting p99", *(f"{run.wait_p99_s:,.1f} s" for run in runs)],
+        ["all ended after", *(f"{run.run_s:,.0f} s" if run.ended == run.requests else f"{run.ended:,} ended" for run in runs)],
+        ["model swaps", *(f"{run.swaps:,}" for run in runs)],
+    ]
+    return rows
+
+
+def print_comparison(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """The table; it says what was simulated."""
+    head, *body = comparison_rows(runs)
+    table = Table()
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left")
+    for row in body:
+        table.add_row(*row)
+    console.print(CAPTION, style="italic", highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(NOTE, highlight=False, soft_wrap=True)

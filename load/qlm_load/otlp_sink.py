@@ -1,0 +1,49 @@
+"""A collector of traces on loopback: a real OTLP gRPC service that hands what it receives to its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+
+Export = trace_service_pb2.ExportTraceServiceRequest
+THREADS = 4
+MESSAGE_BYTES_MAX = 64 << 20
+
+
+class _Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, take: Callable[[Export], None]) -> None:
+        self._take = take
+
+    def Export(self, request: Export, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:  # noqa: N802
+        self._take(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@contextmanager
+def served_collector(take: Callable[[Export], None]) -> Iterator[str]:
+    """Serves while the context is open and yields the endpoint for OTEL_EXPORTER_OTLP_ENDPOINT. `take` is called from several threads."""
+    server = grpc.server(ThreadPoolExecutor(max_workers=THREADS), options=(("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),))
+    add: Callable[[_Collector, grpc.Server], None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add(_Collector(take), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def attributes_of(pairs: Any) -> dict[str, object]:
+    """The attributes of a span or a resource."""
+    return {pair.key: _value(pair) for pair in pairs}
+
+
+def _value(pair: KeyValue) -> object:
+    kind = pair.value.WhichOneof("value")
+    return None if kind is None else getattr(pair.value, kind)

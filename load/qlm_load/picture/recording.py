@@ -1,0 +1,126 @@
+"""What was seen of a run, in a file from which its picture can be drawn again: recording.json.
+
+Times are real seconds since the start of the replay; `time_scale` trace seconds go by in each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qlm_core.errors import ConfigError
+
+FORMAT = 1
+FRAMES_MAX = 20_000
+"""Most frames of a recording: what comes later is not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedPart:
+    """Waiting requests of neighbouring groups that are alike, in the order of a virtual queue."""
+
+    model: str
+    slo_class: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFrame:
+    """One instance. `up`: its agent answered. `queue`: what waits, served first first. `operations`: its agent's counters since it
+    started; None while it is away."""
+
+    up: bool
+    model: str
+    swapping_to: str
+    running: int
+    kv_share: float
+    queue: tuple[QueuedPart, ...]
+    operations: dict[str, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The cluster at one moment. `unplaced`: accepted and in no group yet, None where no gateway answered. `serving`: by name."""
+
+    at_s: float
+    unplaced: int | None
+    plan_version: int | None
+    instances: dict[str, InstanceFrame]
+    serving: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillMark:
+    """A process was killed, and served again `up_after_s` later (None: it did not)."""
+
+    process: str
+    at_s: float
+    held: int
+    up_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndMark:
+    """A request ended: was it in time?"""
+
+    at_s: float
+    slo_class: str
+    attained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A whole run. `classes`: names of the SLO classes, the shortest first, with their trace seconds; `processes`: all that were run."""
+
+    title: str
+    time_scale: float
+    models: tuple[str, ...]
+    classes: dict[str, float]
+    processes: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    kills: tuple[KillMark, ...]
+    ends: tuple[EndMark, ...]
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """All that were ever seen, by name."""
+        return tuple(sorted({name for frame in self.frames for name in frame.instances}))
+
+    @property
+    def duration_s(self) -> float:
+        return self.frames[-1].at_s if self.frames else 0.0
+
+
+def save(recording: Recording, path: Path) -> None:
+    path.write_text(json.dumps({"format": FORMAT, **asdict(recording)}, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Recording:
+    """Raises ConfigError for a file that is no recording of this version."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("format") != FORMAT:
+            raise ConfigError(f"{path}: a recording of another version")
+        return Recording(
+            **{
+                **document,
+                "models": tuple(document["models"]),
+                "processes": tuple(document["processes"]),
+                "frames": tuple(_frame(frame) for frame in document["frames"]),
+                "kills": tuple(KillMark(**kill) for kill in document["kills"]),
+                "ends": tuple(EndMark(**end) for end in document["ends"]),
+            }
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: not a recording: {error}") from error
+
+
+def _frame(document: Mapping[str, Any]) -> Frame:
+    instances = {
+        name: InstanceFrame(**{**instance, "queue": tuple(QueuedPart(**part) for part in instance["queue"])})
+        for name, instance in document["instances"].items()
+    }
+    return Frame(**{**document, "instances": instances, "serving": tuple(document["serving"])})

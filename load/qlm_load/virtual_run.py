@@ -1,0 +1,68 @@
+"""A workload in virtual time: what `qlm_sim` makes of it, measured as the ledger measures a live run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qlm_core.request import RequestState, Slo, SloKind
+from qlm_load.comparison import PolicyRun
+from qlm_load.ledger import quantile
+from qlm_load.workload import Workload
+from qlm_sim.comparison import PlannedKill, RequestOutcome, simulate
+from qlm_sim.from_config import describe, policy_of
+from qlm_sim.requests import SimRequest
+
+LIMIT_S = 3_600.0
+"""Virtual seconds (real ones of the run that is simulated) after which a simulated run ends, whatever still waits."""
+SAMPLE_EVERY_S = 10.0
+
+
+def simulated_run(
+    policy: str,
+    workload: Workload,
+    time_scale: float,
+    path: str,
+    agents: Sequence[str],
+    gateways: int,
+    overrides: Mapping[str, object],
+    kills: Sequence[PlannedKill],
+) -> PolicyRun:
+    """The workload on the cluster of the file `path` under `policy` ("slo" or "fcfs"): seconds to minutes of a core. Raises ConfigError,
+    and ValueError for a kill of an unknown process."""
+    requests = [
+        SimRequest(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s / time_scale,
+            model=request.model,
+            prompt_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+            slo=Slo(kind=SloKind.COMPLETION, seconds=request.slo_s / time_scale),
+            content=request.index,
+        )
+        for request in workload.requests
+    ]
+    followed = policy_of(path, {**overrides, "planner.policy": policy})
+    cluster = describe(path, agents, gateways, overrides)
+    result = simulate(cluster, requests, followed, seed=workload.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=LIMIT_S, kills=kills)
+    return _measured(policy, workload, time_scale, result.outcomes, sum(max(0, swaps - 1) for swaps in result.swaps.values()))
+
+
+def _measured(policy: str, workload: Workload, time_scale: float, outcomes: Sequence[RequestOutcome], swaps: int) -> PolicyRun:
+    attained: dict[str, list[bool]] = {}
+    for request, outcome in sorted(zip(workload.requests, outcomes, strict=True), key=lambda pair: pair[0].slo_s):
+        completed = outcome.state is RequestState.COMPLETED
+        in_time = completed and outcome.finished_s * time_scale - request.arrival_s <= request.slo_s
+        attained.setdefault(request.slo_class, []).append(in_time)
+    ended = [outcome for outcome in outcomes if outcome.state is not None]
+    waits = [(outcome.first_token_s - outcome.accepted_s) * time_scale for outcome in ended if outcome.first_token_s]
+    return PolicyRun(
+        policy=policy,
+        simulated=True,
+        requests=len(outcomes),
+        ended=len(ended),
+        attainment={name: sum(each) / len(each) for name, each in attained.items()},
+        wait_p50_s=quantile(waits, 0.5),
+        wait_p99_s=quantile(waits, 0.99),
+        run_s=max((outcome.finished_s for outcome in ended), default=0.0) * time_scale,
+        swaps=swaps,
+    )

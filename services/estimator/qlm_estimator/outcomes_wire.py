@@ -1,0 +1,128 @@
+"""From an entry of the event stream to outcomes, and from their report to its message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from qlm.api.v1 import estimator_pb2
+from qlm.internal.v1 import events_pb2
+from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm_estimator.lifecycle_wire import entry_id_of
+from qlm_estimator.outcomes import Count, Ended, Judged, Outcomes, OutcomesReport, Predicted
+from qlm_queue.values import StreamEntry
+
+LATENCY_MAX_S = 365 * 86_400.0
+"""Longer than any objective or expiry: what an agent or a gateway claims beyond it is not believed."""
+
+_COUNTED = {
+    events_pb2.EVENT_KIND_ACCEPTED: Count.ACCEPTED,
+    events_pb2.EVENT_KIND_PULLED: Count.PULLED,
+    events_pb2.EVENT_KIND_UNPULLED: Count.UNPULLED,
+    events_pb2.EVENT_KIND_MODEL_WARMED: Count.MODELS_WARMED,
+    events_pb2.EVENT_KIND_KV_OFFLOADED: Count.KV_OFFLOADED,
+    events_pb2.EVENT_KIND_KV_RESTORED: Count.KV_RESTORED,
+    events_pb2.EVENT_KIND_GROUP_MOVED: Count.GROUPS_MOVED,
+}
+_ENDS = {
+    events_pb2.EVENT_KIND_COMPLETED: Count.COMPLETED,
+    events_pb2.EVENT_KIND_FAILED: Count.FAILED,
+    events_pb2.EVENT_KIND_CANCELLED: Count.CANCELLED,
+    events_pb2.EVENT_KIND_EXPIRED: Count.EXPIRED,
+}
+_REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
+
+
+def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Iterator[Ended | Judged]:
+    """Counts the events of an entry; gives the requests that ended and the predictions that were judged. `classes`: group id -> SLO class,
+    for ends that do not tell it. Raises ValueError where the entry is malformed."""
+    try:
+        events = events_pb2.RequestEvents.FromString(entry.payload).events
+    except DecodeError as error:
+        raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
+    told_s = entry_id_of(entry.entry_id)[0] / 1000.0
+    for event in events:
+        if event.kind in _COUNTED:
+            outcomes.count(told_s, _COUNTED[event.kind])
+        elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
+            outcomes.count(told_s, _REQUEUED[event.cause])
+        elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
+            outcomes.count(told_s, Count.MODELS_SWAPPED)
+        elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
+            judged = outcomes.predict(_predicted(event)) if _believed(event.predicted_p50_s, event.predicted_p90_s) else None
+            if judged is not None:
+                yield judged
+        elif event.kind in _ENDS:
+            ended = _ended(event, told_s, outcomes.class_name(event.slo_class or classes.get(event.group_id, "")))
+            judged = outcomes.end(ended)
+            yield ended
+            if judged is not None:
+                yield judged
+
+
+def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
+    counts, calibration = report.counts, report.calibration
+    return estimator_pb2.Outcomes(
+        window_s=report.window_s,
+        accepted=counts[Count.ACCEPTED],
+        completed=counts[Count.COMPLETED],
+        failed=counts[Count.FAILED],
+        cancelled=counts[Count.CANCELLED],
+        expired=counts[Count.EXPIRED],
+        output_tokens=counts[Count.OUTPUT_TOKENS],
+        classes=[
+            estimator_pb2.ClassOutcomes(
+                slo_class=each.slo_class,
+                judged=each.judged,
+                attained=each.attained,
+                completed=each.completed,
+                latency_p50_s=each.latency_p50_s,
+                latency_p99_s=each.latency_p99_s,
+            )
+            for each in report.classes
+        ],
+        calibration=estimator_pb2.Calibration(
+            samples=calibration.samples,
+            within_p50=calibration.within_p50,
+            within_p90=calibration.within_p90,
+            error_p50_s=calibration.error_p50_s,
+            error_p90_s=calibration.error_p90_s,
+            bias_s=calibration.bias_s,
+        ),
+        operations=estimator_pb2.Operations(
+            pulled=counts[Count.PULLED],
+            unpulled=counts[Count.UNPULLED],
+            evicted=counts[Count.EVICTED],
+            recovered=counts[Count.RECOVERED],
+            kv_offloaded=counts[Count.KV_OFFLOADED],
+            kv_restored=counts[Count.KV_RESTORED],
+            models_swapped=counts[Count.MODELS_SWAPPED],
+            models_warmed=counts[Count.MODELS_WARMED],
+            groups_moved=counts[Count.GROUPS_MOVED],
+        ),
+    )
+
+
+def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:
+    # The finish that an agent claims is before the telling by the call that told it; anything else is taken as told then.
+    end_s = event.finished_s if 0.0 < event.finished_s <= told_s else told_s
+    slack_s = event.slack_s if event.HasField("slack_s") and abs(event.slack_s) <= LATENCY_MAX_S else None
+    return Ended(
+        queue_id=event.queue_id,
+        at_s=told_s,
+        state=_ENDS[event.kind],
+        slo_class=slo_class,
+        latency_s=min(max(0.0, end_s - event.accepted_ms / 1000.0), LATENCY_MAX_S),
+        slack_s=slack_s,
+        output_tokens=event.output_tokens,
+    )
+
+
+def _believed(*seconds: float) -> bool:
+    return all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in seconds)
+
+
+def _predicted(event: RequestEvent) -> Predicted:
+    return Predicted(queue_id=event.queue_id, p50_s=event.predicted_p50_s, p90_s=event.predicted_p90_s)

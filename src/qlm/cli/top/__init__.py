@@ -1,0 +1,1 @@
+"""`qlm top`: the whole cluster, live in the terminal."""

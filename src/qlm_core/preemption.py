@@ -1,0 +1,210 @@
+"""Who gives way to a more urgent request group, when that is worth it, and how (QLM section 5: request eviction, GPU-CPU state swapping).
+
+The paper evicts whenever the head of the virtual queue changes. These rules evict only what a head needs that would be late otherwise:
+
+- A head that makes its deadline while the batch makes room by itself pushes nobody out.
+- Only the strictly less urgent give way: an earlier band, then an earlier deadline, is more urgent. Among them those go first whose
+  deadlines are further away (by factors of two of the time left: nearer than that they count as alike), then those that lose least work.
+- One late request is not traded for another: inside a band nobody gives way who would be late by it and else would not be.
+- Who gave way `displacements_max` times is protected, so that nothing waits for ever.
+- A head of another model needs the whole GPU (section 5: model swapping flushes the KV): all give way or nobody does, and while one of the
+  batch may not, the others go on beside it.
+
+Since who gives way is always less urgent than who takes the place, and comes back behind it, the two never push each other out in turn.
+
+Times are seconds: `now_s` and deadlines on the queue's clock, all others durations. KV is counted in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from qlm_core.profile import HardwareProfile
+
+_FOR_EVER = 1_100
+"""How far a deadline is away that never comes: above every exponent of a float."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Urgency:
+    """Sorts the most urgent first. `band`: lower is served first; `deadline_s` is infinite for strict priorities."""
+
+    band: int
+    deadline_s: float
+
+
+class Way(StrEnum):
+    """How a request gives way."""
+
+    ABORT = "abort"  # back to the queue; its KV is computed again from prompt + output, in one prefill
+    OFFLOAD = "offload"  # its KV goes to host memory and comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupant:
+    """A request that has a seat. `left_s`: expected until it ends. `kv_tokens`: what is free when it goes; `context_tokens`: what of it is
+    written, and moved or computed again. `answered`: its SLO cannot be missed any more (its first token is made). `abortable`: it can be
+    continued faithfully from its tokens; `offloadable`: its KV is whole. `displacements`: how often it gave way."""
+
+    run_id: str
+    urgency: Urgency
+    left_s: float
+    kv_tokens: int
+    context_tokens: int
+    answered: bool = False
+    abortable: bool = True
+    offloadable: bool = True
+    displacements: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """The group at the head of a virtual queue that found no room. `requests`: waiting in it; `kv_tokens`: need of one of them;
+    `service_s`: expected from its place to what its SLO bounds, a model swap included."""
+
+    urgency: Urgency
+    requests: int
+    kv_tokens: int
+    service_s: float
+
+    def slack_s(self, now_s: float) -> float:
+        """How long it may wait and still be in time, negative when it is late anyway. A strict priority waits for nobody: 0."""
+        return self.urgency.deadline_s - now_s - self.service_s if self.urgency.deadline_s < math.inf else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What is free: seats of the batch and KV on the GPU, and KV in host memory (0: nothing can be offloaded)."""
+
+    seats: int
+    kv_tokens: int
+    host_kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`displacements_max`: how often a request gives way. `victims_max`: at most so many at once."""
+
+    displacements_max: int = 3
+    victims_max: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """Who gives way; `cost_s`: work that it loses."""
+
+    run_id: str
+    way: Way
+    cost_s: float
+
+
+def displacement_s(way: Way, context_tokens: int, hardware: HardwareProfile | None) -> float:
+    """Engine time that giving way costs: the KV is copied there and back, or computed again. 0 where nobody measured it."""
+    if hardware is None:
+        return 0.0
+    each_us = 2.0 * hardware.kv_swap_us_per_token if way is Way.OFFLOAD else hardware.recompute_us_per_token
+    return each_us * context_tokens / 1e6
+
+
+def way_out(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile | None) -> Victim | None:
+    """The cheaper way for it to give way on this GPU, None if there is none. Without a measurement an abort: it needs no host memory."""
+    ways: list[Way] = []
+    if occupant.abortable:
+        ways.append(Way.ABORT)
+    if occupant.offloadable and occupant.context_tokens <= host_kv_tokens:
+        ways.append(Way.OFFLOAD)
+    found = [Victim(occupant.run_id, way, displacement_s(way, occupant.context_tokens, hardware)) for way in ways]
+    return min(found, key=lambda victim: victim.cost_s, default=None)
+
+
+def make_room(
+    now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
+) -> tuple[Victim, ...]:
+    """Who gives way to a head of the model that is active: as many as its requests need that would be late if they waited for the batch to
+    make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them."""
+    slack_s = head.slack_s(now_s)
+    in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
+    seats = room.seats + len(in_time)
+    kv_tokens = room.kv_tokens + sum(occupant.kv_tokens for occupant in in_time)
+    wanted = min(head.requests, rule.victims_max)
+    host_kv_tokens = room.host_kv_tokens
+    chosen: list[Victim] = []
+    candidates = iter(_by_rank(now_s, (each for each in batch if each.left_s > slack_s and _may_yield(each, head, rule))))
+    for _ in range(wanted):
+        taken: list[Victim] = []
+        while seats < 1 or kv_tokens < head.kv_tokens:
+            occupant = next(candidates, None)
+            if occupant is None or len(chosen) + len(taken) == rule.victims_max:
+                return tuple(chosen)
+            victim = way_out(occupant, host_kv_tokens, hardware)
+            if victim is None or occupant.left_s <= victim.cost_s or _made_late(now_s, occupant, victim.cost_s, head):
+                continue
+            taken.append(victim)
+            seats += 1
+            kv_tokens += occupant.kv_tokens
+            host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+        chosen += taken
+        seats -= 1
+        kv_tokens -= head.kv_tokens
+    return tuple(chosen)
+
+
+def clear(
+    now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
+) -> tuple[Victim, ...]:
+    """Who gives way to a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
+    head is in time when the batch ends by itself, where one of the batch may not give way, where as many requests would be late by it as
+    it brings, or where it is late in any case and loses the engine less time by waiting."""
+    slack_s = head.slack_s(now_s)
+    drain_s = max((occupant.left_s for occupant in batch), default=0.0)
+    if drain_s <= slack_s:
+        return ()
+    host_kv_tokens = room.host_kv_tokens
+    chosen: list[Victim] = []
+    harmed = 0
+    for occupant in _by_rank(now_s, batch):
+        if not _may_yield(occupant, head, rule):
+            return ()
+        victim = way_out(occupant, host_kv_tokens, hardware)
+        if victim is None:
+            return ()
+        if occupant.left_s <= victim.cost_s:
+            continue
+        chosen.append(victim)
+        harmed += _made_late(now_s, occupant, victim.cost_s, head)
+        host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+    worth_it = slack_s >= 0.0 or drain_s > sum(victim.cost_s for victim in chosen)
+    return tuple(chosen) if worth_it and harmed < head.requests else ()
+
+
+def _may_yield(occupant: Occupant, head: Contender, rule: Rule) -> bool:
+    return occupant.urgency > head.urgency and occupant.displacements < rule.displacements_max
+
+
+def _made_late(now_s: float, occupant: Occupant, cost_s: float, head: Contender) -> bool:
+    """Whether it would be late only by giving way to a head of its own band."""
+    urgency = occupant.urgency
+    if urgency.band != head.urgency.band or occupant.answered:
+        return False
+    slack_s = urgency.deadline_s - now_s - occupant.left_s
+    return 0.0 <= slack_s < cost_s + head.service_s
+
+
+def _by_rank(now_s: float, batch: Iterable[Occupant]) -> list[Occupant]:
+    """Least urgent first, and of those alike the one that loses least work."""
+
+    def rank(occupant: Occupant) -> tuple[int, int, int, float, str]:
+        urgency = occupant.urgency
+        return (-urgency.band, -_far(urgency.deadline_s - now_s), occupant.context_tokens, -urgency.deadline_s, occupant.run_id)
+
+    return sorted(batch, key=rank)
+
+
+def _far(left_s: float) -> int:
+    """How far a deadline is away, as a power of two of seconds."""
+    if left_s == math.inf:
+        return _FOR_EVER
+    return math.frexp(max(left_s, 0.0))[1]

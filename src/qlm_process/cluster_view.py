@@ -1,0 +1,232 @@
+"""What an observer sees of a cluster, as plain values. Times are seconds of the queue's clock; None: not known, its part is away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, planner_pb2
+from qlm_core.request import SloKind
+from qlm_core.slo_rules import SLO_KINDS
+
+UNASSIGNED = "unassigned"
+"""The virtual queue of groups that no instance can serve now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartView:
+    """A process. `problem`: why it did not answer ("down", "no answer", "not known", or a reason of errors.proto); "" where it did."""
+
+    name: str
+    address: str
+    problem: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A request group on a virtual queue. `first_deadline_s`: 0 or infinite where there is none. `completion_*_s`: predicted end of the
+    whole group, None where it is not known."""
+
+    group_id: str
+    model: str
+    slo_kind: SloKind
+    slo_class: str
+    waiting: int
+    first_deadline_s: float
+    completion_p50_s: float | None
+    completion_p90_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """What an agent says of itself. `offloaded`: requests whose KV is in host memory. `operations`: LLM serving operations since its start,
+    by name, as in Operations where they are the same."""
+
+    incarnation: str
+    gpu: str
+    n_gpu: int
+    engine: str
+    draining: bool
+    active_model: str
+    warm_models: tuple[str, ...]
+    swapping_to: str
+    running: int
+    offloaded: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    host_memory_used_bytes: int
+    host_memory_bytes: int
+    completed: int
+    operations: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    """An instance and its virtual queue, first group first. `alive`: it holds a lease. `owned`: requests that it owns by the queue's
+    account."""
+
+    name: str
+    part: PartView
+    alive: bool | None
+    owned: int | None
+    active_model: str
+    agent: AgentView | None
+    groups: tuple[GroupView, ...]
+
+    @property
+    def waiting(self) -> int:
+        return sum(group.waiting for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """One SLO class over the window (ClassOutcomes)."""
+
+    slo_class: str
+    judged: int
+    attained: int
+    completed: int
+    latency_p50_s: float
+    latency_p99_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationView:
+    """Completions as clients were told against what happened, over the window (Calibration)."""
+
+    samples: int
+    within_p50: float
+    within_p90: float
+    error_p50_s: float
+    error_p90_s: float
+    bias_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomesView:
+    """The last `window_s` seconds of the whole queue. `operations`: LLM serving operations by name."""
+
+    window_s: float
+    accepted: int
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    output_tokens: int
+    classes: tuple[ClassView, ...]
+    calibration: CalibrationView
+    operations: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """All of it at one moment. `parts`: gateways, planner, estimator; agents are with their instances."""
+
+    at_s: float
+    queue: str
+    live: int | None
+    unplaced: int | None
+    running: int | None
+    plan_version: int | None
+    parts: tuple[PartView, ...]
+    instances: tuple[InstanceView, ...]
+    unassigned: tuple[GroupView, ...]
+    outcomes: OutcomesView | None
+
+    @property
+    def gateway_answered(self) -> bool:
+        return any(part.name == "gateway" and part.answered for part in self.parts)
+
+
+def group_view(group: gateway_pb2.GroupStatus, planned: planner_pb2.PlannedGroup | None) -> GroupView:
+    """A group as a gateway sees it, with the prediction of the plan."""
+    predicted = planned is not None and planned.completion_p50_s > 0.0
+    return GroupView(
+        group_id=group.group_id,
+        model=group.model,
+        slo_kind=SLO_KINDS.get(group.slo_kind, SloKind.COMPLETION),
+        slo_class=group.slo_class,
+        waiting=group.waiting,
+        first_deadline_s=group.first_deadline_s,
+        completion_p50_s=planned.completion_p50_s if predicted and planned is not None else None,
+        completion_p90_s=planned.completion_p90_s if predicted and planned is not None else None,
+    )
+
+
+def planned_group_view(planned: planner_pb2.PlannedGroup) -> GroupView:
+    """A group as the plan has it."""
+    predicted = planned.completion_p50_s > 0.0
+    return GroupView(
+        group_id=planned.group_id,
+        model=planned.model,
+        slo_kind=SLO_KINDS.get(planned.slo_kind, SloKind.COMPLETION),
+        slo_class=planned.slo_class,
+        waiting=planned.waiting,
+        first_deadline_s=planned.first_deadline_s,
+        completion_p50_s=planned.completion_p50_s if predicted else None,
+        completion_p90_s=planned.completion_p90_s if predicted else None,
+    )
+
+
+def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
+    instance, load = status.instance, status.load
+    return AgentView(
+        incarnation=instance.incarnation,
+        gpu=instance.gpu,
+        n_gpu=instance.n_gpu,
+        engine=instance.engine,
+        draining=instance.draining,
+        active_model=load.active_model,
+        warm_models=tuple(model for model in load.warm_models if model != load.active_model),
+        swapping_to=load.swapping_to,
+        running=load.running,
+        offloaded=load.offloaded,
+        kv_used_tokens=load.kv_used_tokens,
+        kv_capacity_tokens=load.kv_capacity_tokens,
+        host_memory_used_bytes=load.host_memory_used_bytes,
+        host_memory_bytes=load.host_memory_bytes,
+        completed=load.completed,
+        operations={
+            "models_activated": load.model_swaps,
+            "models_warmed": load.warmings,
+            "evicted": load.evictions,
+            "kv_offloaded": load.kv_offloads,
+            "kv_restored": load.kv_restores,
+        },
+    )
+
+
+def outcomes_view(outcomes: estimator_pb2.Outcomes) -> OutcomesView:
+    calibration, operations = outcomes.calibration, outcomes.operations
+    return OutcomesView(
+        window_s=outcomes.window_s,
+        accepted=outcomes.accepted,
+        completed=outcomes.completed,
+        failed=outcomes.failed,
+        cancelled=outcomes.cancelled,
+        expired=outcomes.expired,
+        output_tokens=outcomes.output_tokens,
+        classes=tuple(
+            ClassView(
+                slo_class=each.slo_class,
+                judged=each.judged,
+                attained=each.attained,
+                completed=each.completed,
+                latency_p50_s=each.latency_p50_s,
+                latency_p99_s=each.latency_p99_s,
+            )
+            for each in outcomes.classes
+        ),
+        calibration=CalibrationView(
+            samples=calibration.samples,
+            within_p50=calibration.within_p50,
+            within_p90=calibration.within_p90,
+            error_p50_s=calibration.error_p50_s,
+            error_p90_s=calibration.error_p90_s,
+            bias_s=calibration.bias_s,
+        ),
+        operations={field.name: getattr(operations, field.name) for field in operations.DESCRIPTOR.fields},
+    )

@@ -1,0 +1,247 @@
+-- What a call writes: collected while it looks at its requests, written at its end; and the steps that several calls share.
+
+-- what a call writes at its end ----------------------------------------------------------------------------------------
+-- A call may touch 500 requests, and each write costs the server several microseconds (the log of writes, above all). So what the
+-- requests of a call have in common is collected and written once: messages (one entry a stream), counters, members of groups, sets.
+
+local function open_batch(prefix, bounds)
+  return {
+    prefix = prefix, bounds = bounds, frames = {}, gateways = {}, events = {},
+    counts = {}, counted = {}, groups = {}, group_ids = {}, left = {}, owners = {}, settled = {}, ended = {},
+  }
+end
+
+local function add_frame(batch, gateway, frame)
+  if gateway == '' then return end
+  local frames = batch.frames[gateway]
+  if not frames then
+    frames = {}
+    batch.frames[gateway] = frames
+    batch.gateways[#batch.gateways + 1] = gateway
+  end
+  frames[#frames + 1] = pb_bytes(1, frame)
+end
+
+local function add_event(batch, kind, record, cause, extra)
+  if record.group ~= batch.event_group or record.owner ~= batch.event_owner then  -- mostly as in the event before
+    batch.event_group, batch.event_owner = record.group, record.owner
+    batch.event_names = pb_bytes(3, record.group) .. pb_bytes(4, record.owner)
+  end
+  batch.events[#batch.events + 1] = pb_bytes(1, pb_uint(1, EVENT[kind]) .. pb_bytes(2, record.id) .. batch.event_names
+    .. pb_uint(5, record.attempt) .. pb_uint(6, record.number) .. pb_uint(7, record.accepted_ms) .. pb_bytes(8, cause or '')
+    .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
+end
+
+local function add_moved_event(batch, gid, instance)
+  batch.events[#batch.events + 1] = pb_bytes(1, pb_uint(1, EVENT.moved) .. pb_bytes(3, gid) .. pb_bytes(16, instance))
+end
+
+local function count(batch, field, by)
+  if not batch.counts[field] then batch.counted[#batch.counted + 1] = field end
+  batch.counts[field] = (batch.counts[field] or 0) + by
+end
+
+local function count_request(batch, record, by)
+  count(batch, 'live', by)
+  count(batch, 't:' .. escaped_tenant(batch.prefix, record.key), by)
+  count(batch, 'c:' .. record.class, by)
+end
+
+local function group_keys(prefix, gid)
+  return prefix .. ':group:' .. gid, prefix .. ':group_meta:' .. gid
+end
+
+-- What the call changes of a group: `joined` (score, id…), `tokens` waiting, `live`.
+local function changes_of(batch, gid)
+  local group = batch.groups[gid]
+  if not group then
+    group = { joined = {}, tokens = 0, live = 0 }
+    batch.groups[gid] = group
+    batch.group_ids[#batch.group_ids + 1] = gid
+  end
+  return group
+end
+
+-- Makes a request a waiting one of its group, at the place of its acceptance number.
+local function join_group(batch, gid, record)
+  local group = changes_of(batch, gid)
+  group.joined[#group.joined + 1] = integer(record.number)
+  group.joined[#group.joined + 1] = record.id
+  group.tokens = group.tokens + record.prompt_tokens
+end
+
+local function leave_running(batch, record)
+  local ids = batch.left[record.owner]
+  if not ids then
+    ids = {}
+    batch.left[record.owner] = ids
+    batch.owners[#batch.owners + 1] = record.owner
+  end
+  ids[#ids + 1] = record.id
+  count(batch, 'running', -1)
+end
+
+local function write_groups(batch)
+  for _, gid in ipairs(batch.group_ids) do
+    local group, members, meta = batch.groups[gid], group_keys(batch.prefix, gid)
+    if #group.joined > 0 then redis.call('ZADD', members, unpack(group.joined)) end
+    if group.tokens ~= 0 then redis.call('HINCRBY', meta, 'prompt_tokens', integer(group.tokens)) end
+    if group.live ~= 0 and redis.call('HINCRBY', meta, 'live', group.live) == 0 then
+      redis.call('DEL', meta)
+      redis.call('SREM', batch.prefix .. ':groups', gid)
+    end
+  end
+end
+
+local function write_counts(batch)
+  if #batch.counted == 0 then return end
+  local key = batch.prefix .. ':counts'
+  local changed, gone = {}, {}
+  for index, stored in ipairs(redis.call('HMGET', key, unpack(batch.counted))) do
+    local field = batch.counted[index]
+    local number = (tonumber(stored) or 0) + batch.counts[field]
+    if number == 0 then
+      gone[#gone + 1] = field
+    else
+      changed[#changed + 1] = field
+      changed[#changed + 1] = integer(number)
+    end
+  end
+  if #changed > 0 then redis.call('HSET', key, unpack(changed)) end
+  if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
+end
+
+local function close_batch(batch)
+  local prefix, queue = batch.prefix, batch.prefix .. ':queue'
+  write_groups(batch)
+  for _, owner in ipairs(batch.owners) do redis.call('SREM', prefix .. ':running:' .. owner, unpack(batch.left[owner])) end
+  if #batch.settled > 0 then redis.call('XACK', queue, CONSUMER_GROUP, unpack(batch.settled)) end
+  if #batch.ended > 0 then redis.call('XDEL', queue, unpack(batch.ended)) end
+  write_counts(batch)
+  for _, gateway in ipairs(batch.gateways) do
+    local stream = prefix .. ':frames:' .. gateway
+    redis.call('XADD', stream, 'MAXLEN', '~', batch.bounds.frames_max, '*', 'f', table.concat(batch.frames[gateway]))
+    redis.call('PEXPIRE', stream, batch.bounds.frames_ttl_ms)
+  end
+  if #batch.events > 0 then
+    redis.call('XADD', prefix .. ':events', 'MAXLEN', '~', batch.bounds.events_max, '*', 'e', table.concat(batch.events))
+  end
+end
+
+local function send_control(batch, instance, kind, record)
+  redis.call('XADD', batch.prefix .. ':ctl:' .. instance, 'MAXLEN', '~', batch.bounds.control_max, '*',
+    'k', kind, 'i', record and record.id or '', 'a', record and integer(record.attempt) or '0')
+end
+
+local function instance_of(incarnation)
+  return string.match(incarnation, '^(.*)/')
+end
+
+-- groups ---------------------------------------------------------------------------------------------------------------
+
+local function serves(prefix, instance)
+  return instance == UNASSIGNED or redis.call('HEXISTS', prefix .. ':registered', instance) == 1
+end
+
+-- Opens a group that is on no queue: `where` is 'head', 'second', 'end' or the id of the group in front of which it goes.
+local function open_group(batch, gid, instance, where)
+  local prefix = batch.prefix
+  local _, meta = group_keys(prefix, gid)
+  local list = prefix .. ':vq:' .. instance
+  if where == 'head' then
+    redis.call('LPUSH', list, gid)
+  elseif where == 'second' then
+    local head = redis.call('LINDEX', list, 0)
+    if head then redis.call('LINSERT', list, 'AFTER', head, gid) else redis.call('RPUSH', list, gid) end
+  elseif where == 'end' or redis.call('LINSERT', list, 'BEFORE', where, gid) < 1 then
+    redis.call('RPUSH', list, gid)
+  end
+  redis.call('HSET', meta, 'vq', instance, 'last_vq', instance)
+  redis.call('HINCRBY', meta, 'version', 1)
+  redis.call('HINCRBY', prefix .. ':vq_version', instance, 1)
+  if instance ~= UNASSIGNED then send_control(batch, instance, 'wake') end
+end
+
+-- Takes waiting requests out of their group, and a group without waiting requests off its queue.
+local function take_from_group(prefix, gid, ids, tokens)
+  local members, meta = group_keys(prefix, gid)
+  redis.call('ZREM', members, unpack(ids))
+  redis.call('HINCRBY', meta, 'prompt_tokens', integer(-tokens))
+  if redis.call('EXISTS', members) == 1 then return end
+  redis.call('LREM', prefix .. ':vq:' .. redis.call('HGET', meta, 'vq'), 1, gid)
+  redis.call('HSET', meta, 'vq', '')
+  redis.call('HINCRBY', meta, 'version', 1)
+end
+
+-- Returns a running request to its place in its group, opening the group if it drained meanwhile. `unstarted`: its pull was none.
+local function return_to_group(batch, record, where, unstarted)
+  local prefix, gid = batch.prefix, record.group
+  local _, meta = group_keys(prefix, gid)
+  leave_running(batch, record)
+  local owner = record.owner
+  record.state, record.owner = 'P', ''
+  if unstarted then record.started_ms = '' end
+  redis.call('HSET', record.key, 's', state_text(record))
+  record.owner = owner  -- events tell who had it
+  join_group(batch, gid, record)
+  local group = changes_of(batch, gid)
+  if not group.slo_least_s then
+    local stored = redis.call('HMGET', meta, 'vq', 'last_vq', 'first_deadline', 'slo_least')
+    group.first_deadline_s, group.slo_least_s = tonumber(stored[3]), tonumber(stored[4])
+    if stored[1] == '' then
+      local instance = serves(prefix, stored[2]) and stored[2] or UNASSIGNED
+      open_group(batch, gid, instance, where)
+    end
+  end
+  local deadline_s = record.accepted_ms / 1000 + group.slo_least_s
+  if deadline_s < group.first_deadline_s then
+    group.first_deadline_s = deadline_s
+    redis.call('HSET', meta, 'first_deadline', seconds(deadline_s))
+  end
+end
+
+-- the end of a request -------------------------------------------------------------------------------------------------
+
+local function read_progress(prefix, record)
+  return record.first_output_ms ~= '' and redis.call('GET', prefix .. ':progress:' .. record.id) or ''
+end
+
+-- Stores the Result and the last frame, and deletes the rest. `by_owner`: the owner takes the step and needs no word of it. `body` and
+-- `progress` are read where they are nil.
+local function finish(batch, record, state, result, body, progress, frame, event, by_owner)
+  local prefix, id = batch.prefix, record.id
+  progress = progress or read_progress(prefix, record)
+  local tenant, request_id = string.match(record.key, ':req:([^:]*):([^:]*)$', #prefix + 1)
+  local finished_ms = now_ms()
+  local model, ended_by = '', by_owner and record.owner or ''
+  if not pb_has(result, 3) then model = pb_bytes(3, model_of(body or read_entry(prefix, id))) end
+  local told = result .. pb_bytes(1, unescape(tenant)) .. pb_bytes(2, unescape(request_id)) .. model
+    .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.attempt) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
+    .. pb_bytes(8, pb_double(1, record.accepted_ms / 1000) .. pb_seconds(2, record.started_ms) .. pb_seconds(3, record.first_output_ms)
+      .. pb_double(4, finished_ms / 1000))
+  local output = record.text == '1' and progress or pb_bytes(14, progress)
+  local header = state .. integer(record.attempt) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
+  redis.call('SET', result_key_of(prefix, record.key), record.digest .. header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
+
+  if frame == '' then frame = pb_bytes(1, id) .. pb_uint(2, record.attempt) end
+  add_frame(batch, record.gateway, frame .. pb_bytes(6, told))
+  add_event(batch, state, record, nil, event)
+
+  if record.state == 'A' then
+    count(batch, 'unplaced', -1)
+  elseif record.state == 'P' then
+    take_from_group(prefix, record.group, { id }, record.prompt_tokens)
+  else
+    leave_running(batch, record)
+    if not by_owner then send_control(batch, instance_of(record.owner), 'cancel', record) end
+  end
+  if record.group ~= '' then
+    local group = changes_of(batch, record.group)
+    group.live = group.live - 1
+  end
+  if record.expiry_ms ~= '' then redis.call('ZREM', prefix .. ':expiry', id) end
+  batch.settled[#batch.settled + 1] = id  -- also one that was placed unread may be pending
+  batch.ended[#batch.ended + 1] = id
+  if progress == '' then redis.call('DEL', record.key) else redis.call('DEL', record.key, prefix .. ':progress:' .. id) end
+  count_request(batch, record, -1)
+end

@@ -1,0 +1,234 @@
+"""An agent in virtual time: the machine, its calls and its engine driver are the live ones; this is what asyncio does there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from qlm_agent.control import control_events
+from qlm_agent.effects import (
+    Complete,
+    Deregister,
+    Describe,
+    DrainAnswer,
+    Effect,
+    Emit,
+    ForgetRun,
+    GiveBack,
+    LoadAnswer,
+    Pull,
+    ReadOwned,
+    Register,
+    Stop,
+)
+from qlm_agent.engine_driver import EngineDriver, EngineEffect
+from qlm_agent.engine_policy import FirstComeFirstServed
+from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
+from qlm_agent.held_run import HeldRun
+from qlm_agent.machine import AgentMachine
+from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.server_calls import ServerCalls, ServerEffect
+from qlm_agent.simulated.core import SimulatedCore, SimulatedModel
+from qlm_agent.telemetry import AgentTelemetry
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.instance import InstanceFacts
+from qlm_planner.events import Event as PlannerEvent
+from qlm_planner.events import InstanceAnnounced, LoadReported
+from qlm_process.lease_keeper import LeaseKeeper
+from qlm_queue.values import PLANNER_ROLE, Lease
+from qlm_sim.description import InstanceDescription
+from qlm_sim.engine import Straggler, VirtualEngine
+from qlm_sim.leases import SimLeaseKeeper
+from qlm_sim.process import Process
+from qlm_sim.site import Site
+
+SERVER_EFFECTS = (Register, Describe, Deregister, Pull, ReadOwned, Emit, Complete, GiveBack)
+
+TellPlanner = Callable[[Process, str, PlannerEvent], None]
+"""Sends an event from a process to the planner at an address."""
+
+
+class SimAgent:
+    """One instance over all its lives. `calls_under_way`: names of the effects that wait for the server, for those who count faults."""
+
+    def __init__(self, site: Site, description: InstanceDescription, tell_planner: TellPlanner) -> None:
+        self.process = site.process(description.name)
+        self.description = description
+        self.drained = False  # it stopped by itself
+        self._site = site
+        self._tell_planner = tell_planner
+        self._models = _models(site, description)
+        self._noise = Straggler(
+            seed=site.chance.part(description.name).below(1 << 31),
+            instance=description.name,
+            step_noise=description.step_noise,
+            bias_max=description.bias_max,
+        )
+        self.begin_life()
+
+    def set_slowness(self, factor: float) -> None:
+        """Its engine takes so many times longer from now on."""
+        self._noise.slowness = factor
+
+    def begin_life(self) -> None:
+        """Everything that a process begins with; `start` runs it."""
+        site, description = self._site, self.description
+        process = self.process
+        names = tuple(self._models)
+        self.machine = AgentMachine(
+            MachineSettings(
+                models=names,
+                batch_max=description.batch_max,
+                lookahead_requests=description.lookahead_requests,
+                coalesce_s=description.coalesce_s,
+                buffer_tokens_max=description.buffer_tokens_max,
+                poll_s=description.poll_s,
+                owned_check_s=description.owned_check_s,
+                drain_finish_s=description.drain_finish_s,
+            )
+        )
+        self.calls_under_way: dict[int, str] = {}
+        self._held: dict[str, HeldRun] = {}
+        self._effects: deque[EngineEffect] = deque()
+        self._driving = False
+        self._queue = site.link(process)
+        telemetry = AgentTelemetry(description.name, site.agent_metrics, site.tracing)
+        self.calls = ServerCalls(
+            self._queue,
+            _facts(description, names),
+            self._held,
+            telemetry,
+            now_s=process.now_s,
+            tells_text=False,
+            lease_ttl_s=site.description.lease_ttl_s,
+            lease_renew_s=site.description.lease_renew_s,
+            nonce=f"{description.name}-{site.new_id()}",
+            engine_clock=process.now_s,
+            keep=self._keep,
+        )
+        core = SimulatedCore(self._models, self._noise, FirstComeFirstServed(), description.limits)
+        self.engine = VirtualEngine(
+            process,
+            core,
+            lambda outputs: self._driver.told(outputs),
+            wake_min_s=description.wake_min_s,
+            chance=site.chance.part(f"{description.name}/engine/{process.epoch}"),
+        )
+        self._driver = EngineDriver(self.engine, self._held, telemetry, now_s=process.now_s, step=self._step, engine_clock=process.now_s)
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A new process of this name."""
+        self.process.begin()
+        self.begin_life()
+        self._alarm = self.process.alarm(lambda: self._step(TimePassed()))
+        after = f"{int(self.process.now_s() * 1000)}-0"
+        self.process.spawn(control_events(self._queue, self.description.name, after, self._step, sleep=self.process.sleep))
+        self.process.spawn(self._announce())
+        self._step(Started())
+
+    def drain(self, finish_s: float) -> None:
+        """As by SIGTERM."""
+        self._step(DrainAsked(finish_s=finish_s, stop=True))
+
+    # The machine ------------------------------------------------------------------------------------------------------
+
+    def _step(self, event: Event) -> None:
+        now_s = self.process.now_s()
+        effects = self.machine.step(now_s, event)
+        self._site.stepped(self.process, event, effects)
+        for effect in effects:
+            self._perform(effect)
+        if self.process.alive:
+            self._alarm.set(self.machine.next_wakeup_s)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Register() | Describe() | Deregister() | Pull() | ReadOwned() | Emit() | Complete() | GiveBack():
+                self.calls_under_way[effect.call] = type(effect).__name__
+                self.process.spawn(self._call(effect, self.calls.held_by(effect)))
+            case ForgetRun():
+                del self._held[effect.run_id]
+            case DrainAnswer() | LoadAnswer():
+                pass  # nobody asked here
+            case Stop():
+                self.drained = True
+                self.process.end()
+            case _:
+                self._effects.append(effect)
+                if not self._driving:
+                    self._driving = True
+                    self.process.spawn(self._drive())
+
+    async def _drive(self) -> None:
+        """Engine effects, one after the other."""
+        while self._effects:
+            await self._driver.perform(self._effects.popleft(), self.process.spawn)
+        self._driving = False
+
+    async def _call(self, effect: ServerEffect, runs: Sequence[HeldRun]) -> None:
+        incarnation = self.calls.facts.incarnation
+        try:
+            answer = await self.calls.perform(effect, runs)
+        except (Unavailable, LeaseLost) as error:
+            del self.calls_under_way[effect.call]
+            self._step(CallLost(call=effect.call))
+            if isinstance(error, LeaseLost):
+                self._step(LeaseWasLost(incarnation=incarnation))
+            return
+        del self.calls_under_way[effect.call]
+        if isinstance(answer, Registered) and self._site.transcript.on:
+            self._site.transcript.line(self._site.schedule.now_s, self.process.name, f"is {answer.incarnation}")
+        self._step(answer)
+
+    def _keep(self, lease: Lease) -> LeaseKeeper:
+        return SimLeaseKeeper(
+            self.process,
+            self._queue,
+            lease,
+            ttl_s=self._site.description.lease_ttl_s,
+            renew_s=self._site.description.lease_renew_s,
+            on_lost=lambda: self._step(LeaseWasLost(incarnation=lease.role)),
+        )
+
+    # The planner ------------------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """What `Announcer` does: tells each leader of each incarnation, and then its load."""
+        announced = ("", "")
+        while True:
+            facts, stats = self.calls.facts, self.engine.stats()
+            if facts.incarnation:
+                active = self.machine.swapping.swapping_to or stats.active_model
+                try:
+                    await self.calls.tell_active_model(active)
+                    address = await self._queue.leader_address(PLANNER_ROLE)
+                except (Unavailable, LeaseLost):
+                    address = ""
+                if address and announced != (address, facts.incarnation):
+                    self._tell_planner(self.process, address, InstanceAnnounced(facts=facts))
+                    announced = (address, facts.incarnation)
+                if address:
+                    load = LoadReported(incarnation=facts.incarnation, active_model=active, warm_models=tuple(stats.warm_models))
+                    self._tell_planner(self.process, address, load)
+            await self.process.sleep(self.description.heartbeat_s)
+
+
+def _models(site: Site, description: InstanceDescription) -> dict[str, SimulatedModel]:
+    rows = {row.model: row for row in site.shipped.hardware if (row.gpu, row.n_gpu) == (description.gpu, description.n_gpu)}
+    return {name: SimulatedModel(spec=site.catalogue[name], profile=rows[site.catalogue[name].profile]) for name in description.models}
+
+
+def _facts(description: InstanceDescription, models: tuple[str, ...]) -> InstanceFacts:
+    return InstanceFacts(
+        name=description.name,
+        incarnation="",
+        gpu=description.gpu,
+        n_gpu=description.n_gpu,
+        engine="simulated",
+        models=models,
+        address=f"{description.name}:0",
+        time_scale=description.time_scale,
+        batch_max=description.batch_max,
+    )

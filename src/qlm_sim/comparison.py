@@ -1,0 +1,236 @@
+"""Comparison runs: a workload over a described cluster under one policy of the planner, without faults but planned kills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from qlm.api.v1.gateway_pb2 import StreamResponse, SubmitRequest
+from qlm.api.v1.request_pb2 import Result
+from qlm_core.errors import QlmError
+from qlm_core.request import RequestKey, RequestState, Slo
+from qlm_planner.policy import Order, Policy
+from qlm_queue.memory_state import StoredGroup
+from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs
+from qlm_sim.description import ClusterDescription
+from qlm_sim.gateway import ServerCall, SimGateway
+from qlm_sim.network import Command
+from qlm_sim.requests import SimRequest, message
+
+SUBMIT_RETRY_S = 1.0
+"""A request that is refused because the queue is full is sent again after this."""
+
+COARSE_S = 0.1
+"""Comparison runs look at engines, and tell their tokens, this often: who is served when, and at what speed, does not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedKill:
+    """SIGKILL of an agent, planner or estimator ("a100-0", "planner-0") `at_s` after the start; it is started again `down_s` later."""
+
+    process: str
+    at_s: float
+    down_s: float
+
+
+PROFILES_EVERY_S = 5.0
+"""How often the estimator's findings are published and read in comparison runs, where nobody waits for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end."""
+
+    request_id: str
+    model: str
+    slo: Slo
+    state: RequestState | None
+    accepted_s: float
+    first_token_s: float
+    finished_s: float
+    attempts: int
+    output_tokens: int
+    instance: str
+
+    @property
+    def in_time(self) -> bool:
+        """Its SLO was met."""
+        if self.state is not RequestState.COMPLETED:
+            return False
+        reached_s = self.first_token_s if self.slo.kind == "first_token" else self.finished_s
+        return reached_s <= self.slo.deadline_s(self.accepted_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSample:
+    group_id: str
+    model: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSample:
+    """A virtual queue at one time, first served first. `running`: requests on its engine, of `active_model`; `swapping_to`: "" for none."""
+
+    at_s: float
+    instance: str
+    active_model: str
+    swapping_to: str
+    running: int
+    groups: tuple[GroupSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: models made active by instance. `ended_s`:
+    when the last request ended."""
+
+    outcomes: tuple[RequestOutcome, ...]
+    history: tuple[QueueSample, ...]
+    swaps: dict[str, int]
+    ended_s: float
+    events: int
+
+
+def simulate(
+    cluster: ClusterDescription,
+    workload: Sequence[SimRequest],
+    planner_policy: Policy | str = "slo",
+    *,
+    seed: int = 1,
+    sample_every_s: float = 5.0,
+    limit_s: float = 86_400.0,
+    kills: Sequence[PlannedKill] = (),
+) -> SimulationResult:
+    """Runs until every request has ended, at most `limit_s` virtual seconds. `planner_policy`: a policy, or the name of an order ("slo",
+    "fcfs"). The same arguments give the same result, everywhere. Raises ValueError for a kill of an unknown process."""
+    policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
+    with quiet_logs():
+        run = _Comparison(cluster, workload, policy, seed, sample_every_s)
+        for kill in kills:
+            run.plan(kill)
+        try:
+            return run.result(limit_s)
+        finally:
+            run.stop()
+
+
+class _Comparison:
+    """One run. It watches the server for ends."""
+
+    def __init__(
+        self, description: ClusterDescription, workload: Sequence[SimRequest], policy: Policy, seed: int, sample_every_s: float
+    ) -> None:
+        coarse = tuple(
+            replace(
+                each,
+                wake_min_s=max(each.wake_min_s, COARSE_S),
+                tell_every_s=max(each.tell_every_s, COARSE_S),
+                coalesce_s=max(each.coalesce_s, 10 * COARSE_S),
+            )
+            for each in description.instances
+        )
+        self._workload = workload
+        self._sample_every_s = sample_every_s
+        self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S), seed, policy)
+        self._cluster.server.watchers.append(self)
+        self._ended: dict[RequestKey, Result] = {}
+        self._states: dict[RequestKey, RequestState] = {}
+        self._history: list[QueueSample] = []
+
+    def plan(self, kill: PlannedKill) -> None:
+        cluster = self._cluster
+        members: dict[str, Member] = {member.process.name: member for member in cluster.members if not isinstance(member, SimGateway)}
+        if kill.process not in members:
+            raise ValueError(f"no agent, planner or estimator is called {kill.process!r}")
+        member = members[kill.process]
+        cluster.schedule.at(START_S + kill.at_s, member.process.end)
+        cluster.schedule.at(START_S + kill.at_s + kill.down_s, lambda: None if member.process.alive else member.start())
+
+    def result(self, limit_s: float) -> SimulationResult:
+        cluster = self._cluster
+        cluster.start()
+        for number, request in enumerate(self._workload):
+            gateway = cluster.gateways[number % len(cluster.gateways)]
+            cluster.schedule.at(START_S + request.arrival_s, partial(self._send, request, gateway))
+        self._sample()
+        while len(self._ended) < len(self._workload) and cluster.step(limit_s):
+            pass
+        return SimulationResult(
+            outcomes=tuple(map(self._outcome, self._workload)),
+            history=tuple(self._history),
+            swaps={agent.process.name: agent.machine.swapping.swaps for agent in cluster.agents},
+            ended_s=cluster.elapsed_s,
+            events=cluster.schedule.happened,
+        )
+
+    def stop(self) -> None:
+        self._cluster.stop()
+
+    def _send(self, request: SimRequest, gateway: SimGateway) -> None:
+        def answered(response: StreamResponse | None, error: QlmError | None) -> None:
+            if error is not None:
+                self._cluster.schedule.after(error.retry_after_s or SUBMIT_RETRY_S, lambda: self._send(request, gateway))
+
+        submit = SubmitRequest(request=message(request, self._cluster.site.catalogue[request.model]))
+        gateway.serve(submit, ServerCall(gateway.process, answered))
+
+    # What happened ----------------------------------------------------------------------------------------------------
+
+    def before(self, process: str, command: Command) -> None:
+        """Nothing is of interest yet."""
+
+    def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
+        """Keeps the ends of requests."""
+        for key, stored in reversed(self._cluster.server.queue.state.terminals.items()):
+            if key in self._ended:
+                break
+            self._ended[key] = Result.FromString(stored.record.result)
+            self._states[key] = stored.record.state
+
+    def _outcome(self, request: SimRequest) -> RequestOutcome:
+        result = self._ended.get(request.key)
+        timing = Result().timing if result is None else result.timing
+        return RequestOutcome(
+            request_id=request.request_id,
+            model=request.model,
+            slo=request.slo,
+            state=self._states.get(request.key),
+            accepted_s=_after_start(timing.accepted_s),
+            first_token_s=_after_start(timing.first_token_s),
+            finished_s=_after_start(timing.finished_s) if result is not None else float("inf"),
+            attempts=0 if result is None else result.attempts,
+            output_tokens=0 if result is None else result.usage.output_tokens,
+            instance="" if result is None else result.incarnation.rpartition("/")[0],
+        )
+
+    def _sample(self) -> None:
+        state = self._cluster.server.queue.state
+        at_s = self._cluster.elapsed_s
+        for agent in self._cluster.agents:
+            name = agent.process.name
+            group_ids = state.queues[name].group_ids if name in state.queues else []
+            groups = [state.groups[group_id] for group_id in group_ids]
+            self._history.append(
+                QueueSample(
+                    at_s=at_s,
+                    instance=name,
+                    active_model=agent.machine.swapping.active,
+                    swapping_to=agent.machine.swapping.swapping_to,
+                    running=agent.machine.runs.running,
+                    groups=tuple(
+                        GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))
+                        for group in groups
+                    ),
+                )
+            )
+        self._cluster.schedule.after(self._sample_every_s, self._sample)
+
+
+def _group_sample(group: StoredGroup) -> GroupSample:
+    return GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))
+
+
+def _after_start(time_s: float) -> float:
+    return time_s - START_S if time_s else 0.0

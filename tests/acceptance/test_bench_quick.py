@@ -1,0 +1,66 @@
+"""The bench at sizes that mean nothing: real processes, and every figure of the parts that run is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIMEOUT_S = 110
+
+
+def run_bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The JSON object of its last line, and what it said."""
+    command = [sys.executable, "-m", "qlm_load", "bench", "queue", "--json", "--quick", "--seed", "2", "--out", str(out), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("QLM_", "OTEL_"))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    said = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, said
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(document, dict)
+    return document, said
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_the_path_of_a_request_is_measured(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, "--only", "accepts_per_s", "--only", "added", "--only", "fanout")
+    context = found["context"]
+    assert context["failures"] == {}, said
+    assert found["accepts_per_s"] > 0
+    assert found["accepts_per_s_disk"] > 0
+    assert context["accepts_process"]["counted_by_the_queue"] == context["accepts_process"]["accepted_in_all"]
+    for key in ("added_p50_ms", "added_p99_ms"):
+        assert set(found[key]) == {"at_200", "at_400"}
+        assert all(value > 0 for value in found[key].values())
+    # Every request that was due ended, and the spans of all came, each with the engine's part in it.
+    added = context["added_200"]
+    assert added["with_spans"] == added["requests"] > 0
+    assert 0 < added["engine_ms"]["p50"] < added["last_token_ms"]["p50"]
+    assert found["fanout_tokens_per_s"] > 0
+    assert found["itl_p99_ms"] > 0
+    assert context["spans"]["qlm.gateway.accept"] >= context["accepts_process"]["accepted_in_all"]
+    assert context["spans_counted"] == sum(context["spans"].values())
+    # What was not asked for was not measured.
+    assert found["lost"] is None
+    assert found["redis_bytes_per_request"] == {"full": None, "after_churn": None, "finished": None}
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_the_queue_by_itself_and_losses_are_measured(tmp_path: Path) -> None:
+    found, said = run_bench(tmp_path, "--only", "pulls", "--only", "bytes", "--only", "failover", "--only", "recover")
+    context = found["context"]
+    assert context["failures"] == {}, said
+    assert found["pull_100_p99_ms"] > 0
+    assert all(value > 0 for value in found["redis_bytes_per_request"].values())
+    assert context["bytes"]["ended"] == 0.9 * context["bytes"]["queued"]
+    assert context["failover"]["planned"] > 0
+    # Nobody may take from a leader, or from an agent, before its lease has run out.
+    assert found["failover_first_plan_s"] > 1
+    assert found["recover_p99_s"] > 1
+    (kill,) = context["recover"]["kills"]
+    assert kill["owned"] == context["recover"]["recover_ms"]["n"] > 0

@@ -1,0 +1,163 @@
+"""`qlm top` and `qlm health` on a real cluster, whole and with parts of it away."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qlm
+from running_cluster import RunningCluster, wait_until
+
+COMMAND_TIMEOUT_S = 30
+ANSWER_S = 60.0
+MODELS = ("mistral-7b", "mistral-7b-code", "vicuna-13b")
+FAST = {"agent.simulated.time_scale": "20"}
+SLOW = {"agent.simulated.time_scale": "0.02"}
+"""An engine step takes so long that nothing ends by itself while a test looks."""
+NOWHERE = "127.0.0.1:1"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "150", "TERM": "dumb"}
+    return subprocess.run(
+        [sys.executable, "-m", "qlm.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        env=environment,
+        check=False,
+    )
+
+
+def seen(address: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(command("top", "--json", "--address", address).stdout)
+    return document
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A cluster that has answered thirty requests."""
+    with RunningCluster(tmp_path_factory.mktemp("top") / "state", FAST) as cluster:
+        with qlm.Client(cluster.address) as client:
+            for number in range(30):
+                client.submit(
+                    MODELS[number % 3], f"Prompt {number}.", slo_s=20.0 if number % 2 else 600.0, max_tokens=20, request_id=f"r{number}"
+                )
+            for number in range(30):
+                assert client.result(f"r{number}", wait_s=ANSWER_S) is not None
+        wait_until(lambda: seen(cluster.address)["outcomes"]["completed"] == 30, ANSWER_S, "the estimator has read all events")
+        yield cluster
+
+
+def test_json_tells_what_happened(served: RunningCluster) -> None:
+    document = seen(served.address)
+    assert (document["queue"], document["live"], document["unplaced"], document["running"]) == ("default", 0, 0, 0)
+    assert [part["name"] for part in document["parts"]] == ["gateway", "planner", "estimator"]
+    assert all(part["problem"] == "" for part in document["parts"])
+    instances = {instance["name"]: instance for instance in document["instances"]}
+    assert set(instances) == {"a100-0", "h100-0"}
+    for instance in instances.values():
+        assert instance["alive"]
+        assert instance["part"]["problem"] == ""
+        assert instance["agent"]["incarnation"].startswith(instance["name"])
+    agents = [instance["agent"] for instance in instances.values()]
+    assert sum(agent["completed"] for agent in agents) == 30
+    assert sum(agent["operations"]["models_activated"] for agent in agents) >= len(MODELS) - 1
+    outcomes = document["outcomes"]
+    assert 0.0 < outcomes["window_s"] <= 300.0
+    assert (outcomes["accepted"], outcomes["completed"], outcomes["failed"]) == (30, 30, 0)
+    assert outcomes["output_tokens"] > 0
+    assert outcomes["operations"]["pulled"] >= 30
+    assert [(each["slo_class"], each["completed"], each["judged"]) for each in outcomes["classes"]] == [("32s", 15, 15), ("1024s", 15, 15)]
+    assert all(0 <= each["attained"] <= 15 and 0.0 < each["latency_p50_s"] <= each["latency_p99_s"] for each in outcomes["classes"])
+    assert outcomes["classes"][1]["attained"] == 15
+    calibration = outcomes["calibration"]
+    assert calibration["samples"] > 0
+    assert 0.0 <= calibration["within_p50"] <= calibration["within_p90"] <= 1.0
+    assert 0.0 <= calibration["error_p50_s"] <= calibration["error_p90_s"]
+
+
+def test_without_a_terminal_one_frame_is_printed(served: RunningCluster) -> None:
+    done = command("top", "--address", served.address)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    for expected in (
+        "queue default",
+        "0 live = 0 not placed",
+        "a100-0",
+        "h100-0",
+        "1 x A100-80GB, simulated",
+        "nothing waits",
+        "SLO attainment",
+    ):
+        assert expected in words
+    assert re.search(r"32s\s+15\s+\d+\.\d%", done.stdout)
+    assert "predicted against actual completion" in words
+    assert "pulled 3" in words
+
+
+def test_health_follows_the_process(served: RunningCluster) -> None:
+    for process in [process for process in served.state.processes if process.service != "server"]:
+        done = command("health", process.address, "--service", f"qlm.api.v1.{process.service.capitalize()}")
+        assert (done.returncode, done.stdout) == (0, f"{process.address}: SERVING\n")
+    away = command("health", NOWHERE)
+    assert (away.returncode, away.stdout) == (1, f"{NOWHERE}: UNAVAILABLE\n")
+    assert command("health", served.address, "--service", "no.such.Service").returncode == 1
+
+
+def test_what_waits_is_shown_in_order_with_predictions(tmp_path: Path) -> None:
+    with RunningCluster(tmp_path / "state", SLOW) as cluster:
+        with qlm.Client(cluster.address) as client:
+            for number in range(24):
+                client.submit(MODELS[number % 3], "A prompt. " * 400, slo_s=600.0, max_tokens=400, request_id=f"w{number}")
+        wait_until(lambda: any(instance["groups"] for instance in seen(cluster.address)["instances"]), ANSWER_S, "a group waits")
+        document = seen(cluster.address)
+        groups = [group for instance in document["instances"] for group in instance["groups"]]
+        assert all(group["model"] in MODELS and group["slo_class"] == "1024s" and group["waiting"] > 0 for group in groups)
+        predicted = [group for group in groups if group["completion_p50_s"] is not None]
+        assert predicted
+        assert all(document["at_s"] < group["completion_p50_s"] <= group["completion_p90_s"] for group in predicted)
+        frame = command("top", "--once", "--address", cluster.address).stdout
+        assert re.search(r"head\s+\S+\s+completion 1024s\s+\d+\s+[\d,]+ s \([\d,]+ s\)\s+\d+ s", frame)
+
+        # An agent and the planner die, and are not back yet: a frozen supervisor starts nobody.
+        state = cluster.state
+        (planner,), agent = state.of("planner"), state.of("agent")[0]
+        cluster.send(signal.SIGSTOP)
+        try:
+            for process in (planner, agent):
+                os.kill(process.pid, signal.SIGKILL)
+            done = command("top", "--once", "--address", cluster.address)
+            assert done.returncode == 0, done.stderr
+            assert "Traceback" not in done.stdout + done.stderr
+            assert re.search(r"✗ planner (down|not known)", done.stdout)
+            assert re.search(rf"✗ {agent.name}.* (down|not known)", done.stdout)
+            assert "● gateway" in done.stdout
+        finally:
+            cluster.send(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("arguments", [("--once",), ("--json",)])
+def test_without_any_gateway_it_says_so_and_fails(arguments: tuple[str, ...]) -> None:
+    done = command("top", *arguments, "--address", NOWHERE)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    if arguments == ("--json",):
+        assert [part["problem"] for part in json.loads(done.stdout)["parts"]] == ["down", "not known", "not known"]
+    else:
+        assert f"✗ gateway down {NOWHERE}" in done.stdout
+
+
+def test_a_wrong_address_is_no_traceback() -> None:
+    done = command("top", "--once", "--address", "nowhere")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,107 @@
+"""An urgent request on an engine full of long work, through real processes: it is in time, and no output suffers (QLM section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qlm
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
+from running_cluster import RunningCluster
+
+MODEL, OTHER_MODEL = "mistral-7b", "mistral-7b-code"
+VOCABULARY_SIZE = 32_000
+BATCH = 8
+LONG_TOKENS = 4_000  # about 10 s at this speed
+URGENT_TOKENS = 100
+URGENT_SLO_S = 5.0
+PATIENCE_S = 120.0
+
+HOST_KV = {"evicted": "0", "offloaded": "16"}
+"""GB of host memory for KV: without any, who makes room is evicted."""
+
+
+@pytest.fixture(params=sorted(HOST_KV))
+def way(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def cluster(way: str, tmp_path: Path) -> Iterator[RunningCluster]:
+    settings = {
+        "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
+        "agent.simulated.time_scale": "4",
+        "agent.simulated.host_kv_gb": HOST_KV[way],
+    }
+    with RunningCluster(tmp_path / "state", settings) as cluster:
+        yield cluster
+
+
+class Request:
+    """One streamed request."""
+
+    def __init__(self, client: qlm.AsyncClient, model: str, number: int, output_tokens: int, slo_s: float) -> None:
+        self.prompt = [number, 17, LENGTH_TOKEN_BASE + output_tokens]
+        self.model = model
+        self.output_tokens = output_tokens
+        self.tokens: list[int] = []
+        self._stream = client.generate(model, self.prompt, slo_s=slo_s)
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> qlm.Result:
+        async for chunk in self._stream:
+            assert chunk.offset == len(self.tokens)
+            self.tokens.extend(chunk.token_ids)
+        assert self._stream.result is not None
+        return self._stream.result
+
+    @property
+    def undisturbed(self) -> list[int]:
+        """What an engine that serves nothing else answers."""
+        answer = answer_tokens(prompt_digest(self.model, self.prompt), 0, self.output_tokens, VOCABULARY_SIZE)
+        return [int.from_bytes(answer[at : at + TOKEN_BYTES], "little") for at in range(0, len(answer), TOKEN_BYTES)]
+
+
+async def full_engine(client: qlm.AsyncClient, count: int) -> list[Request]:
+    """Long requests with an hour of time, of which a batch runs."""
+    long = [Request(client, MODEL, number, LONG_TOKENS, 3_600.0) for number in range(count)]
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(bool(request.tokens) for request in long) < BATCH:
+            await asyncio.sleep(0.02)
+    return long
+
+
+async def ends(*requests: Request) -> list[qlm.Result]:
+    async with asyncio.timeout(PATIENCE_S):
+        results = [await request.task for request in requests]
+    for request in requests:
+        assert request.tokens == request.undisturbed, request.prompt
+    return results
+
+
+def took_s(result: qlm.Result) -> float:
+    return result.timing.finished_s - result.timing.accepted_s
+
+
+async def test_of_the_same_model(cluster: RunningCluster, way: str) -> None:
+    async with qlm.AsyncClient(cluster.address) as client:
+        long = await full_engine(client, BATCH + 4)
+        (result,) = await ends(Request(client, MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
+        assert not any(request.task.done() for request in long), "nobody ended and made room"
+        assert took_s(result) < URGENT_SLO_S
+        results = await ends(*long)
+        assert sum(each.attempts - 1 for each in results) == (1 if way == "evicted" else 0)
+
+
+async def test_of_another_model(cluster: RunningCluster, way: str) -> None:
+    async with qlm.AsyncClient(cluster.address) as client:
+        long = await full_engine(client, BATCH)
+        (result,) = await ends(Request(client, OTHER_MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
+        assert not any(request.task.done() for request in long)
+        assert took_s(result) < URGENT_SLO_S
+        results = await ends(*long)
+        assert {each.attempts for each in results} == {2 if way == "evicted" else 1}

@@ -1,0 +1,126 @@
+"""Changes of the plan on a real queue: who leaves, drains or joins, and what is told about it (spans, metric, events)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc.aio
+
+from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm.internal.v1 import events_pb2
+from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_planner.shell import PlannerShell
+from qlm_process.instance_wire import to_body, to_proto
+
+from .cluster import MODELS, Cluster, until
+
+FACTS = InstanceFacts(name="a", incarnation="", gpu="A100-80GB", n_gpu=1, engine="simulated", models=MODELS)
+
+
+async def leading(cluster: Cluster, shell: PlannerShell) -> None:
+    async def leads() -> bool:
+        return shell.term is not None and shell.term.caught_up.is_set()
+
+    await until(leads, "it leads")
+
+
+def spans(cluster: Cluster, name: str) -> list[dict[str, object]]:
+    return [dict(span.attributes or {}) for span in cluster.spans.get_finished_spans() if span.name == name]
+
+
+async def told(cluster: Cluster, causes: Sequence[str]) -> None:
+    """Waits for the spans of the first changes of the plan: they end when the planner has heard that the last chunk is in the queue."""
+
+    async def found() -> bool:
+        return [plan["qlm.plan.cause"] for plan in spans(cluster, "qlm.plan")][: len(causes)] == list(causes)
+
+    await until(found, f"changes of the plan: {causes}")
+
+
+async def moved_groups(cluster: Cluster) -> dict[str, str]:
+    """What the events say: group -> the queue that it is on now."""
+    found: dict[str, str] = {}
+    for entry in await cluster.queue.read_events("0", 0.0, 1000):
+        for event in events_pb2.RequestEvents.FromString(entry.payload).events:
+            if event.kind == events_pb2.EVENT_KIND_GROUP_MOVED:
+                found[event.group_id] = event.instance
+    return found
+
+
+async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
+    """Announced over gRPC, long before the next regular reading of the queue; nothing is placed there any more, and it is all told."""
+    incarnation = await cluster.join("a")
+    async with cluster.planner(overview_every_s=30.0) as shell, grpc.aio.insecure_channel(shell.address) as channel:
+        await leading(cluster, shell)
+        await cluster.submit("mistral-7b", count=10)
+        await cluster.submit("vicuna-13b", count=10)
+        await until(cluster.all_placed, "placed")
+        await cluster.join("b", "H100-80GB")
+        facts = replace(FACTS, incarnation=incarnation, draining=True)
+        await cluster.describe("a", to_body(facts))
+        stub = planner_pb2_grpc.PlannerStub(channel)
+        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=10)
+
+        async def moved() -> bool:
+            return await cluster.waiting_on("b") == 20
+
+        await until(moved, "everything is with the other one", 10.0)
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        assert await cluster.waiting_on("a") == 0
+        events = await moved_groups(cluster)
+        assert set(events.values()) == {"b"}
+        await told(cluster, ["relocate"])
+        [plan] = spans(cluster, "qlm.plan")
+        assert plan["qlm.plan.whole"] is True
+        [balance] = spans(cluster, "qlm.load_balance")
+        assert balance["qlm.groups_moved"] == len(events)
+        assert (balance["qlm.sources"], balance["qlm.destinations"]) == (("a",), ("b",))
+        assert cluster.metrics.registry.get_sample_value("qlm_planner_groups_moved_total") == len(events)
+        assert await cluster.serve("b") == 30
+
+
+async def test_an_instance_that_joins_takes_its_share(cluster: Cluster) -> None:
+    """A predicted gain above the margin: groups that wait behind others go to it, and no others are written."""
+    await cluster.join("a")
+    async with cluster.planner(delta=0.1, replan_every_s=0.1) as shell:
+        await leading(cluster, shell)
+        await cluster.submit("mistral-7b", slo_s=30.0, count=400)
+        await cluster.submit("vicuna-13b", slo_s=30.0, count=400)
+        await until(cluster.all_placed, "placed")
+        before = await cluster.overview()
+        await cluster.join("b", "H100-80GB")
+
+        async def shared() -> bool:
+            return await cluster.waiting_on("b") > 100
+
+        await until(shared, "the new one has its share")
+        await told(cluster, ["joined"])
+        after = await cluster.overview()
+        assert after.plan_version > before.plan_version
+        assert await cluster.serve("a") + await cluster.serve("b") == 800
+
+
+async def test_an_instance_that_leaves_in_order_keeps_nothing(cluster: Cluster) -> None:
+    """Deregistered, its groups still on its queue: they are somebody else's after the planner has seen it."""
+    await cluster.join("a", models=["mistral-7b"])
+    await cluster.join("b", models=["vicuna-13b"])
+    async with cluster.planner() as shell:
+        await leading(cluster, shell)
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        await cluster.deregister("a")
+
+        async def unassigned() -> bool:
+            return await cluster.waiting_on(UNASSIGNED) == 10
+
+        await until(unassigned, "nobody serves that model any more")
+        await cluster.join("c", models=["mistral-7b"])
+
+        async def taken() -> bool:
+            return await cluster.waiting_on("c") == 10
+
+        await until(taken, "until somebody does")
+        await told(cluster, ["relocate", "relocate"])
+        assert [balance["qlm.destinations"] for balance in spans(cluster, "qlm.load_balance")] == [(UNASSIGNED,), ("c",)]

@@ -1,0 +1,59 @@
+"""Comparison runs: every request is told of, policies differ, and the same arguments give the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.model import ModelSpec
+from qlm_core.request import RequestState, Slo, SloKind
+from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
+
+MODELS = (ModelSpec(name="mistral-7b", profile="Mistral-7B"), ModelSpec(name="vicuna-13b", profile="Vicuna-13B"))
+CLUSTER = ClusterDescription(
+    models=MODELS, instances=tuple(InstanceDescription(name=f"a100-{number}", models=("mistral-7b", "vicuna-13b")) for number in range(2))
+)
+
+
+def workload(count: int) -> list[SimRequest]:
+    """Models by turns, and each third request urgent."""
+    return [
+        SimRequest(
+            request_id=f"r{number}",
+            arrival_s=number * 0.25,
+            model=MODELS[number % 2].name,
+            prompt_tokens=50 + number,
+            output_tokens=20 + number % 7 * 30,
+            slo=Slo(kind=SloKind.COMPLETION, seconds=20.0 if number % 3 == 0 else 600.0),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("order", ["slo", "fcfs"])
+def test_every_request_completes_with_its_times(order: str) -> None:
+    requests = workload(60)
+    result = simulate(CLUSTER, requests, order, sample_every_s=2.0)
+    assert [outcome.request_id for outcome in result.outcomes] == [request.request_id for request in requests]
+    for request, outcome in zip(requests, result.outcomes, strict=True):
+        assert outcome.state is RequestState.COMPLETED
+        assert outcome.output_tokens == request.output_tokens
+        assert request.arrival_s <= outcome.accepted_s < outcome.first_token_s <= outcome.finished_s <= result.ended_s
+        assert outcome.attempts >= 1
+        assert outcome.instance in {"a100-0", "a100-1"}
+    assert {sample.at_s for sample in result.history} >= {0.0, 2.0, 4.0}
+    assert any(sample.groups for sample in result.history)
+    assert sum(result.swaps.values()) >= 2
+
+
+def test_the_same_arguments_give_the_same() -> None:
+    assert simulate(CLUSTER, workload(30), "slo") == simulate(CLUSTER, workload(30), "slo")
+
+
+def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> None:
+    """Both models come at once for one instance, which in the order of arrival changes its model again and again."""
+    one = replace(CLUSTER, instances=CLUSTER.instances[:1])
+    requests = [replace(request, arrival_s=request.arrival_s / 4, output_tokens=100) for request in workload(60)]
+    late = {order: sum(not outcome.in_time for outcome in simulate(one, requests, order).outcomes) for order in ("slo", "fcfs")}
+    assert late["slo"] < late["fcfs"]

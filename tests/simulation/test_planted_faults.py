@@ -1,0 +1,120 @@
+"""Bugs that were put in on purpose: the seeds find each of them, and say what does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from qlm_agent.engine import EngineOutput
+from qlm_agent.events import CallLost
+from qlm_agent.machine import AgentMachine
+from qlm_agent.simulated.core import SimulatedCore
+from qlm_agent.simulated.sequences import Progress
+from qlm_core.request import RequestKey, RequestState
+from qlm_planner.upkeep import Upkeep
+from qlm_queue import memory_planning
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.values import PLANNER_ROLE, Emission, Lease, Owned, RequeueCause, StepStatus
+from qlm_sim.cluster import MakeQueue
+from qlm_sim.seed_run import run_seed
+
+SEEDS_MAX = 60
+"""A planted fault is found within so many seeds."""
+
+
+def found(words: str, make_queue: MakeQueue = MemoryQueue) -> None:
+    """The seeds find it, and this is what they say of it."""
+    problems = (run_seed(seed, make_queue=make_queue).problem for seed in range(1, SEEDS_MAX + 1))
+    problem = next((problem for problem in problems if problem), "")
+    assert words in problem, problem or f"not found by {SEEDS_MAX} seeds"
+
+
+class RequeuesAtTheEnd(MemoryQueue):
+    """A group that is opened again goes behind all others."""
+
+    async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
+        closed = {group_id for group_id, group in self.state.groups.items() if not group.instance}
+        statuses = await super().requeue(incarnation, requests, cause, failure)
+        for queue in self.state.queues.values():
+            queue.group_ids.sort(key=lambda group_id: group_id in closed)
+        return statuses
+
+
+class NeverFences(MemoryQueue):
+    """A planner that lost its lease goes on placing."""
+
+    async def place(self, lease: Lease, groups: object, requests: object) -> Sequence[StepStatus]:
+        now_s = self._now_s()
+        held = self.state.holder(PLANNER_ROLE, now_s)
+        lease = lease if held is None else Lease(role=PLANNER_ROLE, token=held.token)
+        statuses: Sequence[StepStatus] = memory_planning.place(self.state, now_s, lease, groups, requests)  # type: ignore[arg-type]
+        await self._notify()
+        return statuses
+
+
+class TakesOldAttempts(MemoryQueue):
+    """An emission counts whoever sends it."""
+
+    async def emit(self, incarnation: str, emissions: Sequence[Emission]) -> Sequence[StepStatus]:
+        for emission in emissions:
+            request = self.state.live(emission.key, emission.queue_id)
+            if request is not None and emission.offset <= len(request.progress):
+                request.progress += emission.progress[len(request.progress) - emission.offset :]
+        return await super().emit(incarnation, emissions)
+
+
+class ForgetsArrivals(MemoryQueue):
+    """A planner's scan does not find what another planner read."""
+
+    async def read_unplaced(self, after: str, count: int) -> Sequence[object]:  # type: ignore[override]
+        return [request for request in await super().read_unplaced(after, count) if request.acceptance_number % 5]
+
+
+class EndsTwice(MemoryQueue):
+    """A cancel ends what has ended."""
+
+    async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
+        stored = self.state.terminals.get(key)
+        if stored is not None:
+            request = SimpleNamespace(key=key, progress=b"")
+            self.state.end(request, stored.record, "", self._now_s())  # type: ignore[arg-type]
+        return await super().cancel(key, result)
+
+
+@pytest.mark.parametrize(
+    ("make_queue", "words"),
+    [
+        (RequeuesAtTheEnd, "lost its place"),
+        (NeverFences, "with an old lease is not refused"),
+        (TakesOldAttempts, "changed it though"),
+        (ForgetsArrivals, "waits for ever"),
+        (EndsTwice, "ended twice"),
+    ],
+)
+def test_a_fault_of_the_queue(make_queue: MakeQueue, words: str) -> None:
+    found(words, make_queue)
+
+
+def test_an_agent_that_does_not_hear_that_a_call_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = AgentMachine.step
+    monkeypatch.setattr(AgentMachine, "step", lambda self, now_s, event: [] if isinstance(event, CallLost) else step(self, now_s, event))
+    found("waits for ever")
+
+
+def test_a_planner_that_takes_nothing_back_from_lost_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upkeep, "see", lambda self, board: None)  # so it knows of none
+    found("waits for ever")
+
+
+def test_an_engine_that_goes_on_with_the_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimulatedCore._output  # the answer's place is the engine's, so the fault is put there
+
+    def shifted(self: SimulatedCore, progress: Progress) -> EngineOutput:
+        output = answer(self, progress)
+        return replace(output, token_ids=output.token_ids[4:] + output.token_ids[:4]) if progress.start else output
+
+    monkeypatch.setattr(SimulatedCore, "_output", shifted)
+    found("is not its answer's")

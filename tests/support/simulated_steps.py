@@ -1,0 +1,49 @@
+"""A simulated batch whose steps a test controls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qlm_agent.engine_policy import FirstComeFirstServed
+from qlm_agent.simulated.batch import SimulatedBatch
+from qlm_agent.simulated.sequences import Progress, RunState
+
+
+class Steps:
+    """Remembers what each step was asked for."""
+
+    def __init__(self, duration_s: float = 1.0) -> None:
+        self.asked: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self._duration_s = duration_s
+
+    def __call__(self, sequences: int, context_tokens: int, prefills: Sequence[tuple[int, int]]) -> float:
+        self.asked.append((sequences, context_tokens, list(prefills)))
+        return self._duration_s
+
+
+def make(steps: Steps | None = None, *, kv: int = 10_000, batch_max: int = 8, chunk: int = 1_000, policy: object = None) -> SimulatedBatch:
+    return SimulatedBatch(
+        step_s=steps or Steps(),
+        kv_capacity_tokens=kv,
+        batch_max=batch_max,
+        prefill_chunk_tokens=chunk,
+        policy=policy or FirstComeFirstServed(),  # type: ignore[arg-type]
+    )
+
+
+def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int = 0) -> RunState:
+    return RunState(
+        run_id=name,
+        arrival=arrival or int(name),
+        deadline_s=float("inf"),
+        priority=0,
+        prompt_tokens=prompt,
+        target_tokens=target,
+        produced=resumed,
+        resumed=resumed,
+        told=resumed,
+    )
+
+
+def told(progress: Sequence[Progress]) -> list[str]:
+    return [f"{each.run_id}[{each.start}:{each.end}]{'.' if each.done else ''}" for each in progress]

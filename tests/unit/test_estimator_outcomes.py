@@ -1,0 +1,184 @@
+"""What came of requests: attainment by class, windows, calibration, bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from qlm.internal.v1 import events_pb2
+from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm_estimator import outcomes as outcomes_module
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes import ENDS_MAX, OTHER_CLASS, Count, Ended, Judged, Outcomes, Predicted, class_order
+from qlm_estimator.outcomes_wire import take, to_proto
+from qlm_queue.values import StreamEntry
+
+
+def ended(number: int, at_s: float, **fields: object) -> Ended:
+    values: dict[str, object] = {"state": Count.COMPLETED, "slo_class": "8s", "latency_s": 4.0, "slack_s": 1.0, "output_tokens": 10}
+    return Ended(queue_id=f"q{number}", at_s=at_s, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def entry(at_s: float, *events: RequestEvent) -> StreamEntry:
+    return StreamEntry(entry_id=f"{round(at_s * 1000)}-0", payload=events_pb2.RequestEvents(events=events).SerializeToString())
+
+
+def test_attainment_counts_what_ended_within_the_window() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    outcomes.end(ended(1, 10.0, slack_s=-1.0))  # before the window
+    outcomes.end(ended(2, 95.0, slack_s=0.0))
+    outcomes.end(ended(3, 96.0, slack_s=-0.1, latency_s=9.0))
+    outcomes.end(ended(4, 97.0, slo_class="1024s", slack_s=900.0))
+    report = outcomes.report(100.0, 60.0)
+    assert report.window_s == 60.0
+    assert report.counts[Count.COMPLETED] == 3
+    assert report.counts[Count.OUTPUT_TOKENS] == 30
+    assert [(each.slo_class, each.judged, each.attained, each.completed) for each in report.classes] == [
+        ("8s", 2, 1, 2),
+        ("1024s", 1, 1, 1),
+    ]
+    assert (report.classes[0].latency_p50_s, report.classes[0].latency_p99_s) == (4.0, 9.0)
+
+
+def test_failed_and_expired_requests_missed_their_objective_and_cancelled_ones_do_not_count() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    for number, state in enumerate((Count.FAILED, Count.EXPIRED, Count.CANCELLED)):
+        outcomes.end(ended(number, 5.0, state=state, slack_s=None))
+    report = outcomes.report(10.0, 60.0)
+    assert [(each.judged, each.attained, each.completed) for each in report.classes] == [(2, 0, 0)]
+    assert (report.counts[Count.FAILED], report.counts[Count.EXPIRED], report.counts[Count.CANCELLED]) == (1, 1, 1)
+
+
+def test_priorities_are_not_judged() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    outcomes.end(ended(1, 5.0, slo_class="p-3", slack_s=None))
+    outcomes.end(ended(2, 5.0, slo_class="p-3", slack_s=None, state=Count.FAILED))
+    assert [(each.judged, each.completed) for each in outcomes.report(10.0, 60.0).classes] == [(0, 1)]
+
+
+def test_the_window_is_no_longer_than_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Outcomes(since_s=90.0).report(100.0, 60.0).window_s == 10.0
+    assert ENDS_MAX > 3
+    monkeypatch.setattr(outcomes_module, "ENDS_MAX", 3)
+    outcomes = Outcomes(since_s=0.0)
+    for number in range(5):
+        outcomes.end(ended(number, 50.0 + number))
+    report = outcomes.report(100.0, 100.0)
+    assert report.window_s == 100.0 - 51.0
+    assert [each.completed for each in report.classes] == [3]
+
+
+def test_classes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes_module, "CLASSES_MAX", 2)
+    outcomes = Outcomes(since_s=0.0)
+    assert [outcomes.class_name(name) for name in ("8s", "16s", "32s", "8s", "")] == ["8s", "16s", OTHER_CLASS, "8s", ""]
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> None:
+    outcomes = Outcomes(since_s=0.0)
+    prediction, end = Predicted(queue_id="q1", p50_s=3.0, p90_s=5.0), ended(1, 5.0, latency_s=4.0)
+    answers = [outcomes.predict(prediction), outcomes.end(end)] if told_first else [outcomes.end(end), outcomes.predict(prediction)]
+    assert answers == [None, Judged(at_s=5.0, p50_s=3.0, p90_s=5.0, actual_s=4.0)]
+    calibration = outcomes.report(10.0, 60.0).calibration
+    assert (calibration.samples, calibration.within_p50, calibration.within_p90) == (1, 0.0, 1.0)
+    assert (calibration.error_p50_s, calibration.bias_s) == (1.0, 1.0)
+
+
+def test_calibration_over_several_predictions() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    for number, actual_s in enumerate((1.0, 2.0, 3.0, 8.0)):
+        outcomes.predict(Predicted(queue_id=f"q{number}", p50_s=2.0, p90_s=4.0))
+        outcomes.end(ended(number, 5.0, latency_s=actual_s))
+    calibration = outcomes.report(10.0, 60.0).calibration
+    assert (calibration.within_p50, calibration.within_p90) == (0.5, 0.75)
+    assert (calibration.error_p50_s, calibration.error_p90_s, calibration.bias_s) == (1.0, 6.0, 1.5)
+
+
+def test_a_request_that_did_not_complete_judges_no_prediction() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    outcomes.predict(Predicted(queue_id="q1", p50_s=2.0, p90_s=4.0))
+    assert outcomes.end(ended(1, 5.0, state=Count.CANCELLED)) is None
+    assert outcomes.report(10.0, 60.0).calibration.samples == 0
+
+
+def test_the_order_of_classes() -> None:
+    names = ["p3", "64s", "?", "1/4s", "p-1", "2s"]
+    assert sorted(names, key=class_order) == ["1/4s", "2s", "64s", "p-1", "p3", "?"]
+
+
+def test_events_are_counted_by_what_they_say() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    kinds = events_pb2
+    seen = list(
+        take(
+            outcomes,
+            entry(
+                10.0,
+                RequestEvent(kind=kinds.EVENT_KIND_ACCEPTED, queue_id="q1"),
+                RequestEvent(kind=kinds.EVENT_KIND_PULLED, queue_id="q1"),
+                RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="evicted"),
+                RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="lost"),
+                RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="drained"),
+                RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, model="b", from_model="a"),
+                RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, model="a"),  # the first of an agent's life replaces none
+                RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, queue_id="q1"),
+                RequestEvent(kind=kinds.EVENT_KIND_GROUP_MOVED, group_id="g"),
+                RequestEvent(kind=kinds.EVENT_KIND_PREDICTED, queue_id="q1", predicted_p50_s=3.0, predicted_p90_s=9.0),
+                RequestEvent(
+                    kind=kinds.EVENT_KIND_COMPLETED, queue_id="q1", accepted_ms=4_000, finished_s=9.5, slack_s=-0.5, slo_class="8s",
+                    output_tokens=7,
+                ),
+                RequestEvent(kind=kinds.EVENT_KIND_EXPIRED, queue_id="q2", group_id="g", accepted_ms=4_000),
+            ),
+            {"g": "64s"},
+        )
+    )  # fmt: skip
+    assert seen == [
+        Ended(queue_id="q1", at_s=10.0, state=Count.COMPLETED, slo_class="8s", latency_s=5.5, slack_s=-0.5, output_tokens=7),
+        Judged(at_s=10.0, p50_s=3.0, p90_s=9.0, actual_s=5.5),
+        Ended(queue_id="q2", at_s=10.0, state=Count.EXPIRED, slo_class="64s", latency_s=6.0),
+    ]
+    message = to_proto(outcomes.report(20.0, 60.0))
+    operations = {field.name: getattr(message.operations, field.name) for field in message.operations.DESCRIPTOR.fields}
+    assert operations == {
+        "pulled": 1, "unpulled": 0, "evicted": 1, "recovered": 1, "kv_offloaded": 1, "kv_restored": 0, "models_swapped": 1,
+        "models_warmed": 0, "groups_moved": 1,
+    }  # fmt: skip
+    assert (message.accepted, message.completed, message.expired, message.output_tokens) == (1, 1, 1, 7)
+    assert [(each.slo_class, each.judged, each.attained) for each in message.classes] == [("8s", 1, 0), ("64s", 1, 0)]
+
+
+@pytest.mark.parametrize("claimed", [math.nan, math.inf, -1.0, 1e12])
+def test_absurd_claims_are_not_believed(claimed: float) -> None:
+    outcomes = Outcomes(since_s=0.0)
+    predicted = RequestEvent(kind=events_pb2.EVENT_KIND_PREDICTED, queue_id="q1", predicted_p50_s=claimed, predicted_p90_s=1.0)
+    done = RequestEvent(
+        kind=events_pb2.EVENT_KIND_COMPLETED, queue_id="q1", accepted_ms=4_000, finished_s=claimed, slack_s=claimed * 2, slo_class="8s"
+    )
+    (end,) = take(outcomes, entry(10.0, predicted, done), {})
+    assert isinstance(end, Ended)
+    assert end.latency_s == 6.0
+    assert end.slack_s is None or end.slack_s == -2.0
+    assert outcomes.report(20.0, 60.0).calibration.samples == 0
+
+
+def test_what_is_no_message_is_refused() -> None:
+    with pytest.raises(ValueError, match="5-0"):
+        list(take(Outcomes(since_s=0.0), StreamEntry(entry_id="5-0", payload=b"\xff"), {}))
+
+
+def test_metrics_tell_outcomes_and_judged_predictions() -> None:
+    metrics = EstimatorMetrics()
+    for slack_s in (1.0, -1.0, None):
+        metrics.count_outcome(ended(1, 5.0, slack_s=slack_s))
+    metrics.count_outcome(ended(1, 5.0, state=Count.FAILED))
+    for actual_s in (1.0, 3.0, 9.0):
+        metrics.count_outcome(Judged(at_s=5.0, p50_s=2.0, p90_s=4.0, actual_s=actual_s))
+    value = metrics.registry.get_sample_value
+    for outcome in ("attained", "missed", "unjudged", "failed"):
+        assert value("qlm_estimator_outcomes_total", {"slo_class": "8s", "outcome": outcome}) == 1.0
+    for within in ("p50", "p90", "beyond"):
+        assert value("qlm_estimator_judged_predictions_total", {"within": within}) == 1.0
+    assert value("qlm_estimator_prediction_error_seconds_sum") == 1.0 + 1.0 + 7.0

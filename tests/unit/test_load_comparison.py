@@ -1,0 +1,105 @@
+"""The same workload under several policies, live and in virtual time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from qlm_load import simulations
+from qlm_load.__main__ import main
+from qlm_load.comparison import PolicyRun, comparison_rows, print_comparison, run_of
+from qlm_load.simulations import NoRun, simulated_runs
+
+SMALL = ("--requests", "60", "--seed", "2")
+
+
+def run(policy: str, **fields: object) -> PolicyRun:
+    values: dict[str, object] = {
+        "simulated": True, "requests": 10, "ended": 10, "attainment": {"interactive": 0.5, "batch-1": 1.0}, "wait_p50_s": 1.0,
+        "wait_p99_s": 2_000.0, "run_s": 90.0, "swaps": 7,
+    }  # fmt: skip
+    return PolicyRun(policy=policy, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def simulated(*arguments: str) -> PolicyRun:
+    result = CliRunner().invoke(main, ["simulate", *SMALL, *arguments])
+    assert result.exit_code == 0, result.output
+    return run_of(json.loads(result.output))
+
+
+def test_the_table_says_what_is_simulated() -> None:
+    rows = comparison_rows([run("slo", simulated=False), run("slo"), run("fcfs", ended=9)])
+    assert rows[0] == ["", "QLM live", "QLM simulated", "FCFS simulated"]
+    assert ["attained, interactive", "50.0%", "50.0%", "50.0%"] in rows
+    assert ["waiting p99", "2,000.0 s", "2,000.0 s", "2,000.0 s"] in rows
+    assert ["all ended after", "90 s", "90 s", "9 ended"] in rows
+    console = Console(file=StringIO(), width=120)
+    with console.capture() as capture:
+        print_comparison(console, [run("slo")])
+    assert "simulated: the same machines in virtual time" in capture.get()
+
+
+def test_a_simulated_run_ends_every_request_and_is_the_same_again() -> None:
+    first = simulated()
+    assert (first.policy, first.simulated, first.requests, first.ended) == ("slo", True, 60, 60)
+    assert set(first.attainment) == {"interactive", "batch-1", "batch-2"}
+    assert 0.0 < first.wait_p50_s <= first.wait_p99_s <= first.run_s
+    assert simulated() == first
+
+
+def test_first_come_first_served_swaps_more() -> None:
+    assert simulated("--policy", "fcfs").swaps > simulated().swaps
+
+
+def test_a_killed_agent_delays_what_it_would_have_served() -> None:
+    killed = simulated("--kill", "a100-0@0.5+30", "--kill", "h100-0@0.5+30")
+    assert killed.ended == 60
+    assert killed.run_s > 30.0 > simulated().run_s / 4.0
+    assert killed.wait_p99_s > simulated().wait_p99_s
+
+
+@pytest.mark.parametrize(
+    ("kill", "complaint"), [("nobody@1+1", "called 'nobody'"), ("a100-0", "NAME@AT+DOWN"), ("a@1+inf", "NAME@AT+DOWN")]
+)
+def test_a_wrong_kill_is_refused(kill: str, complaint: str) -> None:
+    result = CliRunner().invoke(main, ["simulate", *SMALL, "--kill", kill])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+@pytest.fixture
+def instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Another program in place of Python, for the processes of the simulated runs."""
+
+    def put(text: str) -> None:
+        program = tmp_path / "python"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return put
+
+
+async def test_runs_are_processes_whose_end_is_awaited(instead: Callable[[str], None]) -> None:
+    document = json.dumps(asdict(run("fcfs")))
+    instead(f"echo '{document}'")
+    assert await simulated_runs(("fcfs",), (), 30.0) == (run_of(json.loads(document)),)
+
+
+async def test_one_that_fails_or_takes_too_long_says_so(instead: Callable[[str], None]) -> None:
+    assert simulations.ERROR_BYTES_MAX > 20
+    instead("echo broken >&2; exit 1")
+    assert await simulated_runs(("slo",), (), 30.0) == (NoRun(why="the simulated run of slo failed: broken", failed=True),)
+    instead("exec sleep 60")
+    (late,) = await simulated_runs(("slo",), (), 0.2)
+    assert isinstance(late, NoRun)
+    assert not late.failed
+    assert "ended after 0.2 s" in late.why

@@ -1,0 +1,196 @@
+"""Plans are written as differences: bounded chunks that name only what moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_planner.board import Board, Slot
+from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, next_chunk
+from qlm_planner.effects import ApplyChunk
+from qlm_planner.policy import BATCH_MAX, Policy
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.values import Bounds, GroupPlacement, PlanChunk, QueueSegment, RequestPlacement
+
+from .test_insertion import group
+from .world import LEASE_S, START_S, World
+
+NAMES = ("a", "b", "c")
+
+
+def board_of(queues: dict[str, list[int]]) -> Board:
+    board = Board(slo_band=0)
+    for name in NAMES:
+        facts = InstanceFacts(name=name, incarnation=f"{name}/1", gpu="big", n_gpu=1, engine="simulated", models=("alpha",))
+        board.slots[name] = Slot(facts=facts)
+        board.queues[name], board.versions[name] = [], 3
+    for name, numbers in queues.items():
+        for number in numbers:
+            made = group(number, "alpha", 60.0)
+            made.instance = name
+            board.open_group(made, len(board.queues[name]))
+    return board
+
+
+def ids(numbers: Sequence[int]) -> list[str]:
+    return [f"alpha-{number}" for number in numbers]
+
+
+def carry_out(board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
+    chunks: list[ApplyChunk] = []
+    while (chunk := next_chunk(board, target)) is not None:
+        assert len(chunks) < 100, "it does not come to an end"
+        apply_to_board(board, chunk)
+        chunks.append(chunk)
+    return chunks
+
+
+def named(chunks: Sequence[ApplyChunk]) -> list[str]:
+    return [group_id for chunk in chunks for segment in chunk.segments for group_id in segment.group_ids]
+
+
+def test_nothing_is_written_for_a_plan_that_is_carried_out_already() -> None:
+    board = board_of({"a": [1, 2, 3]})
+    assert next_chunk(board, {"a": ids([1, 2, 3]), "b": []}) is None
+
+
+def test_one_group_to_another_place_is_one_id() -> None:
+    """However long the queue is, and only its own queue's version is asked for."""
+    board = board_of({"a": list(range(1000)), "b": list(range(1000, 1500))})
+    order = [*range(5), *range(6, 900), 5, *range(900, 1000)]
+    [chunk] = carry_out(board, {"a": ids(order), "b": list(board.queues["b"])})
+    assert named([chunk]) == ["alpha-5"]
+    assert chunk.versions == {"a": 3}
+    assert [(segment.instance, segment.start) for segment in chunk.segments] == [("a", 899)]
+
+
+def test_groups_spread_over_a_queue_are_named_alone() -> None:
+    """New homes for the groups of a lost instance: those that were there already are not written again."""
+    board = board_of({"a": list(range(0, 1000, 10)), "b": [number for number in range(1000) if number % 10]})
+    chunks = carry_out(board, {"a": [], "b": ids(range(1000))})
+    assert board.queues["b"] == ids(range(1000))
+    assert len(named(chunks)) == 100
+
+
+def test_neighbours_are_one_segment() -> None:
+    board = board_of({"a": list(range(100)), "b": []})
+    order = [*range(50), 90, 91, 92, *range(50, 90), *range(93, 100)]
+    [chunk] = carry_out(board, {"a": ids(order)})
+    assert [(segment.start, segment.group_ids) for segment in chunk.segments] == [(50, tuple(ids([90, 91, 92])))]
+
+
+def test_chunks_are_bounded_in_ids_and_in_work() -> None:
+    board = board_of({"a": list(range(4000)), "b": []})
+    chunks = carry_out(board, {"a": ids(range(0, 4000, 2)), "b": ids(range(3999, 0, -2))})
+    assert board.queues["b"] == ids(range(3999, 0, -2))
+    assert max(len(named([chunk])) for chunk in chunks) == BATCH_MAX
+    sparse = board_of({"a": list(range(4000)), "b": []})
+    order = [number for number in range(4000) if number % 100] + [number for number in range(4000) if number % 100 == 0]
+    mixed = [each for pair in itertools.zip_longest(order[:3000:100], order[3000:], order[:3000]) for each in pair if each is not None]
+    wanted = ids(list(dict.fromkeys(mixed + order)))
+    for chunk in carry_out(sparse, {"a": wanted}):
+        assert len(chunk.segments) == 1 or len(chunk.segments) * 4000 <= CHUNK_WORK_MAX
+    assert sparse.queues["a"] == wanted
+
+
+def test_what_came_or_went_meanwhile_is_left_as_it_is() -> None:
+    board = board_of({"a": [1, 2, 3, 4]})
+    target = {"a": ids([4, 9, 1, 3]), "gone": ids([2])}
+    carry_out(board, target)
+    assert board.queues["a"] == ids([4, 1, 2, 3]) or board.queues["a"] == ids([4, 1, 3, 2])
+
+
+permutations = st.permutations(range(24))
+
+
+@given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), extra=st.sets(st.integers(0, 23), max_size=5))
+async def test_the_queue_becomes_what_the_board_becomes(
+    before: list[int], after: list[int], cuts: tuple[int, int, int, int], extra: set[int]
+) -> None:
+    """Any order to any other, on the queue itself: it and the board go the same way, and end as the target wants. `extra` are groups that
+    the target does not know."""
+
+    def split(order: list[int], first: int, second: int) -> dict[str, list[int]]:
+        first, second = sorted((first, second))
+        return {"a": order[:first], "b": order[first:second], "c": order[second:]}
+
+    queue = MemoryQueue("test", Bounds(), lambda: START_S)
+    world = World()
+    world.queue = queue
+    for name in NAMES:
+        await world.join(name)
+    lease = await queue.acquire_lease("planner", "nonce", 1e6, "")
+    assert lease is not None
+    for name, numbers in split(before, cuts[0], cuts[1]).items():
+        for group_id in ids(numbers):
+            [key] = await world.submit("alpha")
+            found = await queue.find(key)
+            opening = GroupPlacement(group_id=group_id, instance=name, before="", first_deadline_s=START_S, meta={"model": "alpha"})
+            await queue.place(lease, [opening], [RequestPlacement(queue_id=found.queue_id, key=key, group_id=group_id)])
+    board = board_of(split(before, cuts[0], cuts[1]))
+    target = {name: ids([each for each in order if each not in extra]) for name, order in split(after, cuts[2], cuts[3]).items()}
+    for _ in range(50):
+        overview = await queue.overview()
+        queues = {each.instance: list(each.group_ids) for each in overview.virtual_queues if each.instance != UNASSIGNED}
+        assert queues == {name: board.queues[name] for name in NAMES}
+        board.versions = {each.instance: each.version for each in overview.virtual_queues}
+        board.plan_version = overview.plan_version
+        chunk = next_chunk(board, target)
+        if chunk is None:
+            break
+        segments = [QueueSegment(instance=each.instance, start=each.start, group_ids=each.group_ids) for each in chunk.segments]
+        answer = await queue.apply_plan(lease, PlanChunk(plan_version=chunk.plan_version, versions=chunk.versions, segments=segments))
+        assert answer.applied
+        apply_to_board(board, chunk)
+    left_out = {f"alpha-{number}" for number in extra}
+    assert {name: [each for each in board.queues[name] if each not in left_out] for name in NAMES} == target
+
+
+async def test_a_replan_writes_less_than_all() -> None:
+    """One queue of many changes: the others are neither written nor asked for their version."""
+    world = World(Policy(lease_ttl_s=LEASE_S))
+    for name in ("a", "b", "c"):
+        await world.join(name, models=["alpha"])
+    await world.lead()
+    await world.submit("alpha", slo_s=3600.0, count=3000)
+    await world.settle()
+    await world.join("d", models=["beta"])
+    await world.submit("beta", slo_s=3600.0, count=10)
+    await world.advance(5.0)
+    chunks = [call for call in world.calls if isinstance(call, ApplyChunk)]
+    assert all(set(chunk.versions) <= {"d", UNASSIGNED} for chunk in chunks), chunks
+
+
+async def test_nothing_more_is_placed_where_nobody_serves() -> None:
+    """A new leader gives a lost instance a lease period before it takes its groups; a request that would join one of them meanwhile goes
+    to an instance that serves."""
+    world = World()
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0, count=5)
+    await world.settle()
+    await world.join("b")
+    await world.kill("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0, count=5)
+    await world.settle()
+    assert [len(await world.group_ids(name)) for name in ("a", "b")] == [1, 1]
+    overview = await world.queue.overview()
+    assert [group.waiting for group in overview.groups.values()] == [5, 5]
+
+
+async def test_what_drains_with_nobody_else_takes_nothing_more() -> None:
+    world = World()
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0, count=5)
+    await world.settle()
+    await world.drain("a")
+    await world.advance(1.0)
+    await world.submit("alpha", slo_s=600.0, count=5)
+    await world.settle()
+    assert await world.queues() == {"a": [], UNASSIGNED: ["alpha"]}

@@ -1,0 +1,269 @@
+"""Plans that count on eviction: what runs gives way to an urgent head (QLM section 5), at the price of its work and its lateness."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
+from qlm_core.request import SloKind
+from qlm_planner.board import Group
+from qlm_planner.clearing import Head, would_clear
+from qlm_planner.effects import PlanCause
+from qlm_planner.estimates import Estimates
+from qlm_planner.insertion import Line, best_place
+from qlm_planner.policy import Policy
+from qlm_planner.timeline import Timeline
+from qlm_queue.values import Owned, Pulled, RequeueCause
+
+from .small_cluster import Job, SmallCluster
+from .test_insertion import POLICY, estimates, group, line
+from .test_timeline import group as timed_group
+from .world import LEASE_S, START_S, World, hardware, profiles
+
+
+def running_line(groups: Sequence[Group], made: Estimates, runs: Sequence[tuple[Group, int]], *, active: str = "alpha") -> Line:
+    """A queue whose engine runs so many requests of some groups."""
+    slot = line([], made, active=active).slot
+    slot.running = sum(count for _, count in runs)
+    for each, count in runs:
+        slot.took(each, count)
+    return Line.of(slot, groups, made, keep=False)
+
+
+def worked_out(groups: Sequence[Group], made: Estimates, runs: Sequence[tuple[Group, int]]) -> Timeline:
+    return running_line(groups, made, runs).timeline(START_S)
+
+
+# What it costs --------------------------------------------------------------------------------------------------------
+
+
+def test_an_urgent_head_does_not_wait_for_the_batch_to_end() -> None:
+    made = estimates(swap_s=2.0)
+    urgent, calm = group(2, "beta", 4.0, 8), group(1, "alpha", 600.0, 300)
+    waits = worked_out([urgent, calm], made, [(group(1, "alpha", 3.0, 100), 100)])
+    clears = worked_out([urgent, calm], made, [(calm, 100)])
+    assert not waits.clears, "what runs is more urgent"
+    assert clears.clears
+    engine = running_line([], made, [(calm, 100)]).engine
+    assert clears.start_s[0] == pytest.approx(2.0, abs=0.2), "only the swap"
+    assert waits.start_s[0] >= engine.drain_s
+    assert clears.cost.late < 0.1
+
+
+def test_the_work_that_is_lost_has_a_price() -> None:
+    """Every request that gives way computes its KV again: prompt + what it has made, at the profile's rate."""
+    made = estimates(swap_s=2.0)
+    calm = group(1, "alpha", 600.0, 300)
+    queue = [group(2, "beta", 4.0, 8), calm]
+    few, many = worked_out(queue, made, [(calm, 20)]), worked_out(queue, made, [(calm, 150)])
+    context_tokens = 200 + round((100.0**2 + 20.0**2) / 200.0)
+    each_s = hardware("big", "alpha").recompute_us_per_token * context_tokens * 1e-6
+    assert few.cost.redo_s == pytest.approx(20 * each_s)
+    assert many.cost.redo_s == pytest.approx(150 * each_s)
+    assert replace(many.cost, redo_s=0.0).weighed(POLICY) == pytest.approx(many.cost.weighed(POLICY) - 150 * each_s * POLICY.work_weight)
+    assert many.end_s[1] > few.end_s[1], "they come back in front of the others of their model"
+
+
+def test_those_that_become_late_by_it_count() -> None:
+    """Victims that could just make it, and cannot behind the head: their lateness is in the cost; where it is as much as the head's, the
+    agent would not evict, and the plan does not count on it."""
+    made = estimates(swap_s=2.0)
+    calm, near = group(1, "alpha", 600.0, 300), group(3, "alpha", 4.1, 300)
+    at_ease = worked_out([group(2, "beta", 4.0, 30), calm], made, [(calm, 20)])
+    harmed = worked_out([group(2, "beta", 4.0, 30), calm], made, [(near, 20)])
+    assert at_ease.clears
+    assert harmed.clears
+    assert harmed.cost.late - at_ease.cost.late == pytest.approx(20.0, rel=0.05)
+    assert not worked_out([group(2, "beta", 4.0, 20), calm], made, [(near, 20)]).clears
+
+
+def test_what_is_answered_cannot_be_late() -> None:
+    """Requests with a first-token objective that run have their first token."""
+    made = estimates(swap_s=2.0)
+    answered = timed_group(5, "alpha", 300, 5.0, SloKind.FIRST_TOKEN)
+    found = worked_out([group(2, "beta", 4.0, 8), group(1, "alpha", 600.0, 300)], made, [(answered, 100)])
+    assert found.clears
+    assert found.cost.late < 1.0
+
+
+def test_the_same_model_needs_no_clearing() -> None:
+    made = estimates()
+    calm = group(1, "alpha", 600.0, 300)
+    assert not worked_out([group(2, "alpha", 2.0, 8), calm], made, [(calm, 100)]).clears
+
+
+def test_a_late_single_request_is_put_in_front_of_a_running_head() -> None:
+    """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200."""
+    made = estimates(swap_s=2.0)
+    calm = group(1, "alpha", 600.0, 200)
+    on = running_line([calm], made, [(calm, 30)])
+    urgent = best_place([on], made, group(2, "beta", 4.5, 1), START_S)
+    relaxed = best_place([on], made, group(2, "beta", 60.0, 1), START_S)
+    assert urgent is not None
+    assert relaxed is not None
+    assert urgent.position == 0
+    assert relaxed.position == 1
+    dear = estimates(swap_s=60.0)
+    costly = best_place([running_line([calm], dear, [(calm, 30)])], dear, group(2, "beta", 65.0, 1), START_S)
+    assert costly is not None
+    assert costly.position == 1, "not for two swaps of a minute"
+
+
+def test_it_expects_what_the_agents_rule_does() -> None:
+    """Where the batch is as the planner believes (alike, half done), `would_clear` says what `preemption.clear` does."""
+    answers = [expects_what_the_rule_does(seed) for seed in range(200)]
+    assert 40 < sum(answers) < 160, "both answers are tried"
+
+
+def expects_what_the_rule_does(seed: int) -> bool:
+    chance = random.Random(seed)
+    made = estimates(swap_s=chance.choice((0.5, 2.0, 10.0)))
+    runs = [
+        (group(number, "alpha", chance.choice((2.0, 6.0, 20.0, 300.0)), 100, slo_s=300.0), chance.randrange(1, 80))
+        for number in range(chance.randrange(1, 4))
+    ]
+    engine = running_line([], made, runs).engine
+    head = Head(
+        band=0,
+        deadline_s=START_S + chance.choice((1.0, 3.0, 5.0, 15.0, 60.0)),
+        requests=chance.randrange(1, 120),
+        service_s=chance.choice((0.5, 3.0, 12.0)),
+    )
+    context_tokens = round(engine.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
+    batch = [
+        Occupant(
+            run_id=f"{number}-{each}",
+            urgency=Urgency(0, run.first_deadline_s),
+            # The last of them ends when the engine is drained.
+            left_s=engine.drain_s if number == each == 0 else engine.runs_left_s,
+            kv_tokens=300,
+            context_tokens=context_tokens,
+            offloadable=False,
+        )
+        for number, (run, count) in enumerate(runs)
+        for each in range(count)
+    ]
+    contender = Contender(urgency=Urgency(0, head.deadline_s), requests=head.requests, kv_tokens=300, service_s=head.service_s)
+    victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), hardware("big", "alpha"), Rule())
+    expected = would_clear(engine, head, START_S)
+    if not math.isclose(sum(victim.cost_s for victim in victims), engine.drain_s, rel_tol=0.1):
+        assert expected == bool(victims), seed
+    return expected
+
+
+# Who runs what --------------------------------------------------------------------------------------------------------
+
+
+async def test_what_runs_is_known_by_group() -> None:
+    """From events at once, and from an overview after a rebuild."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 60.0, count=10)
+    await world.submit("alpha", 600.0, count=10)
+    await world.settle()
+    pulled = await world.pull("a", "alpha", 13)
+    await world.settle()
+    lived = {name: (kept.count, kept.deadline_s) for name, kept in machine.board.slots["a"].runners.items()}
+    assert sorted(count for count, _ in lived.values()) == [3, 10]
+    rebuilt = await world.lead()
+    assert {name: (kept.count, kept.deadline_s) for name, kept in rebuilt.board.slots["a"].runners.items()} == lived
+    await world.complete("a", pulled[:12])
+    await world.settle()
+    assert [kept.count for kept in rebuilt.board.slots["a"].runners.values()] == [1]
+    await world.complete("a", pulled[12:])
+    await world.advance(1.0)
+    assert rebuilt.board.slots["a"].runners == {}
+
+
+async def give_way(world: World, name: str, pulled: Sequence[Pulled]) -> None:
+    owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
+    await world.queue.requeue(world.agents[name][0], owned, RequeueCause.EVICTED, b"")
+    await world.settle()
+
+
+async def test_those_that_gave_way_stand_behind_all_of_the_heads_model() -> None:
+    """The queue puts them right behind the head; between two groups of the head's model theirs would be loaded in between (A-B-A-B)."""
+    world = World(snapshot=profiles(swap_s=20.0))
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 3600.0, count=50)
+    await world.settle()
+    pulled = await world.pull("a", "alpha", 50)
+    await world.submit("beta", 20.0, count=10)
+    await world.settle()
+    await world.submit("beta", 100.0, count=10)
+    await world.settle()
+    assert (await world.queues())["a"] == ["beta", "beta"]
+    await give_way(world, "a", pulled)
+    assert machine.board.slots["a"].active_model == "beta", "it gives way to load that"
+    assert machine.board.queues["a"] == await world.group_ids("a")
+    await world.advance(0.2)
+    assert (await world.queues())["a"] == ["beta", "beta", "alpha"]
+    assert [applied.cause for applied in world.applied] == [PlanCause.EVICTED]
+
+
+async def test_nothing_is_put_in_front_of_the_head_while_the_engine_clears() -> None:
+    """Until the agent reports the swap, the old model still looks active: what comes for it must not take the place of the head that it
+    just gave way to."""
+    world = World(snapshot=profiles(swap_s=5.0))
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", 600.0, count=50)
+    await world.settle()
+    pulled = await world.pull("a", "alpha", 50)
+    await world.submit("beta", 10.0, count=10)
+    await world.settle()
+    await give_way(world, "a", pulled)
+    await world.submit("alpha", 300.0, count=5)
+    await world.settle()
+    assert (await world.queues())["a"][0] == "beta"
+
+
+# What comes of it -----------------------------------------------------------------------------------------------------
+
+
+def mixed(seed: int, *, seconds: float = 150.0) -> list[Job]:
+    """Interactive requests one by one, batches at once, of three models."""
+    chance = random.Random(seed)
+    models = ("alpha", "beta", "gamma")
+    jobs: list[Job] = []
+    at_s = 0.0
+    while (at_s := at_s + chance.expovariate(1.5)) < seconds:
+        jobs.append(Job(at_s, chance.choice(models), 15.0))
+    at_s = 0.0
+    while (at_s := at_s + chance.expovariate(0.15)) < seconds:
+        model, slo_s = chance.choice(models), chance.choice((60.0, 600.0))
+        jobs += [Job(at_s + chance.random(), model, slo_s) for _ in range(chance.randrange(10, 60))]
+    return jobs
+
+
+async def test_interactive_requests_gain_and_batches_do_not_lose() -> None:
+    policy = Policy(lease_ttl_s=LEASE_S)
+    drain, evict = SmallCluster(policy, engines=("a", "b"), evicting=False), SmallCluster(policy, engines=("a", "b"))
+    jobs = mixed(2)
+    for cluster in (drain, evict):
+        cluster.world.snapshot = profiles(output_tokens=180.0, swap_s=3.0)
+        await cluster.serve(jobs)
+        assert sum(cluster.served.count.values()) == len(jobs)
+    assert evict.served.attained(15.0) > drain.served.attained(15.0) + 0.05
+    assert evict.served.attained(60.0) >= drain.served.attained(60.0) - 0.02
+    assert evict.served.attained(600.0) == 1.0
+
+
+async def test_two_models_do_not_take_turns_pushing_each_other_out() -> None:
+    """A-B-A-C: three models with requests alike, each of which would like to be first: they give way to nobody who is not more urgent, so
+    there are few evictions, and far fewer swaps than changes of model in the order of arrival."""
+    models = ("alpha", "beta", "alpha", "gamma")
+    jobs = [Job(0.4 * number, models[number % 4], 30.0) for number in range(300)]
+    cluster = SmallCluster(Policy(lease_ttl_s=LEASE_S))
+    cluster.world.snapshot = profiles(output_tokens=180.0, swap_s=3.0)
+    served = await cluster.serve(jobs)
+    assert served.count[30.0] == 300
+    assert served.swaps <= 30, served
+    assert served.evictions <= 100, served

@@ -1,0 +1,249 @@
+"""Who gives way to a more urgent head, and how (QLM section 5, request eviction and GPU-CPU state swapping)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, clear, displacement_s, make_room, way_out
+from qlm_core.profile import HardwareProfile
+
+RULE = Rule(displacements_max=3, victims_max=10)
+NO_SEAT = Room(seats=0, kv_tokens=10_000)
+NOW_S = 1_000.0
+
+
+def hardware(*, kv_swap_us: float = 10.0, recompute_us: float = 100.0) -> HardwareProfile:
+    return HardwareProfile(
+        gpu="g",
+        n_gpu=1,
+        model="m",
+        weights_gb=1.0,
+        kv_bytes_per_token=1,
+        kv_capacity_tokens=10_000,
+        decode_a_ms=10.0,
+        decode_b_ms_per_seq=0.0,
+        decode_c_ms_per_context_token=0.0,
+        prefill_base_ms=0.0,
+        prefill_ms_per_token=0.1,
+        load_disk_to_cpu_s=4.0,
+        load_cpu_to_gpu_s=1.0,
+        kv_swap_us_per_token=kv_swap_us,
+        recompute_us_per_token=recompute_us,
+    )
+
+
+GPU = hardware()
+
+
+def runs(name: str, *, due_s: float = 3_600.0, band: int = 0, left_s: float = 60.0, tokens: int = 1_000, **more: bool | int) -> Occupant:
+    """Running, due in `due_s`, with `tokens` of KV."""
+    return Occupant(
+        run_id=name,
+        urgency=Urgency(band, NOW_S + due_s),
+        left_s=left_s,
+        kv_tokens=tokens,
+        context_tokens=tokens,
+        **{"offloadable": False, **more},  # type: ignore[arg-type]
+    )
+
+
+def waits(requests: int = 1, *, due_s: float = 5.0, band: int = 0, service_s: float = 2.0, tokens: int = 500) -> Contender:
+    return Contender(urgency=Urgency(band, NOW_S + due_s), requests=requests, kv_tokens=tokens, service_s=service_s)
+
+
+def names(victims: Sequence[Victim]) -> list[str]:
+    return [victim.run_id for victim in victims]
+
+
+def evicts(head: Contender, *batch: Occupant, room: Room = NO_SEAT, rule: Rule = RULE) -> list[str]:
+    return names(make_room(NOW_S, head, batch, room, GPU, rule))
+
+
+def empties(head: Contender, *batch: Occupant, room: Room = NO_SEAT) -> list[str]:
+    return names(clear(NOW_S, head, batch, room, GPU, RULE))
+
+
+def test_an_urgent_head_takes_the_place_of_one_that_has_time() -> None:
+    assert evicts(waits(), runs("a"), runs("b", due_s=100.0)) == ["a"]
+
+
+def test_a_head_that_makes_it_anyway_pushes_nobody_out() -> None:
+    assert evicts(waits(due_s=5.0, service_s=2.0), runs("a", left_s=2.9), runs("b")) == []
+    assert evicts(waits(due_s=5.0, service_s=2.0), runs("a", left_s=3.1), runs("b")) == ["a"]
+
+
+def test_only_as_many_as_would_be_late_by_waiting() -> None:
+    batch = [runs("soon", left_s=1.0), *(runs(f"r{number}") for number in range(8))]
+    assert len(evicts(waits(3), *batch)) == 2  # one seat is free in time
+
+
+def test_at_most_the_bound_at_once() -> None:
+    batch = [runs(f"r{number:02}") for number in range(40)]
+    assert len(evicts(waits(100), *batch)) == RULE.victims_max
+
+
+def test_never_a_more_urgent_one() -> None:
+    assert evicts(waits(due_s=5.0), runs("a", due_s=4.0), runs("b", due_s=5.0)) == []
+    assert evicts(waits(band=1, due_s=5.0), runs("a", band=0)) == []
+
+
+def test_a_strict_priority_goes_before_later_bands_at_once() -> None:
+    head = Contender(urgency=Urgency(-1, math.inf), requests=1, kv_tokens=500, service_s=2.0)
+    assert evicts(head, runs("tight", due_s=0.5), runs("a", band=2)) == ["a"]
+    assert evicts(head, runs("tight", due_s=0.5)) == ["tight"]  # by the band alone
+    same = Occupant(run_id="same", urgency=Urgency(-1, math.inf), left_s=60.0, kv_tokens=1_000, context_tokens=1_000)
+    assert evicts(head, same) == []
+
+
+def test_one_late_request_is_not_traded_for_another() -> None:
+    # It has 70 s for its last 60: with the head's 2 s and its own prefill it makes it, with 20 s for the head it does not.
+    assert evicts(waits(due_s=5.0, service_s=2.0), runs("a", due_s=70.0)) == ["a"]
+    assert evicts(waits(due_s=25.0, service_s=20.0), runs("a", due_s=70.0)) == []
+    # Who is late in any case has nothing to lose, nor who has answered already.
+    assert evicts(waits(due_s=5.0), runs("a", due_s=50.0)) == ["a"]
+    assert evicts(waits(due_s=25.0, service_s=20.0), runs("a", due_s=70.0, answered=True)) == ["a"]
+
+
+def test_of_those_alike_the_one_with_least_work() -> None:
+    # 3,000 and 3,600 s are alike, 100 s is not.
+    assert evicts(waits(), runs("big", due_s=3_600.0, tokens=4_000), runs("small", due_s=3_000.0), runs("near", due_s=100.0)) == ["small"]
+
+
+def test_who_gave_way_too_often_is_protected() -> None:
+    assert evicts(waits(), runs("a", displacements=3)) == []
+    assert evicts(waits(), runs("a", displacements=2)) == ["a"]
+
+
+def test_who_ends_before_it_could_give_way_is_left() -> None:
+    assert evicts(waits(due_s=2.0, service_s=2.0), runs("a", left_s=0.09, tokens=1_000)) == []  # 0.1 s to compute it again
+
+
+def test_as_much_kv_as_the_head_needs() -> None:
+    batch = [runs(f"r{number}", tokens=1_000) for number in range(9)]
+    room = Room(seats=5, kv_tokens=300)
+    assert len(evicts(waits(tokens=2_000), *batch, room=room)) == 2
+    assert len(evicts(waits(2, tokens=2_000), *batch, room=room)) == 4  # 300 + 4 * 1,000 for 4,000
+    assert evicts(waits(tokens=20_000), *batch, room=room) == []  # all of them would not be enough
+
+
+def test_evict_or_swap_by_the_figures_of_the_gpu() -> None:
+    run = runs("a", tokens=1_000, offloadable=True)
+    assert displacement_s(Way.ABORT, 1_000, GPU) == 0.1
+    assert displacement_s(Way.OFFLOAD, 1_000, GPU) == 0.02  # there and back
+    assert way_out(run, 5_000, GPU) == Victim("a", Way.OFFLOAD, 0.02)
+    assert way_out(run, 500, GPU) == Victim("a", Way.ABORT, 0.1)  # host memory is full
+    assert way_out(run, 5_000, hardware(kv_swap_us=60.0)) == Victim("a", Way.ABORT, 0.1)  # a slow bus
+    assert way_out(run, 5_000, None) == Victim("a", Way.ABORT, 0.0)
+    assert way_out(runs("a", abortable=False), 5_000, GPU) is None
+    assert way_out(runs("a", abortable=False, offloadable=True), 5_000, GPU) == Victim("a", Way.OFFLOAD, 0.02)
+
+
+def test_host_memory_is_shared_by_the_victims() -> None:
+    batch = [runs(f"r{number}", offloadable=True) for number in range(3)]
+    room = Room(seats=0, kv_tokens=9_000, host_kv_tokens=2_500)
+    ways = [victim.way for victim in make_room(NOW_S, waits(3), batch, room, GPU, RULE)]
+    assert ways == [Way.OFFLOAD, Way.OFFLOAD, Way.ABORT]
+
+
+def test_for_another_model_all_give_way_or_nobody() -> None:
+    assert empties(waits(), runs("a"), runs("b")) == ["a", "b"]
+    assert empties(waits(), runs("a"), runs("b", due_s=4.0)) == []  # the more urgent one finishes first
+    assert empties(waits(), runs("a"), runs("b", abortable=False)) == []
+    assert empties(waits(due_s=100.0), runs("a"), runs("b")) == []  # in 60 s both are done
+    assert empties(waits(), runs("a"), runs("ends", left_s=0.05)) == ["a"]
+
+
+def test_for_another_model_not_at_the_cost_of_more_requests() -> None:
+    tight = [runs(f"r{number}", due_s=61.0) for number in range(3)]
+    assert empties(waits(3), *tight) == []
+    assert len(empties(waits(4), *tight)) == 3
+
+
+def test_for_another_model_that_is_late_anyway_not_at_the_cost_of_more_time() -> None:
+    batch = [runs(f"r{number}", left_s=3.0, tokens=4_000) for number in range(10)]  # 4 s to compute them again
+    assert empties(waits(due_s=1.0, service_s=2.0), *batch) == []
+    assert len(empties(waits(due_s=2.5, service_s=2.0), *batch)) == 10
+
+
+# For any batch ------------------------------------------------------------------------------------------------------------
+
+bands = st.integers(-2, 2)
+dues = st.one_of(st.just(math.inf), st.floats(-100.0, 10_000.0))
+occupants = st.builds(
+    Occupant,
+    run_id=st.uuids().map(str),
+    urgency=st.builds(lambda band, due_s: Urgency(band, NOW_S + due_s), bands, dues),
+    left_s=st.floats(0.0, 600.0),
+    kv_tokens=st.integers(1, 4_000),
+    context_tokens=st.integers(0, 4_000),
+    answered=st.booleans(),
+    abortable=st.booleans(),
+    offloadable=st.booleans(),
+    displacements=st.integers(0, 4),
+)
+batches = st.lists(occupants, max_size=30)
+heads = st.builds(
+    Contender,
+    urgency=st.builds(lambda band, due_s: Urgency(band, NOW_S + due_s), bands, dues),
+    requests=st.integers(1, 20),
+    kv_tokens=st.integers(1, 4_000),
+    service_s=st.floats(0.0, 60.0),
+)
+rooms = st.builds(Room, seats=st.integers(-2, 3), kv_tokens=st.integers(-500, 4_000), host_kv_tokens=st.integers(0, 8_000))
+
+
+@given(heads, batches, rooms, st.sampled_from([make_room, clear]))
+def test_who_gives_way_may_and_can(head: Contender, batch: list[Occupant], room: Room, rule) -> None:  # type: ignore[no-untyped-def]
+    victims = rule(NOW_S, head, batch, room, GPU, RULE)
+    by_id = {occupant.run_id: occupant for occupant in batch}
+    assert len({victim.run_id for victim in victims}) == len(victims)
+    host_kv_tokens = room.host_kv_tokens
+    for victim in victims:
+        occupant = by_id[victim.run_id]
+        assert occupant.urgency > head.urgency
+        assert occupant.displacements < RULE.displacements_max
+        assert occupant.left_s > victim.cost_s
+        assert occupant.abortable if victim.way is Way.ABORT else occupant.offloadable
+        host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
+    assert host_kv_tokens >= 0
+
+
+@given(heads, batches, rooms)
+def test_nobody_gives_way_to_a_head_that_makes_it_anyway(head: Contender, batch: list[Occupant], room: Room) -> None:
+    slack_s = head.slack_s(NOW_S)
+    in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
+    seats, kv_tokens = room.seats + len(in_time), room.kv_tokens + sum(occupant.kv_tokens for occupant in in_time)
+    if seats >= head.requests and kv_tokens >= head.requests * head.kv_tokens:
+        assert make_room(NOW_S, head, batch, room, GPU, RULE) == ()
+    if len(in_time) == len(batch):
+        assert clear(NOW_S, head, batch, room, GPU, RULE) == ()
+
+
+@given(heads, batches, rooms)
+def test_no_more_give_way_than_make_room_for_the_head(head: Contender, batch: list[Occupant], room: Room) -> None:
+    victims = make_room(NOW_S, head, batch, room, GPU, RULE)
+    assert len(victims) <= RULE.victims_max
+    if victims:
+        by_id = {occupant.run_id: occupant for occupant in batch}
+        in_time = [occupant for occupant in batch if occupant.left_s <= head.slack_s(NOW_S)]
+        seats, kv_tokens = room.seats + len(in_time), room.kv_tokens + sum(occupant.kv_tokens for occupant in in_time)
+        before = min(seats, kv_tokens // head.kv_tokens)
+        without_last = kv_tokens + sum(by_id[victim.run_id].kv_tokens for victim in victims[:-1])
+        after = min(seats + len(victims), (without_last + by_id[victims[-1].run_id].kv_tokens) // head.kv_tokens)
+        assert before < after  # it was of use
+        assert min(seats + len(victims) - 1, without_last // head.kv_tokens) < head.requests  # and the last one was needed
+
+
+@given(heads, batches, rooms)
+def test_who_gave_way_never_pushes_out_who_took_its_place(head: Contender, batch: list[Occupant], room: Room) -> None:
+    """No turn-taking: seen from the one that gave way, the head's request is the more urgent."""
+    by_id = {occupant.run_id: occupant for occupant in batch}
+    served = Occupant(run_id="head", urgency=head.urgency, left_s=600.0, kv_tokens=head.kv_tokens, context_tokens=0)
+    for victim in make_room(NOW_S, head, batch, room, GPU, RULE):
+        returned = by_id[victim.run_id]
+        contender = Contender(urgency=returned.urgency, requests=1, kv_tokens=returned.kv_tokens, service_s=1.0)
+        assert make_room(NOW_S, contender, [served], Room(seats=0, kv_tokens=0), GPU, RULE) == ()
