@@ -22,6 +22,8 @@ from qlm_queue.values import (
 )
 
 DIGEST_BYTES = 16
+PULLED_STRINGS = 7
+"""Of each request in the answer to a pull."""
 _GROUP_FIELDS = frozenset({"vq", "last_vq", "live", "prompt_tokens", "first_deadline", "slo_least", "version"})
 
 
@@ -99,9 +101,9 @@ def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
 
 
 def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
-    blocked_tokens, head, models_ahead, *requests = answer
+    blocked_tokens, head, models_ahead, *flat = answer
     return PullResult(
-        pulled=[pulled(keys, request) for request in requests],
+        pulled=[pulled(keys, flat[at : at + PULLED_STRINGS]) for at in range(0, len(flat), PULLED_STRINGS)],
         head=head_group(head) if head else None,
         blocked_tokens=int(blocked_tokens),
         models_ahead=tuple(model.decode() for model in models_ahead),

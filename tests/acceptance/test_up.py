@@ -23,8 +23,8 @@ from running_cluster import RunningCluster, gone, wait_until
 MODEL = "mistral-7b"
 COMMAND_TIMEOUT_S = 60
 ANSWER_S = 60.0
-METRICS_TIMEOUT_S = 10.0
-CALL_TIMEOUT_S = 10.0
+METRICS_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 30.0
 FAST = {"agent.simulated.time_scale": "20"}
 SLOW = {"agent.simulated.time_scale": "0.05"}
 """An engine step takes so long that nothing ends by itself while a test looks."""
@@ -61,7 +61,7 @@ def test_all_processes_serve(cluster: RunningCluster) -> None:
         ("agent", "h100-0", True),
     ]
     assert all(process.metrics_port for process in state.processes if process.service != "server")
-    wait_until(lambda: f"Ready. Gateway on {cluster.address}." in cluster.log(), 10.0, "the last line of the table")
+    wait_until(lambda: f"Ready. Gateway on {cluster.address}." in cluster.log(), 30.0, "the last line of the table")
 
 
 def test_every_process_serves_the_metrics_that_the_documents_name(cluster: RunningCluster) -> None:
@@ -196,7 +196,7 @@ def test_a_restart_keeps_an_accepted_request(tmp_path: Path) -> None:
         pids = cluster.pids
         cluster.send(signal.SIGINT)
         cluster.send(signal.SIGTERM)  # not a second SIGINT: two that are pending are one
-        wait_until(lambda: all(gone(pid) for pid in pids), 20.0, "all processes gone")
+        wait_until(lambda: all(gone(pid) for pid in pids), 30.0, "all processes gone")
         assert cluster.wait() == 1
     again = RunningCluster(tmp_path / "state", FAST)
     with again, qlm.Client(again.address) as client:
@@ -212,7 +212,7 @@ def test_a_killed_supervisor_takes_all_processes_along(tmp_path: Path) -> None:
     with RunningCluster(tmp_path / "state", FAST) as cluster:
         pids = cluster.pids
         assert cluster.interrupt(signal.SIGKILL) == -signal.SIGKILL
-        wait_until(lambda: all(gone(pid) for pid in pids), 20.0, "all processes gone")
+        wait_until(lambda: all(gone(pid) for pid in pids), 30.0, "all processes gone")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from .property_world import BOUNDS
 from .subjects import MemorySubject, RedisSubject, Subject
 
 STEPS = 40
-EXAMPLES = {"memory": 150, "valkey": 30, "valkey mirrored": 25}
+EXAMPLES = {"memory": 80, "valkey": 20, "valkey mirrored": 20}
 
 
 @pytest.mark.parametrize("how", list(EXAMPLES))

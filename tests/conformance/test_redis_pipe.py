@@ -15,7 +15,7 @@ from qlm_queue.redis_pipe import Pipe
 
 from .conftest import Servers
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 2.0
 LONG_S = 20.0
 
 

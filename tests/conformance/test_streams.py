@@ -19,7 +19,7 @@ from .mirror import Mirror
 from .scenario import CANCELLED, Scenario, acceptance, emission, happening, key_of
 from .subjects import MemorySubject
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -35,7 +35,7 @@ from qlm_queue.values import (
     RequestPlacement,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 LEASE_S = 600.0
 MODELS = ("chat", "big")
 A100 = InstanceFacts(
@@ -116,7 +116,8 @@ class Rig:
 
 
 def config_of(url: str, **settings: object) -> EstimatorConfig:
-    fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "overview_fresh_s": 0.01, "read_block_s": 0.05, "retry_s": 0.1}
+    fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "overview_fresh_s": 0.01, "retry_s": 0.1, "read_block_s": 0.05}
+    fast["read_gap_s"] = 0.01
     return EstimatorConfig.model_validate(
         {
             "queue": {"url": url, "lease_ttl_s": 1.0, "lease_renew_s": 0.2},

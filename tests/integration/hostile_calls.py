@@ -22,7 +22,7 @@ from .hostile_values import Hostile, hostile_requests
 
 SILENCE_S = 0.3
 """A stream or a wait that says nothing for so long was accepted."""
-CALL_S = 5.0
+CALL_S = 20.0
 SETTLE_LOOKS_MAX = 200
 REPORTED_KINDS = frozenset(
     {

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
+import pytest
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm_queue.embedded import EmbeddedServer
@@ -77,16 +78,19 @@ async def test_ready_serves_and_stops_at_a_signal(tmp_path: Path) -> None:
         await server.stop()
 
 
-async def test_wrong_settings_end_it_with_their_name(tmp_path: Path) -> None:
-    for arguments, named in (
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         (("--set", "estimator.publish_every_s=0"), b"estimator.publish_every_s"),
         (("--set", "estimator.colour=red"), b"estimator.colour"),
         (("--set", "queue.url=redis://127.0.0.1:1", "--set", "models.chat.profile=Mistal-7B"), b"models.chat.profile"),
         ((), b"queue.url"),
         (("--nonsense",), b"--nonsense"),
-    ):
-        async with _process(tmp_path, *arguments) as process:
-            _, text = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-            assert process.returncode == 2, text.decode()
-            assert named in text
-            assert b"Traceback" not in text
+    ],
+)
+async def test_wrong_settings_end_it_with_their_name(tmp_path: Path, arguments: tuple[str, ...], named: bytes) -> None:
+    async with _process(tmp_path, *arguments) as process:
+        _, text = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        assert process.returncode == 2, text.decode()
+        assert named in text
+        assert b"Traceback" not in text

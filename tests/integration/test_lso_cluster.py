@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,20 +23,20 @@ HOST_KV = {"evicted": "0", "offloaded": "16"}
 """GB of host memory for KV: without any, who makes room is evicted."""
 
 
-@pytest.fixture(params=sorted(HOST_KV))
+@pytest.fixture(params=sorted(HOST_KV), scope="module")
 def way(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
 
 
-@pytest.fixture
-def cluster(way: str, tmp_path: Path) -> Iterator[RunningCluster]:
+@pytest.fixture(scope="module")
+def cluster(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     settings = {
         "agents": f"[{{name: gpu, gpu: A100-80GB, batch_max: {BATCH}}}]",
         "agent.simulated.time_scale": "4",
         "agent.simulated.host_kv_gb": HOST_KV[way],
     }
-    with RunningCluster(tmp_path / "state", settings) as cluster:
+    with RunningCluster(tmp_path_factory.mktemp(way) / "state", settings) as cluster:
         yield cluster
 
 

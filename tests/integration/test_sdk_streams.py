@@ -65,6 +65,7 @@ async def test_a_wait_that_times_out_loses_nothing(rig: Rig) -> None:
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
         stream = client.generate(MODEL, PROMPT, max_tokens=6)
+        await stream.wait_accepted()
         for step in range(3):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
@@ -94,7 +95,7 @@ async def test_a_timeout_bounds_all_waits_of_a_stream_together(rig: Rig) -> None
                     await anext(stream)
             except TimeoutError:
                 waits += 1
-                assert loop.time() - started_s < 5.0
+                assert loop.time() - started_s < 30.0
             except CallDeadlineExceeded:
                 break
         assert waits >= 1

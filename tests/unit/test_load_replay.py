@@ -165,7 +165,7 @@ async def test_arrivals_follow_the_scaled_trace_clock() -> None:
     spans = [later - backend.arrived_s[0] for later in backend.arrived_s]
     # Open loop: never earlier than due, and not later than a busy machine explains.
     for n, span_s in enumerate(spans):
-        assert 0.2 * n - 0.1 < span_s < 0.2 * n + 2.0
+        assert 0.2 * n - 0.1 < span_s < 0.2 * n + 20.0
 
 
 async def test_slos_are_scaled_to_real_time() -> None:

@@ -21,7 +21,7 @@ from qlm_process.grpc_server import GrpcServer
 from qlm_process.settings import GrpcSettings
 
 SERVICE = "qlm.api.v1.Gateway"
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 
 class FailingGateway(gateway_pb2_grpc.GatewayServicer):

@@ -13,7 +13,7 @@ from qlm_queue.values import PLANNER_ROLE, Bounds, Lease
 
 TTL_S = 3.0
 RENEW_S = 0.001
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 
 class Clock:

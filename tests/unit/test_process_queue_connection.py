@@ -13,7 +13,7 @@ from qlm_process.settings import QueueSettings
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class AwayQueue(MemoryQueue):

@@ -179,7 +179,7 @@ def test_metrics_are_served_from_their_own_registry() -> None:
     Counter("qlm_things_total", "Things.", registry=second.registry)
     counter.inc(3)
     server = serve_metrics(first.registry, "127.0.0.1", 0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as response:
         text = response.read().decode()
     assert "qlm_things_total 3.0" in text
     assert "process_resident_memory_bytes" in text

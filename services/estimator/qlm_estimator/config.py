@@ -26,6 +26,9 @@ class EstimatorSettings(Section):
     overview_fresh_s: Seconds = Field(0.5, description="Age up to which a reading of the queue answers Predict.")
     events_read_max: int = Field(1000, ge=1, le=10_000, description="Most entries of the event stream in one read.")
     read_block_s: Seconds = Field(0.5, description="How long a read of the event stream waits for news.")
+    read_gap_s: Seconds = Field(
+        0.1, description="Pause between two reads of the event stream that found news: each costs the server as much as a request does."
+    )
     retry_s: Seconds = Field(0.5, description="Pause before the queue is asked again after it could not be reached.")
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
 

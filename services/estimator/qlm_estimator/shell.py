@@ -84,6 +84,8 @@ class EstimatorShell:
                     await self._learn(keeper, machine, entry)
                 await self._step(keeper, machine, Tick())
                 self._metrics.report_counts(machine.counts)
+                if 0 < len(entries) < self._settings.events_read_max:
+                    await self._sleep(self._settings.read_gap_s)
             except Unavailable as error:
                 structlog.get_logger().warning("queue_unavailable", error=str(error))
                 await self._sleep(self._settings.retry_s)

@@ -73,6 +73,7 @@ class PlannerMachine:
         self._repeat: Place | None = None
         self._reading_arrivals = False
         self._reading_events = False
+        self._events_due_s = -math.inf
         self._loaded = False
         self._doubt = True
         self._overview_due_s = now_s
@@ -110,6 +111,8 @@ class PlannerMachine:
             times.append(self.upkeep.next_expiry_s)
         if self.upkeep.taking_back and not self.upkeep.reclaiming:
             times.append(self._connection.grace_until_s)
+        if self._loaded and not self._reading_events:
+            times.append(self._events_due_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -147,6 +150,8 @@ class PlannerMachine:
             case EventsRead(entries=entries):
                 self._answered(now_s)
                 self._reading_events = False
+                gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
+                self._events_due_s = now_s + gap_s
                 self._history.read(entries, self.board)
                 # Who gave way is looked at soon: it may stand where its model would be loaded twice.
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
@@ -284,7 +289,7 @@ class PlannerMachine:
         if not self._reading_arrivals and not self.intake.scanning and self.intake.has_room:
             self._reading_arrivals = True
             calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
-        if not self._reading_events:
+        if not self._reading_events and now_s >= self._events_due_s:
             self._reading_events = True
             after = "{}-{}".format(*self._history.read_to)
             calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))

@@ -97,6 +97,9 @@ class Policy:
     """Requests in one read."""
     events_max: int = 2000
     """Lifecycle entries in one read."""
+    events_gap_s: float = 0.05
+    """Least time from the end of one read of them to the next, unless it was full: nobody waits for what they tell, and each read costs the
+    server as much as a request does."""
     read_block_s: float = 1.0
     """How long a read waits for something new."""
     replay_max: int = 50_000
@@ -116,5 +119,7 @@ class Policy:
                 raise ValueError(f"{each.name}: must be >= 0, got {value}")
 
 
-NOT_POSITIVE = frozenset({"slo_band", "completion_weight", "head_gain", "replan_gain", "replan_gain_min", "starvation_slos"})
+NOT_POSITIVE = frozenset(
+    {"slo_band", "events_gap_s", "completion_weight", "head_gain", "replan_gain", "replan_gain_min", "starvation_slos"}
+)
 """Fields that may be 0 (the band may be negative too)."""

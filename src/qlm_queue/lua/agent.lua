@@ -16,39 +16,55 @@ local function head_answer(prefix, list)
   }
   local models, seen = {}, { [redis.call('HGET', meta, 'model') or ''] = true }
   for index = 2, #gids do
-    local _, other = group_keys(prefix, gids[index])
-    local model = redis.call('HGET', other, 'model') or ''
+    local model = redis.call('HGET', prefix .. ':group_meta:' .. gids[index], 'model') or ''
     if not seen[model] then models[#models + 1] = model end
     seen[model] = true
   end
   return head, models
 end
 
+-- What a pull makes of the state of a waiting request, with the `s` that it writes.
+local function pulled_state(stored, incarnation, now)
+  local state = read_state(stored)
+  state.state, state.owner, state.attempt = 'R', incarnation, state.attempt + 1
+  if state.started_ms == '' then state.started_ms = integer(now) end
+  state.stored = state_text(state)
+  return state
+end
+
 -- Takes waiting requests of the first group, as far as `room` goes, and ends those that have expired. `room` tells what is left of it.
+-- This is what agents wait for, so it reads and parses no more than it needs: equal states once, since most of a group never ran.
 local function pull_from_group(batch, answer, room, gid, incarnation, expired_result)
   local prefix, now = batch.prefix, now_ms()
   local members = group_keys(prefix, gid)
-  local ids, tokens = {}, 0
+  local ids, tokens, states, told = {}, 0, {}, { group = gid, owner = incarnation }
   for _, id in ipairs(redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)) do
     local body, hash_key = read_entry(prefix, id)
-    local record = read_request(hash_key)
+    local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'x')
     room.looks = room.looks - 1
-    if record.expiry_ms ~= '' and tonumber(record.expiry_ms) <= now then
-      finish(batch, record, 'E', expired_result, body, nil, '', '', false)
+    if fields[4] and tonumber(fields[4]) <= now then
+      finish(batch, read_request(hash_key), 'E', expired_result, body, nil, '', '', false)
     else
-      local progress = read_progress(prefix, record)
-      local need = record.prompt_tokens + math.ceil(#progress / 4) + room.reserve
+      local fixed = fields[1]
+      local state = states[fields[2]] or pulled_state(fields[2], incarnation, now)
+      states[fields[2]] = state
+      local number, accepted_ms, prompt_tokens = string.match(fixed, '^(%d+) (%d+) (%d+)', 18 + #id)
+      prompt_tokens = tonumber(prompt_tokens)
+      local progress = read_progress(prefix, id, state)
+      local need = prompt_tokens + math.ceil(#progress / 4) + room.reserve
       if need > room.kv_tokens and not room.any_size then
         room.blocked_tokens = need
         break
       end
       room.requests, room.kv_tokens, room.any_size = room.requests - 1, room.kv_tokens - need, false
-      record.state, record.owner, record.attempt = 'R', incarnation, record.attempt + 1
-      if record.started_ms == '' then record.started_ms = integer(now) end
-      redis.call('HSET', hash_key, 's', state_text(record))
-      ids[#ids + 1], tokens = id, tokens + record.prompt_tokens
-      add_event(batch, 'pulled', record)
-      answer[#answer + 1] = live_answer(record, body, progress)
+      redis.call('HSET', hash_key, 's', state.stored)
+      ids[#ids + 1], tokens = id, tokens + prompt_tokens
+      told.id, told.attempt, told.prompt_tokens = id, state.attempt, prompt_tokens
+      told.number, told.accepted_ms = tonumber(number), tonumber(accepted_ms)
+      add_event(batch, 'pulled', told)
+      local at = #answer
+      answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = hash_key, fixed, state.stored, fields[3]
+      answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, progress
     end
   end
   if #ids == 0 then return end
@@ -58,7 +74,8 @@ local function pull_from_group(batch, answer, room, gid, incarnation, expired_re
 end
 
 -- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, Result of expired requests
--- answer: blocked tokens, head group and models ahead (`head_answer`), then (live record with progress)…
+-- answer: blocked tokens, head group and models ahead (`head_answer`), then seven strings of each request, as in `live_answer` with the
+--         progress, but flat: a table for each costs the server a third of its answer
 local function pull(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -96,7 +113,7 @@ local function owned(keys, args)
   for index = at + 1, #args do
     local record, body = read_by_id(prefix, args[index])
     if record and record.owner == args[at] then
-      found[#found + 1] = live_answer(record, body, read_progress(prefix, record))
+      found[#found + 1] = live_answer(record, body, read_progress(prefix, record.id, record))
     end
   end
   return found
@@ -110,15 +127,17 @@ local function give_back(keys, args)
   local incarnation, cause, where, failure = args[at], args[at + 1], args[at + 2], args[at + 3]
   local unpulled, failed = cause == 'unpulled', cause == 'failed' or cause == 'lost'
   local batch = open_batch(prefix, bounds)
-  local statuses = {}
+  local statuses, states = {}, {}
   for index = at + 4, #args, 3 do
     local id, hash_key = args[index], args[index + 1]
-    local record = read_request(hash_key)
+    local record = read_returnable(states, hash_key)
     if not owns(record, id, incarnation, args[index + 2]) then
       statuses[#statuses + 1] = 'stale'
     else
       if failed then record.failed = record.failed + 1 end
       if failed and record.failed >= bounds.attempts_max then
+        record = read_request(hash_key)
+        record.failed = record.failed + 1
         finish(batch, record, 'F', failure, nil, nil, '', '', true)
         statuses[#statuses + 1] = 'ended'
       else
@@ -178,7 +197,7 @@ end
 
 -- All output with the last one, which need not be stored any more; nil where it would leave a gap.
 local function with_output(prefix, record, offset, output, text)
-  local progress = read_progress(prefix, record)
+  local progress = read_progress(prefix, record.id, record)
   if offset > #progress then return nil end
   if offset + #output <= #progress then return progress end
   if progress == '' then record.first_output_ms, record.text = integer(now_ms()), text == '1' and '1' or '' end

@@ -24,14 +24,17 @@ end
 
 -- protobuf -----------------------------------------------------------------------------------------------------------
 
--- Without a table: each step of each request writes some.
+-- Three bytes at a time and without a table: each step of each request writes some.
 local function varint(number)
   if number < 128 then return string.char(number) end
-  local low = number % 128
-  number = (number - low) / 128
-  if number < 128 then return string.char(low + 128, number) end
-  local next_low = number % 128
-  return string.char(low + 128, next_low + 128) .. varint((number - next_low) / 128)
+  local first = number % 128
+  number = (number - first) / 128
+  if number < 128 then return string.char(first + 128, number) end
+  local second = number % 128
+  number = (number - second) / 128
+  if number < 128 then return string.char(first + 128, second + 128, number) end
+  local third = number % 128
+  return string.char(first + 128, second + 128, third + 128) .. varint((number - third) / 128)
 end
 
 -- Tags of the fields of the messages that the scripts write: number * 8, and + 2 where bytes follow.
@@ -107,20 +110,47 @@ end
 
 -- requests -----------------------------------------------------------------------------------------------------------
 
+-- State, attempts, failed attempts, first pull (ms), first output (ms), "1" for text and owner of a request's `s`, as strings.
+local function state_parts(stored)
+  return string.match(stored, '^(%u)(%d+) (%d+) (%d*) (%d*) (1?) (.*)$')
+end
+
 -- The record of a live request, or nil. Its hash holds few, long fields, since each field of a write costs: `f` what never changes, `s`
 -- what changes as it runs, `w` gateway, `g` group, `x` expiry. Times are milliseconds; those that may be '' are strings.
 local function read_request(hash_key)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x')
   if not fields[1] then return nil end
   local id, number, accepted_ms, prompt_tokens, class = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) (.*)$', 17)
-  local state, attempt, failed, started_ms, first_output_ms, text, owner =
-    string.match(fields[2], '^(%u)(%d+) (%d+) (%d*) (%d*) (1?) (.*)$')
+  local state, attempt, failed, started_ms, first_output_ms, text, owner = state_parts(fields[2])
   return {
-    key = hash_key, fixed = fields[1], gateway = fields[3], group = fields[4] or '', expiry_ms = fields[5] or '',
-    digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number), accepted_ms = tonumber(accepted_ms),
-    prompt_tokens = tonumber(prompt_tokens), class = class,
+    key = hash_key, fixed = fields[1], stored_state = fields[2], gateway = fields[3], group = fields[4] or '',
+    expiry_ms = fields[5] or '', digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number),
+    accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), class = class,
     state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
     text = text, owner = owner,
+  }
+end
+
+local function read_state(stored)
+  local state, attempt, failed, started_ms, first_output_ms, text, owner = state_parts(stored)
+  return {
+    state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
+    text = text, owner = owner,
+  }
+end
+
+-- What it takes to return a request to its group, for half of what `read_request` costs: its table has no more than 16 fields, and
+-- `states` keeps what the call has parsed, since those that were pulled together have mostly equal ones.
+local function read_returnable(states, hash_key)
+  local fields = redis.call('HMGET', hash_key, 'f', 's', 'g')
+  if not fields[1] then return nil end
+  local id, number, accepted_ms, prompt_tokens = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) ', 17)
+  local state = states[fields[2]] or read_state(fields[2])
+  states[fields[2]] = state
+  return {
+    key = hash_key, stored_state = fields[2], group = fields[3] or '', id = id, number = tonumber(number),
+    accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), state = state.state, attempt = state.attempt,
+    failed = state.failed, started_ms = state.started_ms, first_output_ms = state.first_output_ms, text = state.text, owner = state.owner,
   }
 end
 

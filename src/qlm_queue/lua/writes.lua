@@ -7,7 +7,7 @@
 local function open_batch(prefix, bounds)
   return {
     prefix = prefix, bounds = bounds, frames = {}, gateways = {}, events = {},
-    counts = {}, counted = {}, groups = {}, group_ids = {}, left = {}, owners = {}, settled = {}, ended = {},
+    counts = {}, counted = {}, groups = {}, group_ids = {}, returned = {}, left = {}, owners = {}, settled = {}, ended = {},
   }
 end
 
@@ -23,13 +23,15 @@ local function add_frame(batch, gateway, frame)
 end
 
 local function add_event(batch, kind, record, cause, extra)
-  if record.group ~= batch.event_group or record.owner ~= batch.event_owner then  -- mostly as in the event before
-    batch.event_group, batch.event_owner = record.group, record.owner
-    batch.event_names = pb_bytes(3, record.group) .. pb_bytes(4, record.owner)
+  if kind ~= batch.event_kind or record.group ~= batch.event_group or record.owner ~= batch.event_owner
+    or record.attempt ~= batch.event_attempt or cause ~= batch.event_cause then  -- mostly as in the event before
+    batch.event_kind, batch.event_group, batch.event_owner = kind, record.group, record.owner
+    batch.event_attempt, batch.event_cause = record.attempt, cause
+    batch.event_begin = pb_uint(1, EVENT[kind]) .. pb_bytes(3, record.group) .. pb_bytes(4, record.owner)
+      .. pb_uint(5, record.attempt) .. pb_bytes(8, cause or '')
   end
-  batch.events[#batch.events + 1] = pb_bytes(1, pb_uint(1, EVENT[kind]) .. pb_bytes(2, record.id) .. batch.event_names
-    .. pb_uint(5, record.attempt) .. pb_uint(6, record.number) .. pb_uint(7, record.accepted_ms) .. pb_bytes(8, cause or '')
-    .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
+  batch.events[#batch.events + 1] = pb_bytes(1, batch.event_begin .. pb_bytes(2, record.id) .. pb_uint(6, record.number)
+    .. pb_uint(7, record.accepted_ms) .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
 end
 
 local function add_moved_event(batch, gid, instance)
@@ -65,8 +67,9 @@ end
 -- Makes a request a waiting one of its group, at the place of its acceptance number.
 local function join_group(batch, gid, record)
   local group = changes_of(batch, gid)
-  group.joined[#group.joined + 1] = integer(record.number)
-  group.joined[#group.joined + 1] = record.id
+  local joined = group.joined
+  joined[#joined + 1] = record.number
+  joined[#joined + 1] = record.id
   group.tokens = group.tokens + record.prompt_tokens
 end
 
@@ -181,7 +184,13 @@ local function return_to_group(batch, record, where, unstarted)
   local owner = record.owner
   record.state, record.owner = 'P', ''
   if unstarted then record.started_ms = '' end
-  redis.call('HSET', record.key, 's', state_text(record))
+  -- A call does the same to all that it returns, so those whose states were equal, as after a pull, have equal ones again.
+  local state = batch.returned[record.stored_state]
+  if not state then
+    state = state_text(record)
+    batch.returned[record.stored_state] = state
+  end
+  redis.call('HSET', record.key, 's', state)
   record.owner = owner  -- events tell who had it
   join_group(batch, gid, record)
   local group = changes_of(batch, gid)
@@ -202,15 +211,16 @@ end
 
 -- the end of a request -------------------------------------------------------------------------------------------------
 
-local function read_progress(prefix, record)
-  return record.first_output_ms ~= '' and redis.call('GET', prefix .. ':progress:' .. record.id) or ''
+-- `state`: any table with its `first_output_ms`.
+local function read_progress(prefix, id, state)
+  return state.first_output_ms ~= '' and redis.call('GET', prefix .. ':progress:' .. id) or ''
 end
 
 -- Stores the Result and the last frame, and deletes the rest. `by_owner`: the owner takes the step and needs no word of it. `body` and
 -- `progress` are read where they are nil.
 local function finish(batch, record, state, result, body, progress, frame, event, by_owner)
   local prefix, id = batch.prefix, record.id
-  progress = progress or read_progress(prefix, record)
+  progress = progress or read_progress(prefix, id, record)
   local tenant, request_id = string.match(record.key, ':req:([^:]*):([^:]*)$', #prefix + 1)
   local finished_ms = now_ms()
   local model, ended_by = '', by_owner and record.owner or ''

@@ -66,12 +66,12 @@ async def test_a_stop_while_idle_is_quick(rig: Rig) -> None:
     agent = await rig.agent(drain_finish_s=3600.0)
     began_s = asyncio.get_running_loop().time()
     await agent.stop()
-    assert asyncio.get_running_loop().time() - began_s < 5.0
+    assert asyncio.get_running_loop().time() - began_s < 30.0
 
 
 async def test_a_killed_agent_is_continued_by_another(rig: Rig) -> None:
-    agent = await rig.agent("a")
-    other = await rig.agent("b")
+    agent = await rig.agent("a", simulated={"time_scale": 3.0})
+    other = await rig.agent("b", simulated={"time_scale": 3.0})
     names = await busy(rig, agent)
     undisturbed = await busy(rig, other, answer=2500)
     await agent.crash()
@@ -129,7 +129,7 @@ async def test_work_goes_on_while_the_server_is_away(rig: Rig, server: EmbeddedS
 
 
 async def test_the_engine_pauses_when_the_buffer_is_full(rig: Rig, server: EmbeddedServer) -> None:
-    agent = await rig.agent(buffer_tokens_max=2000)
+    agent = await rig.agent(buffer_tokens_max=2000, simulated={"time_scale": 4.0})
     names = await busy(rig, agent, answer=2500)
     machine = agent.process.shell.machine
     await server.kill()

@@ -52,7 +52,7 @@ async def serving(address: str, status: int = health_pb2.HealthCheckResponse.SER
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(DEADLINE_S):
         health = health_pb2_grpc.HealthStub(channel)
         while True:
-            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20.0)
             if answer.status == status:
                 return
             await asyncio.sleep(0.01)

@@ -57,7 +57,7 @@ async def test_a_standby_refuses_and_takes_over(cluster: Cluster) -> None:
         async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
             stub = planner_pb2_grpc.PlannerStub(channel)
             with pytest.raises(grpc.RpcError) as refusal:
-                await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=10)
+                await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30)
             error = from_rpc_error(refusal.value)
             assert isinstance(error, PreconditionFailed)
             assert error.reason == "NOT_LEADER"
@@ -66,7 +66,7 @@ async def test_a_standby_refuses_and_takes_over(cluster: Cluster) -> None:
             await leader.wait()
             await cluster.submit("mistral-7b", count=10)
             await until(cluster.all_placed, "placed by the standby")
-            plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=10)
+            plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30)
             assert sum(group.waiting for queue in plan.queues for group in queue.groups) == 20
     finally:
         if leader.returncode is None:
@@ -118,14 +118,14 @@ async def test_bad_input_is_refused(cluster: Cluster) -> None:
         other = instance_pb2.Instance(name="x", incarnation="y/1", n_gpu=1)
         frozen = instance_pb2.Instance(name="x", incarnation="x/1", n_gpu=1, time_scale=float("nan"))
         bad: list[Awaitable[object]] = [
-            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=other), timeout=10),
-            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=frozen), timeout=10),
-            stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x" * 1000 + "/1"), timeout=10),
-            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(), timeout=10),
-            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=nameless), timeout=10),
-            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=unregistered), timeout=10),
-            stub.Heartbeat(planner_pb2.HeartbeatRequest(), timeout=10),
-            stub.Replan(planner_pb2.ReplanRequest(why="é" * 129), timeout=10),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=other), timeout=30),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=frozen), timeout=30),
+            stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x" * 1000 + "/1"), timeout=30),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(), timeout=30),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=nameless), timeout=30),
+            stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=unregistered), timeout=30),
+            stub.Heartbeat(planner_pb2.HeartbeatRequest(), timeout=30),
+            stub.Replan(planner_pb2.ReplanRequest(why="é" * 129), timeout=30),
         ]
         for call in bad:
             with pytest.raises(grpc.RpcError) as refusal:
@@ -133,10 +133,10 @@ async def test_bad_input_is_refused(cluster: Cluster) -> None:
             assert isinstance(from_rpc_error(refusal.value), InvalidRequest)
         # An instance that is not registered in the queue is looked for there, and not believed.
         stranger = instance_pb2.Instance(name="x", incarnation="x/7", n_gpu=1, models=["mistral-7b"])
-        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=stranger), timeout=10)
+        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=stranger), timeout=30)
         with pytest.raises(grpc.RpcError) as refusal:
-            await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x/7"), timeout=10)
+            await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation="x/7"), timeout=30)
         error = from_rpc_error(refusal.value)
         assert (type(error), error.reason, error.details) == (NotFound, "UNKNOWN_INSTANCE", {"instance": "x/7"})
-        answer = await stub.Replan(planner_pb2.ReplanRequest(why="nothing to do"), timeout=10)
+        answer = await stub.Replan(planner_pb2.ReplanRequest(why="nothing to do"), timeout=30)
         assert answer.groups_moved == 0

@@ -60,12 +60,12 @@ async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
         facts = replace(FACTS, incarnation=incarnation, draining=True)
         await cluster.describe("a", to_body(facts))
         stub = planner_pb2_grpc.PlannerStub(channel)
-        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=10)
+        await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=30)
 
         async def moved() -> bool:
             return await cluster.waiting_on("b") == 20
 
-        await until(moved, "everything is with the other one", 10.0)
+        await until(moved, "everything is with the other one", 30.0)
         await cluster.submit("mistral-7b", count=10)
         await until(cluster.all_placed, "placed")
         assert await cluster.waiting_on("a") == 0

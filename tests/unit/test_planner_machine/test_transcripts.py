@@ -169,6 +169,19 @@ def leading(script: Script, start: Snapshot) -> None:
     script.at(0.0, ExpirySwept(count=0))
 
 
+def test_events_are_read_in_bundles() -> None:
+    script = Script(Policy(lease_ttl_s=3.0, overview_every_s=100.0, expire_every_s=100.0, events_gap_s=0.25, events_max=2))
+    leading(script, snapshot({"a": []}, last_event=(5, 1)))
+    entry = EventEntry(entry_id=(6, 0), changes=())
+    assert script.at(1.0, EventsRead(entries=(entry,))) == ["plan v4"]
+    assert script.machine.wake_s == START_S + 1.25
+    assert script.at(1.2, Tick()) == []
+    assert script.at(1.25, Tick()) == ["events after 6-0"]
+    # Where a read was full there is more at once.
+    later = EventEntry(entry_id=(7, 0), changes=())
+    assert script.at(1.3, EventsRead(entries=(later, later))) == ["events after 7-0", "plan v4"]
+
+
 def test_requests_gather_while_a_call_is_under_way() -> None:
     script = Script()
     leading(script, snapshot({"a": []}))

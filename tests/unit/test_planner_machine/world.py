@@ -83,7 +83,8 @@ class World:
 
     def __init__(self, policy: Policy | None = None, snapshot: ProfileSnapshot | None = None) -> None:
         self.now_s = START_S
-        self.policy = policy or Policy(lease_ttl_s=LEASE_S)
+        # What happened is known at once, as far as tests go that do not let time pass.
+        self.policy = replace(policy or Policy(lease_ttl_s=LEASE_S), events_gap_s=0.0)
         self.snapshot = snapshot or profiles()
         self.queue = MemoryQueue("test", Bounds(), lambda: self.now_s)
         self.machine: PlannerMachine | None = None
