@@ -160,6 +160,19 @@ def test_a_late_step_makes_the_same_as_many_early_ones() -> None:
     assert outcomes[0] == outcomes[1]
 
 
+def test_a_pause_tells_at_once_what_was_made_by_then() -> None:
+    core = make(tell_every_s=1e9)
+    world = World(core)
+    world.load("a", Tier.ACTIVE)
+    core.add(world.now_s, request("r", answer=100))
+    core.advance(world.now_s + 0.5)
+    core.pause(world.now_s + 0.5)
+    assert core.next_due_s is not None
+    made = sum(len(output.token_ids) for output in core.outputs(world.now_s + 0.5)) // TOKEN_BYTES
+    assert 1 < made < 100
+    assert core.next_due_s is None
+
+
 def test_an_offload_takes_the_profiles_time_and_then_frees_the_kv(world: World) -> None:
     world.start("big", tokens=4000, answer=2000)
     world.start("small", number=2, answer=2000)

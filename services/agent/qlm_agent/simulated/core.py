@@ -225,10 +225,12 @@ class SimulatedCore:
         self.abort(now_s, [*self._answers, *(output.run_id for output in self._made)])
 
     def pause(self, now_s: float) -> None:
-        """No step begins or goes on until `resume`; transfers do."""
+        """No step begins or goes on until `resume`; transfers do. What was made by then is told at once: no later step would."""
         self.advance(now_s)
         if self._paused_s is None:
             self._paused_s = now_s
+            if self._batch is not None:
+                self._made += [self._output(progress) for progress in self._batch.progress()]
 
     def resume(self, now_s: float) -> None:
         """The step under way at the pause goes on where it was."""

@@ -81,6 +81,7 @@ class SimulatedEngine:
 
     async def pause(self) -> None:
         self._core.pause(self._clock())
+        self._wake.set()
 
     async def resume(self) -> None:
         self._core.resume(self._clock())
