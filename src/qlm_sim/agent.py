@@ -42,8 +42,6 @@ from qlm_sim.leases import SimLeaseKeeper
 from qlm_sim.process import Process
 from qlm_sim.site import Site
 
-SERVER_EFFECTS = (Register, Describe, Deregister, Pull, ReadOwned, Emit, Complete, GiveBack)
-
 TellPlanner = Callable[[Process, str, PlannerEvent], None]
 """Sends an event from a process to the planner at an address."""
 

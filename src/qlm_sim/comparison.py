@@ -11,7 +11,6 @@ from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey, RequestState, Slo
 from qlm_planner.policy import Order, Policy
-from qlm_queue.memory_state import StoredGroup
 from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs
 from qlm_sim.description import ClusterDescription
 from qlm_sim.gateway import ServerCall, SimGateway
@@ -226,10 +225,6 @@ class _Comparison:
                 )
             )
         self._cluster.schedule.after(self._sample_every_s, self._sample)
-
-
-def _group_sample(group: StoredGroup) -> GroupSample:
-    return GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))
 
 
 def _after_start(time_s: float) -> float:

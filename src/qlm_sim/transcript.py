@@ -15,7 +15,6 @@ from typing import Any
 
 ITEMS_SHOWN = 3
 TEXT_SHOWN = 48
-SECONDS_FIELDS = ("_s",)
 
 
 class Transcript:

@@ -47,13 +47,10 @@ class Count(StrEnum):
     GROUPS_MOVED = "groups_moved"
 
 
-ENDS = (Count.COMPLETED, Count.FAILED, Count.CANCELLED, Count.EXPIRED)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A request that ended as `state`, one of ENDS. `latency_s`: acceptance to end; `slack_s`: seconds left of its SLO when that was met,
-    negative where it was missed, None where it cannot be judged."""
+    """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
+    of its SLO when that was met, negative where it was missed, None where it cannot be judged."""
 
     queue_id: str
     at_s: float
