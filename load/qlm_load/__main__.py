@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from qlm_load.bench.command import bench
+from qlm_load.bench_estimator.command import estimator
 from qlm_load.campaign_command import campaign
 from qlm_load.demo_command import demo
 from qlm_load.picture.command import picture
@@ -22,6 +23,7 @@ main.add_command(picture)
 main.add_command(replay)
 main.add_command(simulate)
 main.add_command(campaign)
+bench.add_command(estimator)
 main.add_command(bench)
 
 if __name__ == "__main__":

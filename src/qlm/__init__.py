@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from qlm.async_client import AsyncClient
     from qlm.client import Client, SyncTokenStream
     from qlm.token_stream import TokenStream
-    from qlm.values import Accepted, ModelInfo, Prediction, QueueStatus, RequestState, RequestStatus, Result, Slo, TokenChunk
+    from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestState, RequestStatus, Result, Slo, TokenChunk
 
 __all__ = [
     "Accepted",
     "AsyncClient",
     "Client",
     "ModelInfo",
+    "Outlook",
     "Prediction",
     "QueueStatus",
     "RequestState",

@@ -16,7 +16,7 @@ from qlm.errors import ConfigError, InvalidRequest, QlmError
 from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
 from qlm.messages import Prompt, Sampling
 from qlm.token_stream import TokenStream
-from qlm.values import Accepted, ModelInfo, QueueStatus, RequestState, Result, Slo
+from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestState, Result, Slo
 
 WAIT_SLICE_S = 20.0
 """Longest wait of one call; a longer one takes several."""
@@ -44,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     regex: str | None
     request_id: str | None
     expire_after_s: float | None
+    expected_output_tokens: int
     tenant: str | None
     application: str | None
     traceparent: str
@@ -109,9 +110,19 @@ class AsyncClient:
             span.end()
         return messages.accepted_value(response.accepted)
 
-    def generate(self, model: str, prompt: Prompt, *, timeout_s: float = float("inf"), **options: Unpack[RequestOptions]) -> TokenStream:
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        timeout_s: float = float("inf"),
+        outlook_every_s: float = 0.0,
+        on_outlook: Callable[[Outlook], None] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> TokenStream:
         """A request and the stream of its output. It is sent when the stream is first waited for; errors as in `submit` and `TokenStream`.
-        `timeout_s`: how long to wait for all of it."""
+        `timeout_s`: how long to wait for all of it. `outlook_every_s`: seconds (1 to 3,600; 0: never) between two predictions while it
+        waits, which `prediction` of the stream holds; `on_outlook` is called with each, and must be quick."""
         checked_seconds("timeout_s", timeout_s)
         request, metadata, span = self._request(model, prompt, options)
         return TokenStream(
@@ -119,17 +130,37 @@ class AsyncClient:
             tenant=request.tenant,
             request_id=request.request_id,
             timeout_s=timeout_s,
+            outlook_every_s=outlook_every_s,
+            on_outlook=on_outlook,
             request=request,
             metadata=metadata,
             span=span,
         )
 
-    def stream(self, request_id: str, offset: int = 0, *, tenant: str | None = None, timeout_s: float = float("inf")) -> TokenStream:
-        """The output of an accepted request from token `offset` on. Iteration raises NotFound, and OffsetOutOfRange beyond the output."""
+    def stream(
+        self,
+        request_id: str,
+        offset: int = 0,
+        *,
+        tenant: str | None = None,
+        timeout_s: float = float("inf"),
+        outlook_every_s: float = 0.0,
+        on_outlook: Callable[[Outlook], None] | None = None,
+    ) -> TokenStream:
+        """The output of an accepted request from token `offset` on; outlooks as in `generate`. Iteration raises NotFound, and
+        OffsetOutOfRange beyond the output."""
         checked_seconds("timeout_s", timeout_s)
         if not 0 <= offset < 1 << 32:
             raise InvalidRequest("offset: from 0 to 2**32 - 1", details={"field": "offset", "rule": "from 0 to 2**32 - 1"})
-        return TokenStream(self._link, tenant=tenant or self._tenant, request_id=request_id, offset=offset, timeout_s=timeout_s)
+        return TokenStream(
+            self._link,
+            tenant=tenant or self._tenant,
+            request_id=request_id,
+            offset=offset,
+            timeout_s=timeout_s,
+            outlook_every_s=outlook_every_s,
+            on_outlook=on_outlook,
+        )
 
     async def result(self, request_id: str, wait_s: float = 60.0, *, tenant: str | None = None) -> Result | None:
         """The end of a request with its output, waiting up to `wait_s` for it; None where it has not ended by then. Raises NotFound."""
@@ -179,6 +210,7 @@ class AsyncClient:
             application=options.get("application") or self._application,
             request_id=options.get("request_id") or self._new_request_id(),
             expire_after_s=options.get("expire_after_s"),
+            expected_output_tokens=options.get("expected_output_tokens", 0),
         )
         parent = context_of(options.get("traceparent", ""), options.get("tracestate", ""))
         span = self._link.start_span(model, request.request_id, request.tenant, parent)
@@ -188,4 +220,6 @@ class AsyncClient:
         return request, tuple(carrier.items()), span
 
 
-_NOT_SAMPLING = frozenset({"slo_s", "slo", "request_id", "expire_after_s", "tenant", "application", "traceparent", "tracestate"})
+_NOT_SAMPLING = frozenset(
+    {"slo_s", "slo", "request_id", "expire_after_s", "expected_output_tokens", "tenant", "application", "traceparent", "tracestate"}
+)

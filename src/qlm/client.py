@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from opentelemetry.trace import TracerProvider
@@ -13,7 +13,7 @@ from qlm.async_client import AsyncClient, RequestOptions
 from qlm.channels import client_closed
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
-from qlm.values import Accepted, ModelInfo, QueueStatus, RequestState, Result, TokenChunk
+from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestState, Result, TokenChunk
 
 Answer = TypeVar("Answer")
 
@@ -68,20 +68,40 @@ class Client:
         return self._run(self._client.submit(model, prompt, **options))
 
     def generate(
-        self, model: str, prompt: Prompt, *, timeout_s: float = float("inf"), **options: Unpack[RequestOptions]
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        timeout_s: float = float("inf"),
+        outlook_every_s: float = 0.0,
+        on_outlook: Callable[[Outlook], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> SyncTokenStream:
-        """See `AsyncClient.generate`."""
+        """See `AsyncClient.generate`. `on_outlook` is called in the client's own thread, while the stream is waited for."""
 
         async def start() -> TokenStream:
-            return self._client.generate(model, prompt, timeout_s=timeout_s, **options)
+            return self._client.generate(
+                model, prompt, timeout_s=timeout_s, outlook_every_s=outlook_every_s, on_outlook=on_outlook, **options
+            )
 
         return SyncTokenStream(self, self._run(start()))
 
-    def stream(self, request_id: str, offset: int = 0, *, tenant: str | None = None, timeout_s: float = float("inf")) -> SyncTokenStream:
-        """See `AsyncClient.stream`."""
+    def stream(
+        self,
+        request_id: str,
+        offset: int = 0,
+        *,
+        tenant: str | None = None,
+        timeout_s: float = float("inf"),
+        outlook_every_s: float = 0.0,
+        on_outlook: Callable[[Outlook], None] | None = None,
+    ) -> SyncTokenStream:
+        """See `AsyncClient.stream`, and `generate`."""
 
         async def start() -> TokenStream:
-            return self._client.stream(request_id, offset, tenant=tenant, timeout_s=timeout_s)
+            return self._client.stream(
+                request_id, offset, tenant=tenant, timeout_s=timeout_s, outlook_every_s=outlook_every_s, on_outlook=on_outlook
+            )
 
         return SyncTokenStream(self, self._run(start()))
 
@@ -136,6 +156,11 @@ class SyncTokenStream:
     @property
     def accepted(self) -> Accepted | None:
         return self._stream.accepted
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """See `TokenStream.prediction`."""
+        return self._stream.prediction
 
     @property
     def result(self) -> Result | None:

@@ -60,6 +60,7 @@ def request_message(
     application: str,
     request_id: str,
     expire_after_s: float | None,
+    expected_output_tokens: int = 0,
 ) -> request_pb2.Request:
     """The message of a request, without trace context. Raises InvalidRequest for what no message can hold."""
     try:
@@ -69,6 +70,7 @@ def request_message(
             application=application,
             request_id=request_id,
             expire_after_s=expire_after_s,
+            expected_output_tokens=expected_output_tokens,
         )
         _put_prompt(message, prompt)
         if sampling != Sampling():
@@ -139,7 +141,18 @@ def prediction_value(message: prediction_pb2.Prediction) -> values.Prediction:
         completion_p90_s=message.completion_p90_s,
         requests_ahead=message.requests_ahead,
         profile_version=message.profile_version,
+        probability_late=message.probability_late if message.HasField("probability_late") else None,
     )
+
+
+def outlook_value(message: gateway_pb2.Outlook) -> values.Outlook:
+    return values.Outlook(
+        state=STATES[message.state], prediction=prediction_value(message.prediction) if message.HasField("prediction") else None
+    )
+
+
+def slo_value(message: request_pb2.Slo) -> values.Slo:
+    return values.Slo(kind=SLO_KIND_NAMES.get(message.kind, ""), seconds=message.seconds, priority=message.priority)
 
 
 def chunk_value(message: gateway_pb2.TokenChunk) -> values.TokenChunk:
@@ -225,4 +238,6 @@ def _request_status_value(message: gateway_pb2.RequestStatus) -> values.RequestS
         attempts=message.attempts,
         accepted_s=message.accepted_s,
         prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        slo=slo_value(message.slo) if message.HasField("slo") else None,
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
     )

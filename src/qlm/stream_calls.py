@@ -14,15 +14,15 @@ from opentelemetry.trace import Span, Status, StatusCode
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.errors import CallDeadlineExceeded, QlmError, Unavailable
 from qlm.link import Link, Metadata, closed_under
-from qlm.messages import accepted_value, chunk_value, result_value
+from qlm.messages import accepted_value, chunk_value, outlook_value, result_value
 from qlm.stream_position import ChunkFate, StreamPosition
-from qlm.values import Accepted, Result, TokenChunk
+from qlm.values import Accepted, Outlook, Prediction, Result, TokenChunk
 from qlm.wire_errors import from_rpc_error
 
 STREAM_CALL_S = 600.0
 """Deadline of one streaming call; the stream goes on with the next one."""
 
-Event = Accepted | TokenChunk | Result
+Event = Accepted | Outlook | TokenChunk | Result
 Call = (
     grpc.aio.UnaryStreamCall[gateway_pb2.GenerateRequest, gateway_pb2.StreamResponse]
     | grpc.aio.UnaryStreamCall[gateway_pb2.StreamRequest, gateway_pb2.StreamResponse]
@@ -31,7 +31,8 @@ Call = (
 
 class StreamCalls:
     """`request`: what is to be accepted first; None for a request that was. `span`: ended with the events. What they brought so far:
-    `position`, `accepted`, `address` (the gateway of the last call) and `resumes` (calls after the one that accepted)."""
+    `position`, `accepted`, `prediction` (the newest, while it waits), `address` (the gateway of the last call) and `resumes` (calls after
+    the one that accepted)."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class StreamCalls:
         request_id: str,
         offset: int,
         timeout_s: float,
+        outlook_every_s: float,
         request: request_pb2.Request | None,
         metadata: Metadata,
         span: Span | None,
@@ -51,11 +53,13 @@ class StreamCalls:
         self.request = request
         self.position = StreamPosition(offset)
         self.accepted: Accepted | None = None
+        self.prediction: Prediction | None = None
         self.address = ""
         self.resumes = 0
         self._metadata = metadata
         self._span = span
         self._timeout_s = timeout_s
+        self._outlook_every_s = outlook_every_s
         self._deadline_s = math.inf
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -64,6 +68,10 @@ class StreamCalls:
         try:
             async with aclosing(self._reconnecting()) as events:
                 async for event in events:
+                    if isinstance(event, (Accepted, Outlook)):
+                        self.prediction = event.prediction
+                    else:
+                        self.prediction = None
                     if isinstance(event, Accepted):
                         self.accepted = event
                     elif isinstance(event, Result):
@@ -142,10 +150,12 @@ class StreamCalls:
         stub = self.link.stub()
         self.address = self.link.address
         if self.request is not None and self.accepted is None:
-            generate = gateway_pb2.GenerateRequest(request=self.request)
+            generate = gateway_pb2.GenerateRequest(request=self.request, outlook_every_s=self._outlook_every_s)
             return stub.Generate(generate, timeout=timeout_s, metadata=self._metadata), True
         self.resumes += self.request is not None
-        resume = gateway_pb2.StreamRequest(tenant=self.tenant, request_id=self.request_id, offset=self.position.next)
+        resume = gateway_pb2.StreamRequest(
+            tenant=self.tenant, request_id=self.request_id, offset=self.position.next, outlook_every_s=self._outlook_every_s
+        )
         return stub.Stream(resume, timeout=timeout_s, metadata=self._metadata), False
 
     def _event(self, response: gateway_pb2.StreamResponse) -> Event | None:
@@ -161,6 +171,8 @@ class StreamCalls:
                         return None
                     case ChunkFate.ASK:
                         raise Unavailable(f"tokens from {chunk.offset} came where {self.position.next} was next")
+            case "outlook":
+                return outlook_value(response.outlook)
             case "result":
                 return result_value(response.result)
         return None  # an event of a newer version

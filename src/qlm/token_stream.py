@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Self
 
 from opentelemetry.trace import Span
@@ -13,7 +14,7 @@ from qlm.errors import InternalError, RequestEnded
 from qlm.link import Link, Metadata
 from qlm.messages import STATES
 from qlm.stream_calls import Event, StreamCalls
-from qlm.values import Accepted, RequestState, Result, TokenChunk
+from qlm.values import Accepted, Outlook, Prediction, RequestState, Result, TokenChunk
 from qlm.wire_errors import error_class
 
 
@@ -37,17 +38,21 @@ class TokenStream:
         request_id: str,
         offset: int = 0,
         timeout_s: float = math.inf,
+        outlook_every_s: float = 0.0,
+        on_outlook: Callable[[Outlook], None] | None = None,
         request: request_pb2.Request | None = None,
         metadata: Metadata = (),
         span: Span | None = None,
     ) -> None:
         self.result: Result | None = None
+        self._on_outlook = on_outlook
         self._calls = StreamCalls(
             link,
             tenant=tenant,
             request_id=request_id,
             offset=offset,
             timeout_s=timeout_s,
+            outlook_every_s=outlook_every_s,
             request=request,
             metadata=metadata,
             span=span,
@@ -72,6 +77,12 @@ class TokenStream:
     def accepted(self) -> Accepted | None:
         """Set with the first chunk at the latest (`wait_accepted` waits for it); None on a stream of a request that was accepted before."""
         return self._calls.accepted
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """When it starts and ends, from the moment that this was told: at acceptance, and anew every `outlook_every_s` while it waits. None
+        before that, once output came, and where no prediction can be made."""
+        return self._calls.prediction
 
     @property
     def address(self) -> str:
@@ -129,6 +140,8 @@ class TokenStream:
         except asyncio.CancelledError:
             self._events = self._calls.events()  # the next wait goes on from here
             raise
+        if isinstance(event, Outlook) and self._on_outlook is not None:
+            self._on_outlook(event)
         if isinstance(event, Result):
             self.result = event
             await self._events.aclose()

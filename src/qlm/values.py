@@ -48,7 +48,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """When a waiting request starts and ends, from now, as quantiles; and the requests expected to be served before it."""
+    """When a request starts and ends, from now, as quantiles; and the requests expected to be served before it. One that runs has started:
+    its wait is 0. `probability_late`: that its SLO is missed, None without one in seconds."""
 
     wait_p50_s: float
     wait_p90_s: float
@@ -56,6 +57,15 @@ class Prediction:
     completion_p90_s: float
     requests_ahead: int
     profile_version: int
+    probability_late: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A waiting request now, as its stream tells it. `state`: ACCEPTED or PLACED. `prediction`: None where none can be made."""
+
+    state: RequestState
+    prediction: Prediction | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +132,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """One request now. `requests_ahead`: None unless it waits in a virtual queue."""
+    """One request now. `requests_ahead`: None unless it waits in a virtual queue. `prediction`: None where none can be made. `slo`: the
+    gateway's default where it named none. `deadline_s`: acceptance + SLO; None without an SLO in seconds, and at a terminal state, as `slo`
+    is."""
 
     state: RequestState
     queue_id: str
@@ -133,6 +145,8 @@ class RequestStatus:
     attempts: int
     accepted_s: float
     prediction: Prediction | None
+    slo: Slo | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from qlm_core.request import RequestFacts, Slo, SloKind
 
+OUTPUT_MARK = "/o"
+"""Between the two parts of a token class."""
+
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class GroupKey:
@@ -27,12 +30,24 @@ def slo_class(slo: Slo) -> str:
     return f"{2**exponent}s" if exponent >= 0 else f"1/{2**-exponent}s"
 
 
-def token_class(prompt_tokens: int) -> str:
-    """The power of four at or above the prompt's length: "256" for 65 to 256 tokens."""
+def token_class(prompt_tokens: int, expected_output_tokens: int = 0) -> str:
+    """The prompt's class and, where the output was predicted at arrival, the predicted output's: "256" or "256/o64". It is fixed by what
+    was accepted with the request, so it never changes while the request waits."""
+    prompt = prompt_class(prompt_tokens)
+    return f"{prompt}{OUTPUT_MARK}{prompt_class(expected_output_tokens)}" if expected_output_tokens else prompt
+
+
+def prompt_class(tokens: int) -> str:
+    """The power of four at or above a count of tokens: "256" for 65 to 256."""
     power = 1
-    while power < prompt_tokens:
+    while power < tokens:
         power *= 4
     return str(power)
+
+
+def prompt_class_of(token_class: str) -> str:
+    """The prompt's part of a token class."""
+    return token_class.partition(OUTPUT_MARK)[0]
 
 
 def group_key(request: RequestFacts) -> GroupKey:
@@ -41,5 +56,5 @@ def group_key(request: RequestFacts) -> GroupKey:
         model=request.model,
         slo_kind=request.slo.kind,
         slo_class=slo_class(request.slo),
-        token_class=token_class(request.prompt_tokens),
+        token_class=token_class(request.prompt_tokens, request.predicted_output_tokens),
     )

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 BATCH_MAX_DEFAULT = 256
 """Most sequences of a batch where nobody says otherwise: vLLM's default of `max_num_seqs`."""
 
+PREFILL_CHUNK_TOKENS = 2_048
+"""Prompt tokens that one step of an engine takes in: vLLM's default of `max_num_batched_tokens` with chunked prefill."""
+
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
 

@@ -1,8 +1,14 @@
 """What a full engine does to requests that are alike: throughput, work and decode time (QLM sections 2.4 and 6).
 
-Continuous batching keeps a batch of B sequences decoding. B is limited by `batch_max` and by KV: a sequence holds its prompt and what
-it has produced so far, in the mean over a full engine E[O^2] / (2 E[O]) tokens (the age of a renewal process, which is also what it has
-left).
+Continuous batching keeps a batch of B sequences decoding. A sequence holds its prompt and what it has produced so far, in the mean over a
+full engine E[O^2] / (2 E[O]) tokens (the age of a renewal process, which is also what it has left). B is limited three times:
+
+- by `batch_max`;
+- by KV: agents keep room for the prompt and the expected output of each, and engines for what it really holds;
+- by prefill: a step takes in `PREFILL_CHUNK_TOKENS` prompt tokens at most, so that many over the prompt's tokens join in a step, and each
+  stays E[O] steps. With long prompts this binds, and each request then pays for whole steps of a small batch.
+
+`qlm_core.service_arrays` has the same formulas for many classes at once.
 """
 
 from __future__ import annotations
@@ -10,10 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import ndtri
-
-from qlm_core.distribution import Normal
-from qlm_core.instance import BATCH_MAX_DEFAULT
+from qlm_core.distribution import Normal, normal_quantile
+from qlm_core.instance import BATCH_MAX_DEFAULT, PREFILL_CHUNK_TOKENS
 from qlm_core.profile import HardwareProfile
 
 
@@ -47,18 +51,22 @@ class Service:
 
     def decode(self, sequences: float, behind: float) -> Normal:
         """D = O * epsilon * d (equation 4) in a batch of `sequences`, with `behind` requests waiting for slots that become free.
-        epsilon - 1 is the time of the prefills of those that join, batch / E[O] in each step, over that of the step."""
+        epsilon - 1 is the time of the prefills of those that join, batch / E[O] in each step, over that of the step: a longer output lets
+        more of them join."""
         batch = min(self.batch, max(1.0, sequences))
         joining = min(behind, batch)
-        return self.output.scaled(self._step_s(batch)).shifted(joining * self.prefill_work_s)
+        return self.output.scaled(self._step_s(batch) + joining * self.prefill_work_s / self.output.mean)
 
-    def drain(self, in_flight: float, full: bool, behind: float) -> Normal:
+    def drain(self, in_flight: float, full: bool, behind: float, longest_tokens: float | None = None) -> Normal:
         """Time from the last start until the last of `in_flight` requests ends (the maximum of equation 5). `full`: the batch was full, so
-        the others are on their way already. `behind`: requests that take the free slots meanwhile.
+        the others are on their way already. `behind`: requests that take the free slots meanwhile. `longest_tokens`: of the longest of
+        them, where more than mean and variance is known.
 
         Steps: the longest of the outputs. Every sequence adds to a step only as long as it lives."""
         count = min(self.batch, max(1.0, in_flight))
         longest = longest_of(self.output, count)
+        if longest_tokens is not None:
+            longest = Normal(longest_tokens, longest.variance)
         own_tokens = count * (self.left_tokens if full else self.output.mean)
         room_tokens = max(0.0, self.batch * longest.mean - own_tokens)
         joining = min(behind, room_tokens / self.output.mean)
@@ -69,15 +77,27 @@ class Service:
         return self.step_base_s + self.sequence_s * sequences
 
 
-def service(prompt_tokens: float, output: Normal, hardware: HardwareProfile, batch_max: float = BATCH_MAX_DEFAULT) -> Service:
-    """The service of requests with `prompt_tokens` >= 0 in the mean and `output` tokens of a mean > 0. Raises ValueError otherwise."""
+def service(
+    prompt_tokens: float,
+    output: Normal,
+    hardware: HardwareProfile,
+    batch_max: float = BATCH_MAX_DEFAULT,
+    *,
+    prompt_variance: float = 0.0,
+) -> Service:
+    """The service of requests with `prompt_tokens` >= 0 in the mean, which vary by `prompt_variance` >= 0 (attention's part of a prefill
+    grows with the square), and `output` tokens of a mean > 0. Raises ValueError otherwise."""
     _check("prompt_tokens", prompt_tokens)
+    _check("prompt_variance", prompt_variance)
     _check("batch_max", batch_max, low=1.0)
     if output.mean <= 0.0:
         raise ValueError(f"an output has a mean above zero tokens, got {output.mean}")
     left_tokens = output.second_moment / (2.0 * output.mean)
     context_tokens = prompt_tokens + left_tokens
-    batch = max(1.0, min(batch_max, hardware.kv_capacity_tokens / context_tokens))
+    by_kv = hardware.kv_capacity_tokens / (prompt_tokens + max(left_tokens, output.mean))
+    by_prefill = output.mean * PREFILL_CHUNK_TOKENS / max(1.0, prompt_tokens)
+    batch = max(1.0, min(batch_max, by_kv, by_prefill))
+    prefill_work_s = hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens + prompt_variance)
     step_base_s = hardware.decode_step_s(0.0, 0.0)
     sequence_s = hardware.decode_step_s(1.0, context_tokens) - step_base_s
     step_s = step_base_s + sequence_s * batch
@@ -86,8 +106,8 @@ def service(prompt_tokens: float, output: Normal, hardware: HardwareProfile, bat
         batch=batch,
         step_s=step_s,
         token_s=step_s / batch,
-        prefill_s=hardware.prefill_s(prompt_tokens),
-        prefill_work_s=hardware.prefill_work_s(prompt_tokens),
+        prefill_s=hardware.prefill_s(0.0) + prefill_work_s,
+        prefill_work_s=prefill_work_s,
         left_tokens=left_tokens,
         sequence_s=sequence_s,
         step_base_s=step_base_s,
@@ -115,7 +135,7 @@ def longest_of(output: Normal, count: float) -> Normal:
     """The largest of `count` >= 1 independent outputs: its mean by Blom's approximation, its variance by the Gumbel limit."""
     if count <= 1.0 or output.variance == 0.0:
         return output
-    score = float(ndtri((count - 0.375) / (count + 0.25)))
+    score = normal_quantile((count - 0.375) / (count + 0.25))
     shrink = min(1.0, math.pi**2 / (12.0 * math.log(count)))
     return Normal(output.mean + output.deviation * score, output.variance * shrink)
 

@@ -14,7 +14,9 @@ from qlm_core.request import SloKind
 class GroupView:
     """What prediction knows of a group: `waiting` requests that hold `waiting_prompt_tokens` in all. Deadlines are those of its first and
     last request in seconds of the queue's clock, `last_deadline_s` None where only the first is known (then it stands for all).
-    `output_tokens_max`: no request of the group makes more."""
+    `output_tokens_max`: no request of the group makes more. `band`: its priority band, lower is served first; all requests with an SLO are
+    in one (0 where nobody configured another). `output_tokens`: expected of a request of it, where the caller knows better than the
+    workload profile."""
 
     group_id: str
     model: str
@@ -26,6 +28,8 @@ class GroupView:
     last_deadline_s: float | None = None
     slo_kind: SloKind = SloKind.COMPLETION
     output_tokens_max: float = math.inf
+    band: int = 0
+    output_tokens: Normal | None = None
 
     def __post_init__(self) -> None:
         if self.waiting < 0 or self.waiting_prompt_tokens < 0 or math.isnan(self.first_deadline_s) or not self.output_tokens_max >= 1.0:
@@ -33,10 +37,38 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningView:
+    """Requests of one class that an instance runs: `count` of them, which hold `prompt_tokens` in all (None: not known).
+    `produced_tokens`: what each has made so far, in any order; () where nobody knows, else one number a request.
+    `prefill_left_tokens`: prompt tokens of all of them that are not computed yet. `offloaded_tokens`: KV of those that gave way to host
+    memory and come back first. `band`, `deadline_s`: of the most urgent of them (infinite where their SLO cannot be missed any more)."""
+
+    slo_class: str
+    token_class: str
+    count: int
+    prompt_tokens: int | None = None
+    produced_tokens: tuple[int, ...] = ()
+    prefill_left_tokens: int = 0
+    offloaded_tokens: int = 0
+    output_tokens_max: float = math.inf
+    band: int = 0
+    deadline_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        known = len(self.produced_tokens)
+        if self.count < 0 or known not in (0, self.count) or min(self.produced_tokens, default=0) < 0:
+            raise ValueError(f"running requests: count is >= 0, produced_tokens has none or {self.count} numbers >= 0, got {known}")
+        if min(self.prompt_tokens or 0, self.prefill_left_tokens, self.offloaded_tokens) < 0 or math.isnan(self.deadline_s):
+            raise ValueError("running requests: tokens are >= 0, a deadline is a number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """One virtual queue: `groups` in the order of service, `running` requests of `active_model` ("" while none is loaded or known).
+    """One virtual queue: `groups` in the order of service, `running` requests of `active_model` ("" while none is loaded or known), of
+    which `runners` tell the classes (those that they leave out count as any of the model).
     `running_output_left`: output tokens that a running request has left, where the caller knows better than the workload profile.
-    `warm_models`: weights in host memory besides the active one."""
+    `warm_models`: weights in host memory besides the active one. `arrivals_per_s`: requests that are expected to come to the end of the
+    queue; they share the batch with those that wait now and lengthen their decode time, never their wait."""
 
     instance: InstanceFacts
     active_model: str
@@ -44,21 +76,29 @@ class QueueView:
     groups: tuple[GroupView, ...]
     running_output_left: Normal | None = None
     warm_models: tuple[str, ...] = ()
+    runners: tuple[RunningView, ...] = ()
+    arrivals_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.running < 0:
             raise ValueError(f"queue of {self.instance.name}: running is >= 0, got {self.running}")
+        if sum(runner.count for runner in self.runners) > self.running:
+            raise ValueError(f"queue of {self.instance.name}: {self.running} run, and runners tell of more")
+        if not 0.0 <= self.arrivals_per_s < math.inf:
+            raise ValueError(f"queue of {self.instance.name}: arrivals_per_s is finite and >= 0, got {self.arrivals_per_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTime:
-    """Seconds from now. `wait`, `last_wait`: W, until the prefill of the group's first and last request begins. `prefill_s`: P.
-    `decode`, `last_decode`: D of those two. `completion`: C of the whole group, the maximum over its requests (equation 5)."""
+    """Seconds from now. `wait`, `last_wait`: W, until the prefill of the group's first and last request begins. `prefill_s`,
+    `last_prefill_s`, `decode`, `last_decode`: P and D of those two. `completion`: C of the whole group, the maximum over its requests
+    (equation 5)."""
 
     group_id: str
     wait: Normal
     last_wait: Normal
     prefill_s: float
+    last_prefill_s: float
     decode: Normal
     last_decode: Normal
     completion: Normal
@@ -71,4 +111,19 @@ class GroupTime:
     @property
     def last_completion(self) -> Normal:
         """C = W + P + D of the group's last request, which need not end last."""
-        return self.last_wait.shifted(self.prefill_s) + self.last_decode
+        return self.last_wait.shifted(self.last_prefill_s) + self.last_decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPrediction:
+    """When a new request would start and end, in seconds from now, on the instance where it would end first. `prefill_s`: from its start to
+    its first token. `own_wait`, `own_completion`: what the formulas gave before calibration, None where that is the same."""
+
+    instance: str
+    wait: Normal
+    completion: Normal
+    requests_ahead: int
+    profile_version: int
+    prefill_s: float = 0.0
+    own_wait: Normal | None = None
+    own_completion: Normal | None = None

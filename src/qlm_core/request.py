@@ -57,7 +57,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What the planner knows of a waiting request. Times in seconds of the queue's clock."""
+    """What the planner knows of a waiting request. Times in seconds of the queue's clock. `predicted_output_tokens`: by the length model at
+    arrival, 0 where that was not in use."""
 
     queue_id: str
     key: RequestKey
@@ -67,6 +68,7 @@ class RequestFacts:
     slo: Slo
     prompt_tokens: int
     output_tokens_max: int
+    predicted_output_tokens: int = 0
 
     @property
     def deadline_s(self) -> float:

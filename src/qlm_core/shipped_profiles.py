@@ -24,6 +24,7 @@ _FIGURES = (
     "kv_swap_us_per_token",
     "recompute_us_per_token",
 )
+_OPTIONAL = ("prefill_ms_per_token_squared",)
 _DESCRIPTION = frozenset({"gpu", "n_gpu", "model", "evidence", "sources"})
 
 
@@ -50,9 +51,9 @@ def parse_hardware_profiles(text: str) -> tuple[HardwareProfile, ...]:
 
 def _row(number: int, entry: Mapping[str, object], sources: Mapping[str, object]) -> HardwareProfile:
     expected = _DESCRIPTION | set(_FIGURES)
-    if set(entry) != expected:
-        raise ValueError(f"hardware profiles: row {number}: missing or unknown: {sorted(expected ^ set(entry))}")
-    figures: dict[str, Any] = {name: entry[name] for name in (*_FIGURES, "n_gpu")}
+    if set(entry) - set(_OPTIONAL) != expected:
+        raise ValueError(f"hardware profiles: row {number}: missing or unknown: {sorted(expected ^ (set(entry) - set(_OPTIONAL)))}")
+    figures: dict[str, Any] = {name: entry[name] for name in (*_FIGURES, *_OPTIONAL, "n_gpu") if name in entry}
     for name, value in figures.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"hardware profiles: row {number}: {name} is a number, got {value!r}")

@@ -94,8 +94,30 @@ class ClassView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRowView:
+    """Predictions that are alike against what happened (CalibrationRow). `time`: "wait" or "completion"; "" stands for any model, GPU or
+    depth."""
+
+    time: str
+    model: str
+    gpu: str
+    depth: str
+    samples: int
+    within_p50: float
+    within_p90: float
+    within_p99: float
+    bias_s: float
+    r2: float | None
+    pinball_p50_s: float
+    pinball_p90_s: float
+    pinball_p99_s: float
+    actual_mean_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationView:
-    """Completions as clients were told against what happened, over the window (Calibration)."""
+    """Completions as clients were told against what happened, over the window (Calibration). `rows`: these and waits by model, GPU and
+    depth, sums first."""
 
     samples: int
     within_p50: float
@@ -103,6 +125,7 @@ class CalibrationView:
     error_p50_s: float
     error_p90_s: float
     bias_s: float
+    rows: tuple[CalibrationRowView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +250,29 @@ def outcomes_view(outcomes: estimator_pb2.Outcomes) -> OutcomesView:
             error_p50_s=calibration.error_p50_s,
             error_p90_s=calibration.error_p90_s,
             bias_s=calibration.bias_s,
+            rows=tuple(_calibration_row(row) for row in calibration.rows if row.time in _TIMES),
         ),
         operations={field.name: getattr(operations, field.name) for field in operations.DESCRIPTOR.fields},
+    )
+
+
+_TIMES = {estimator_pb2.PREDICTED_TIME_WAIT: "wait", estimator_pb2.PREDICTED_TIME_COMPLETION: "completion"}
+
+
+def _calibration_row(row: estimator_pb2.CalibrationRow) -> CalibrationRowView:
+    return CalibrationRowView(
+        time=_TIMES[row.time],
+        model=row.model,
+        gpu=row.gpu,
+        depth=row.depth,
+        samples=row.samples,
+        within_p50=row.within_p50,
+        within_p90=row.within_p90,
+        within_p99=row.within_p99,
+        bias_s=row.bias_s,
+        r2=row.r2 if row.HasField("r2") else None,
+        pinball_p50_s=row.pinball_p50_s,
+        pinball_p90_s=row.pinball_p90_s,
+        pinball_p99_s=row.pinball_p99_s,
+        actual_mean_s=row.actual_mean_s,
     )

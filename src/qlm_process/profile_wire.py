@@ -8,9 +8,18 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from qlm.api.v1 import estimator_pb2
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.length_model import NO_LENGTH_MODEL
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_process import length_wire
 
 _HARDWARE = tuple(field.name for field in fields(HardwareProfile))
+_CALIBRATION = tuple(field.name for field in fields(CalibrationProfile) if field.name != "time")
+_TIMES = {
+    estimator_pb2.PREDICTED_TIME_WAIT: CalibratedTime.WAIT,
+    estimator_pb2.PREDICTED_TIME_COMPLETION: CalibratedTime.COMPLETION,
+}
+_TIME_NUMBERS = {time: number for number, time in _TIMES.items()}
 _WORKLOAD = tuple(field.name for field in fields(WorkloadProfile))
 
 
@@ -20,6 +29,11 @@ def to_proto(snapshot: ProfileSnapshot) -> estimator_pb2.ProfileSnapshot:
         made_s=snapshot.made_s,
         hardware=[estimator_pb2.HardwareProfile(**_values(row, _HARDWARE)) for row in snapshot.hardware],
         workload=[estimator_pb2.WorkloadProfile(**_values(row, _WORKLOAD)) for row in snapshot.workload],
+        calibration=[
+            estimator_pb2.CalibrationProfile(time=_TIME_NUMBERS[row.time], **_values(row, _CALIBRATION))
+            for row in snapshot.calibration.rows
+        ],
+        length_model=length_wire.model_to_proto(snapshot.length_model) if snapshot.length_model != NO_LENGTH_MODEL else None,
     )
 
 
@@ -29,7 +43,14 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
         version=message.version,
         made_s=message.made_s,
         hardware=tuple(HardwareProfile(**_values(row, _HARDWARE)) for row in message.hardware),
-        workload=tuple(WorkloadProfile(**_values(row, _WORKLOAD)) for row in message.workload),
+        workload=tuple(_workload(row) for row in message.workload),
+        calibration=CalibrationTable(
+            # A time that a newer version calibrates means nothing here.
+            tuple(
+                CalibrationProfile(time=_TIMES[row.time], **_values(row, _CALIBRATION)) for row in message.calibration if row.time in _TIMES
+            )
+        ),
+        length_model=length_wire.model_from_proto(message.length_model),
     )
 
 
@@ -47,5 +68,9 @@ def from_body(body: bytes) -> ProfileSnapshot:
     return from_proto(message)
 
 
-def _values(row: HardwareProfile | WorkloadProfile | Message, names: tuple[str, ...]) -> dict[str, Any]:
+def _workload(row: estimator_pb2.WorkloadProfile) -> WorkloadProfile:
+    return WorkloadProfile(**{**_values(row, _WORKLOAD), "output_shares": tuple(row.output_shares)})
+
+
+def _values(row: HardwareProfile | WorkloadProfile | CalibrationProfile | Message, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
 from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 from qlm_process.instance_wire import from_body
 from qlm_queue.values import GroupRecord, Overview
@@ -26,10 +28,11 @@ def instances_in(overview: Overview) -> tuple[InstanceFacts, ...]:
     return tuple(found)
 
 
-def queue_views(overview: Overview) -> tuple[QueueView, ...]:
+def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0) -> tuple[QueueView, ...]:
     """One view for each instance whose lease holds. One that has not said which model is active has none loaded, so that the wait
-    includes a load."""
+    includes a load. `arrivals_per_s`: of all requests; what comes is taken to go where most are served and wait now."""
     queues = {record.instance: record for record in overview.virtual_queues}
+    runners = _runners(overview)
     views: list[QueueView] = []
     for facts in instances_in(overview):
         record = queues.get(facts.name)
@@ -37,20 +40,81 @@ def queue_views(overview: Overview) -> tuple[QueueView, ...]:
         if record is not None:
             groups = tuple(group_view(overview.groups[group_id]) for group_id in record.group_ids if group_id in overview.groups)
         running = 0 if record is None else record.running
-        views.append(QueueView(instance=facts, active_model=facts.active_model, running=running, groups=groups))
-    return tuple(views)
+        views.append(
+            QueueView(
+                instance=facts,
+                active_model=facts.active_model,
+                running=running,
+                groups=groups,
+                runners=_within(runners.get((facts.name, facts.active_model), ()), running),
+            )
+        )
+    return _with_arrivals(views, arrivals_per_s)
+
+
+def _with_arrivals(views: Sequence[QueueView], arrivals_per_s: float) -> tuple[QueueView, ...]:
+    loads = [view.running + sum(group.waiting for group in view.groups) for view in views]
+    if arrivals_per_s <= 0.0 or not sum(loads):
+        return tuple(views)
+    return tuple(replace(view, arrivals_per_s=arrivals_per_s * load / sum(loads)) for view, load in zip(views, loads, strict=True))
+
+
+def _runners(overview: Overview) -> Mapping[tuple[str, str], Sequence[RunningView]]:
+    """By instance and model, who runs. An overview tells how many of a group run, and they run where it is or was."""
+    counts: dict[tuple[str, str], dict[tuple[str, str], tuple[int, int, float]]] = {}
+    for record in overview.groups.values():
+        count = record.live - record.waiting
+        if count > 0:
+            meta = record.meta
+            classes = counts.setdefault((record.instance or record.last_instance, meta.get("model", "")), {})
+            key = (meta.get("slo_class", ""), meta.get("token_class", ""))
+            band, deadline_s = _band(meta), _deadline_s(record)
+            before = classes.get(key)
+            classes[key] = (count, band, deadline_s) if before is None else (before[0] + count, *min(before[1:], (band, deadline_s)))
+    return {
+        place: [
+            RunningView(slo_class=slo_class, token_class=token_class, count=count, band=band, deadline_s=deadline_s)
+            for (slo_class, token_class), (count, band, deadline_s) in classes.items()
+        ]
+        for place, classes in counts.items()
+    }
+
+
+def _within(runners: Sequence[RunningView], running: int) -> tuple[RunningView, ...]:
+    """As many as the instance says that it runs: a group that moved while some of it ran counts them where it is now."""
+    kept: list[RunningView] = []
+    for runner in runners:
+        count = min(runner.count, running)
+        if count:
+            kept.append(replace(runner, count=count))
+            running -= count
+    return tuple(kept)
 
 
 def group_view(record: GroupRecord) -> GroupView:
     """A group by its record; the meta keys are those of `GroupPlacement.meta` as the planner writes them."""
-    kind = record.meta.get("slo_kind", "")
+    meta = record.meta
+    kind = meta.get("slo_kind", "")
     return GroupView(
         group_id=record.group_id,
-        model=record.meta.get("model", ""),
+        model=meta.get("model", ""),
         slo_kind=SloKind(kind) if kind else SloKind.COMPLETION,
-        slo_class=record.meta.get("slo_class", ""),
-        token_class=record.meta.get("token_class", ""),
+        slo_class=meta.get("slo_class", ""),
+        token_class=meta.get("token_class", ""),
         waiting=record.waiting,
         waiting_prompt_tokens=record.waiting_prompt_tokens,
-        first_deadline_s=math.inf if kind == SloKind.PRIORITY else record.first_deadline_s,
+        first_deadline_s=_deadline_s(record),
+        band=_band(meta),
     )
+
+
+def _deadline_s(record: GroupRecord) -> float:
+    return math.inf if record.meta.get("slo_kind") == SloKind.PRIORITY else record.first_deadline_s
+
+
+def _band(meta: Mapping[str, str]) -> int:
+    """The priority band that the planner wrote; 0 in a record of a version that wrote none, and in one that is damaged."""
+    try:
+        return int(meta.get("band", meta.get("priority", "0")))
+    except ValueError:
+        return 0

@@ -6,10 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from qlm_core.model import ModelFacts, ModelSpec
 from qlm_queue.values import Bounds, Durability
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite duration above zero."""
+
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above zero."""
 
 Count = Annotated[int, Field(ge=1)]
 """A whole number of at least one."""
@@ -67,6 +71,25 @@ class QueueSettings(Section):
         return self
 
 
+class ModelFactsSettings(Section):
+    """What is published of a model's shape, for GPUs on which it was never measured (`qlm_core.model.ModelFacts`)."""
+
+    parameters_billion: PositiveNumber = Field(description="Its parameters, in 10^9.")
+    active_billion: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Those that one token passes through, in 10^9 (mixture of experts); 0: all."
+    )
+    layers: Count = Field(description="Layers of its transformer.")
+    hidden_size: Count = Field(description="Width of a layer.")
+    kv_heads: Count = Field(description="Heads whose keys and values are kept.")
+    head_size: Count = Field(description="Width of one of them.")
+
+    @model_validator(mode="after")
+    def _active_are_some(self) -> ModelFactsSettings:
+        if self.active_billion > self.parameters_billion:
+            raise ValueError(f"active_billion ({self.active_billion}) must be at most parameters_billion ({self.parameters_billion})")
+        return self
+
+
 class ModelSettings(Section):
     """One served model."""
 
@@ -76,6 +99,19 @@ class ModelSettings(Section):
     vocabulary_size: Count = Field(32_000, description="Token ids are below this.")
     tokenizer: str = Field("", description="Path of its tokenizer.json. Empty: UTF-8 bytes / 4, for simulated models.")
     chat_template: str = Field("", description="Path of its Jinja chat template, beside a tokenizer. Empty: a plain rendering.")
+    facts: ModelFactsSettings | None = Field(
+        None, description="Its shape, for GPUs on which it was never measured. Absent: that of the profile's name, if QLM knows it."
+    )
+
+    def spec(self) -> ModelSpec:
+        """The model as decisions see it."""
+        return ModelSpec(
+            name=self.name,
+            profile=self.profile,
+            context_tokens_max=self.context_tokens_max,
+            vocabulary_size=self.vocabulary_size,
+            facts=None if self.facts is None else ModelFacts(**self.facts.model_dump()),
+        )
 
 
 class TelemetrySettings(Section):

@@ -214,8 +214,12 @@ class SimAgent:
 
 
 def _models(site: Site, description: InstanceDescription) -> dict[str, SimulatedModel]:
-    rows = {row.model: row for row in site.shipped.hardware if (row.gpu, row.n_gpu) == (description.gpu, description.n_gpu)}
-    return {name: SimulatedModel(spec=site.catalogue[name], profile=rows[site.catalogue[name].profile]) for name in description.models}
+    found: dict[str, SimulatedModel] = {}
+    for name in description.models:
+        profile = site.shipped.hardware_of_pair(description.gpu, description.n_gpu, site.catalogue[name])
+        assert profile is not None, (description.gpu, description.n_gpu, name)
+        found[name] = SimulatedModel(spec=site.catalogue[name], profile=profile)
+    return found
 
 
 def _facts(description: InstanceDescription, models: tuple[str, ...]) -> InstanceFacts:

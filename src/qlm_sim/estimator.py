@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from qlm_estimator.config import EstimatorSettings
+from qlm_estimator.importing import ImportDesk
+from qlm_estimator.length_predictor import load_library
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import OutcomesOfTerm
 from qlm_estimator.shell import EstimatorShell
@@ -11,6 +13,11 @@ from qlm_queue.values import ESTIMATOR_ROLE
 from qlm_sim.leases import election
 from qlm_sim.process import Process
 from qlm_sim.site import Site
+
+
+async def _load_learner() -> None:
+    """What it takes is no time of the simulation."""
+    load_library()
 
 
 class ProcessClock(ServerClock):
@@ -54,6 +61,8 @@ class SimEstimator:
             shipped=site.shipped,
             metrics=EstimatorMetrics(),
             outcomes=OutcomesOfTerm(),
+            imports=ImportDesk(),
             sleep=process.sleep,
+            load_learner=_load_learner,
         )
         process.spawn(shell.run())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qlm_agent.config import AgentConfig, AgentSettings, simulated_models
-from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import Policy
@@ -18,12 +17,7 @@ def describe(path: str, agents: Sequence[str], gateways: int, overrides: Mapping
     configs = [load_config(AgentConfig, path, "agents", name, overrides) for name in agents]
     models = configs[0].models if configs else ()
     return ClusterDescription(
-        models=tuple(
-            ModelSpec(
-                name=model.name, profile=model.profile, context_tokens_max=model.context_tokens_max, vocabulary_size=model.vocabulary_size
-            )
-            for model in models
-        ),
+        models=tuple(model.spec() for model in models),
         instances=tuple(_instance(config.agent, tuple(simulated_models(config, shipped_snapshot()))) for config in configs),
         gateways=gateways,
     )

@@ -13,6 +13,7 @@ from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.model_text import ApproximateText
+from qlm_gateway.outlook_updates import OutlookUpdates
 from qlm_gateway.queue_watch import EXPIRE_EVERY_S, EXPIRED_RESULT, QueueWatch
 from qlm_gateway.reader_stream import ReaderStream
 from qlm_gateway.readers import StreamLimits
@@ -127,7 +128,8 @@ class SimGateway:
             new_request_id=site.new_id,
             monotonic=process.now_s,
         )
-        self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, self._watch, site.gateway_metrics)
+        updates = OutlookUpdates(self._queue, self._watch, process.now_s)
+        self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, self._watch, updates, site.gateway_metrics)
         process.spawn(self._read_frames())
         process.spawn(self._keep_time())
         process.spawn(self._sweep())

@@ -59,6 +59,8 @@ def in_words(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         parts = [_spoken(type(value).__name__)]
         for each in fields(value):
+            if not each.init:  # follows from the others, or is kept once it was asked for
+                continue
             found = getattr(value, each.name)
             if found is None or found == "" or found == () or (each.default is not MISSING and found == each.default):
                 continue

@@ -43,11 +43,25 @@ def seen(address: str) -> dict[str, Any]:
     return document
 
 
+def placed(address: str) -> str:
+    """What `qlm status` shows of the last request that waits on a virtual queue."""
+    with qlm.Client(address) as client:
+        for number in reversed(range(24)):
+            request = client.status(f"w{number}").request
+            if request is not None and request.state is qlm.RequestState.PLACED:
+                done = command("status", f"w{number}", "--address", address)
+                assert done.returncode == 0, done.stderr
+                return done.stdout
+    raise AssertionError("no request waits")
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """A cluster that has answered thirty requests."""
+    """A cluster that has answered thirty requests, and has judged what it predicted of some of them."""
     with RunningCluster(tmp_path_factory.mktemp("top") / "state", FAST) as cluster:
         with qlm.Client(cluster.address) as client:
+            # Nothing is predicted before the gateway has seen the instances, which may come after it is ready.
+            wait_until(lambda: all(model.instances for model in client.models()), ANSWER_S, "the gateway knows who can serve")
             for number in range(30):
                 client.submit(
                     MODELS[number % 3], f"Prompt {number}.", slo_s=20.0 if number % 2 else 600.0, max_tokens=20, request_id=f"r{number}"
@@ -55,6 +69,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
             for number in range(30):
                 assert client.result(f"r{number}", wait_s=ANSWER_S) is not None
         wait_until(lambda: seen(cluster.address)["outcomes"]["completed"] == 30, ANSWER_S, "the estimator has read all events")
+        # What clients were told comes every half second, after short requests have ended.
+        wait_until(lambda: seen(cluster.address)["outcomes"]["calibration"]["samples"] > 0, ANSWER_S, "a prediction was judged")
         yield cluster
 
 
@@ -84,6 +100,11 @@ def test_json_tells_what_happened(served: RunningCluster) -> None:
     assert calibration["samples"] > 0
     assert 0.0 <= calibration["within_p50"] <= calibration["within_p90"] <= 1.0
     assert 0.0 <= calibration["error_p50_s"] <= calibration["error_p90_s"]
+    rows = calibration["rows"]
+    assert {(row["time"], row["model"]) for row in rows} >= {(time, "") for time in ("wait", "completion")}
+    assert {row["model"] for row in rows if row["model"]} <= set(MODELS)
+    assert {row["gpu"] for row in rows if row["model"]} <= {"A100-80GB", "H100-80GB"}
+    assert all(row["samples"] > 0 and 0.0 <= row["within_p50"] <= row["within_p90"] <= row["within_p99"] <= 1.0 for row in rows)
 
 
 def test_without_a_terminal_one_frame_is_printed(served: RunningCluster) -> None:
@@ -101,7 +122,8 @@ def test_without_a_terminal_one_frame_is_printed(served: RunningCluster) -> None
     ):
         assert expected in words
     assert re.search(r"32s\s+15\s+\d+\.\d%", done.stdout)
-    assert "predicted against actual completion" in words
+    assert "predicted against actual" in words
+    assert re.search(r"completion\s+all\s+all\s+\d+", done.stdout)
     assert "pulled 3" in words
 
 
@@ -126,6 +148,9 @@ def test_what_waits_is_shown_in_order_with_predictions(tmp_path: Path) -> None:
         predicted = [group for group in groups if group["completion_p50_s"] is not None]
         assert predicted
         assert all(document["at_s"] < group["completion_p50_s"] <= group["completion_p90_s"] for group in predicted)
+        shown = placed(cluster.address)
+        for words in ("placed", "completion in 600 s", "due", "served before it", "starts in", "ends in", "with probability"):
+            assert words in shown
         frame = command("top", "--once", "--address", cluster.address).stdout
         assert re.search(r"head\s+\S+\s+completion 1024s\s+\d+\s+[\d,]+ s \([\d,]+ s\)\s+\d+ s", frame)
 

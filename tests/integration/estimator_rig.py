@@ -115,12 +115,12 @@ class Rig:
         await self.complete(pulled, output_tokens)
 
 
-def config_of(url: str, **settings: object) -> EstimatorConfig:
+def config_of(url: str, lease_ttl_s: float = 1.0, **settings: object) -> EstimatorConfig:
     fast = {"publish_every_s": 0.1, "overview_every_s": 0.1, "overview_fresh_s": 0.01, "retry_s": 0.1, "read_block_s": 0.05}
     fast["read_gap_s"] = 0.01
     return EstimatorConfig.model_validate(
         {
-            "queue": {"url": url, "lease_ttl_s": 1.0, "lease_renew_s": 0.2},
+            "queue": {"url": url, "lease_ttl_s": lease_ttl_s, "lease_renew_s": 0.2},
             "models": [{"name": "chat", "profile": "Mistral-7B"}, {"name": "big", "profile": "Vicuna-13B"}],
             "estimator": {**fast, **settings},
         }
@@ -130,8 +130,8 @@ def config_of(url: str, **settings: object) -> EstimatorConfig:
 class Estimator:
     """One process of ours, in this one."""
 
-    def __init__(self, url: str, **settings: object) -> None:
-        self.config = config_of(url, **settings)
+    def __init__(self, url: str, lease_ttl_s: float = 1.0, **settings: object) -> None:
+        self.config = config_of(url, lease_ttl_s, **settings)
         self.queue = RedisQueue(url)
         self.metrics = EstimatorMetrics()
         self.address = ""

@@ -28,6 +28,7 @@ _INTEGERS = {
     _F.TYPE_ENUM: (0, 1, 2, 3, 99, -1, (1 << 31) - 1),
     _F.TYPE_BOOL: (False, True),
     _F.TYPE_DOUBLE: _NUMBERS,
+    _F.TYPE_FLOAT: _NUMBERS,
     _F.TYPE_STRING: _TEXTS,
 }
 

@@ -8,10 +8,14 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 import redis.asyncio as redis
 
-from qlm.api.v1 import request_pb2
+from qlm.api.v1 import estimator_pb2, request_pb2
+from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
+from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
@@ -25,7 +29,7 @@ from qlm_queue.values import (
     Bounds,
 )
 
-from .estimator_rig import LEASE_S, PATIENCE_S, Estimator, Rig, config_of, learned, row_of_model, until
+from .estimator_rig import A100, LEASE_S, PATIENCE_S, Estimator, Rig, config_of, learned, row_of_model, until
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ async def test_prediction_follows_the_queue(rig: Rig, estimator: Estimator) -> N
     assert behind.wait_p50_s > idle.wait_p50_s
     urgent = await estimator.predict(slo=request_pb2.Slo(kind=request_pb2.SLO_KIND_FIRST_TOKEN, seconds=1.0))
     assert urgent.requests_ahead == 0
-    assert urgent.completion_p90_s < behind.completion_p90_s
+    assert urgent.completion_p50_s < behind.completion_p50_s
     lowest = await estimator.predict(slo=request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=7))
     assert lowest.requests_ahead == 400
 
@@ -206,6 +210,17 @@ async def test_unreadable_profiles_are_replaced(server: EmbeddedServer, rig: Rig
     await estimator.stop()
 
 
+async def test_a_standby_answers_with_the_last_profiles_that_it_could_read(server: EmbeddedServer, rig: Rig) -> None:
+    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "other", LEASE_S, "")
+    assert lease is not None
+    standby = Estimator(server.url)
+    await standby.start()
+    await rig.queue.publish_profiles(lease, 41, b"\xff\xff\xff")
+    assert (await standby.predict()).profile_version == 0
+    assert (await standby.profiles()).version == 0
+    await standby.stop()
+
+
 async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
     await rig.serve(10, 40)
     await learned(estimator, 10)
@@ -303,3 +318,69 @@ async def test_metrics_are_served(rig: Rig, estimator: Estimator) -> None:
         await asyncio.to_thread(endpoint.stop)
     for name in ("profile_version", "slowdown_ratio", "events_total", "missed_requests_total", "predict_seconds"):
         assert f"# HELP qlm_estimator_{name}" in text
+
+
+async def test_groups_are_assessed_by_the_leader_and_by_a_standby(server: EmbeddedServer, rig: Rig, estimator: Estimator) -> None:
+    group_id = await rig.accept(40, deadline_in_s=-1.0)
+    fine = await rig.accept(3, deadline_in_s=100_000.0)
+    standby = Estimator(server.url)
+    await standby.start()
+    try:
+        for each in (estimator, standby):
+            async with each.stub() as stub:
+                found = await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
+            assert found.waiting == 43
+            assert found.groups_assessed == 2
+            late = {group.group_id: group.late_expected for queue in found.queues for group in queue.groups}
+            assert late[group_id] == pytest.approx(40.0)
+            assert late[fine] == pytest.approx(0.0, abs=0.01)
+            assert found.late_expected == pytest.approx(40.0, abs=0.01)
+            assert found.made_s == pytest.approx(await rig.queue.server_time_s(), abs=PATIENCE_S)
+    finally:
+        await standby.stop()
+
+
+async def test_hostile_assessments_are_refused(estimator: Estimator) -> None:
+    for fields, reason in (({"groups_max": 10_001}, "INVALID_FIELD"), ({"instances": ["nobody"]}, "UNKNOWN_INSTANCE")):
+        async with estimator.stub() as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Assess(estimator_pb2.AssessRequest(**fields), timeout=PATIENCE_S)
+        assert from_rpc_error(raised.value).reason == reason
+
+
+async def test_calibration_is_told_by_model_gpu_and_depth(rig: Rig, estimator: Estimator) -> None:
+    await rig.accept(12)
+    pulled = await rig.pull()
+    told = [
+        RequestEvent(
+            kind=EVENT_KIND_PREDICTED, queue_id=each.queue_id, model="chat", gpu="A100-80GB", n_gpu=1, instance=A100.name,
+            requests_ahead=number, predicted_p50_s=3_000.0, predicted_p90_s=4_000.0, predicted_p99_s=5_000.0,
+        ).SerializeToString()
+        for number, each in enumerate(pulled)
+    ]  # fmt: skip
+    await rig.queue.report(told)
+    await rig.complete(pulled, 10)
+
+    async def judged() -> bool:
+        async with estimator.stub() as stub:
+            outcomes = await stub.GetOutcomes(estimator_pb2.GetOutcomesRequest(), timeout=PATIENCE_S)
+        rows = {(row.model, row.gpu, row.depth): row for row in outcomes.calibration.rows}
+        if outcomes.calibration.samples < 12:
+            return False
+        depths = ("", "0", "1", "4", "16")
+        assert set(rows) == {key for depth in depths for key in (("", "", depth), ("chat", "A100-80GB", depth))}
+        assert {row.time for row in rows.values()} == {estimator_pb2.PREDICTED_TIME_COMPLETION}
+        assert rows[("chat", "A100-80GB", "")].samples == 12
+        assert rows[("chat", "A100-80GB", "16")].samples == 7
+        assert rows[("", "", "")].within_p50 == 1.0
+        assert rows[("", "", "")].bias_s < -2_900.0
+        return True
+
+    await until(judged, "all predictions are judged")
+    assert estimator.metric("qlm_estimator_judged_samples_total") == 12.0
+
+    async def shown() -> bool:
+        labels = {"time": "completion", "model": "chat", "gpu": "A100-80GB", "depth": "16"}
+        return estimator.metric("qlm_estimator_calibration_samples", **labels) == 7.0
+
+    await until(shown, "the metrics show them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
@@ -15,6 +15,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2, request_pb2
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process import profile_wire
 from qlm_queue.dump import QueueDump
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.redis_queue import RedisQueue
@@ -77,11 +80,17 @@ async def estimator(server: EmbeddedServer, folder: Path) -> AsyncIterator[Serve
     """A leader that knows one instance."""
     rig = estimator_rig.Rig(RedisQueue(server.url))
     await rig.start()
-    estimator = estimator_rig.Estimator(server.url)
+    # Making twenty thousand messages keeps this process, and so its estimator, from renewing for a while.
+    estimator = estimator_rig.Estimator(server.url, lease_ttl_s=30.0)
     await estimator.start()
     slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=20.0)
     predict = estimator_pb2.PredictRequest(model="chat", prompt_tokens=500, output_tokens_max=1_000, slo=slo)
-    good: dict[str, Message] = {"Predict": predict, "GetOutcomes": estimator_pb2.GetOutcomesRequest(window_s=60.0)}
+    good: dict[str, Message] = {
+        "Predict": predict,
+        "Assess": estimator_pb2.AssessRequest(instances=[estimator_rig.A100.name], groups_max=10),
+        "GetOutcomes": estimator_pb2.GetOutcomesRequest(window_s=60.0),
+        "ImportProfiles": estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(BROUGHT)),
+    }
     try:
         yield Served(estimator.address, rig.queue.dump, good)
     finally:
@@ -111,6 +120,9 @@ async def agent(server: EmbeddedServer, folder: Path) -> AsyncIterator[Served]:
         await queue.stop()
         await rig.stop()
 
+
+SHIPPED = next(row for row in shipped_snapshot().hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
+BROUGHT = ProfileSnapshot(version=0, made_s=0.0, hardware=(replace(SHIPPED, gpu="L4", kv_capacity_tokens=20_000, origin="measured"),))
 
 Opener = Callable[[EmbeddedServer, Path], AbstractAsyncContextManager[Served]]
 OPENERS: tuple[tuple[ServiceDescriptor, Opener], ...] = ((PLANNER, planner), (ESTIMATOR, estimator), (AGENT, agent))

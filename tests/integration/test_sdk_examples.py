@@ -11,8 +11,12 @@ import pytest
 
 from .gateway_rig import Rig, open_rig
 
-PAGE = Path(__file__).parents[2] / "docs" / "streaming.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = [
+    (page, source)
+    for page in ("streaming.md", "estimator.md")
+    for source in re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+]
 
 
 @pytest.fixture
@@ -25,10 +29,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_an_example_runs(rig: Rig, number: int, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = await rig.gateway(), await rig.gateway()
     rig.serve()
-    source = EXAMPLES[number].replace("127.0.0.1:50051", one.address).replace("127.0.0.1:50052", two.address)
-    await asyncio.to_thread(exec, compile(source, f"{PAGE.name} example {number}", "exec"), {"__name__": "example"})
+    page, example = EXAMPLES[number]
+    source = example.replace("127.0.0.1:50051", one.address).replace("127.0.0.1:50052", two.address)
+    await asyncio.to_thread(exec, compile(source, f"{page} example {number}", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out
 
 
-def test_the_page_has_examples() -> None:
-    assert len(EXAMPLES) >= 4
+def test_the_pages_have_examples() -> None:
+    assert len(EXAMPLES) >= 5

@@ -10,14 +10,28 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_estimator import outcomes as outcomes_module
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import ENDS_MAX, OTHER_CLASS, Count, Ended, Judged, Outcomes, Predicted, class_order
+from qlm_estimator.outcomes import (
+    ENDS_MAX,
+    OTHER_CLASS,
+    PREDICTION_AGE_MAX_S,
+    PREDICTIONS_MAX,
+    Count,
+    Ended,
+    Outcomes,
+    class_order,
+)
 from qlm_estimator.outcomes_wire import take, to_proto
+from qlm_estimator.predictions import Judged, Predicted, told
 from qlm_queue.values import StreamEntry
 
 
 def ended(number: int, at_s: float, **fields: object) -> Ended:
     values: dict[str, object] = {"state": Count.COMPLETED, "slo_class": "8s", "latency_s": 4.0, "slack_s": 1.0, "output_tokens": 10}
     return Ended(queue_id=f"q{number}", at_s=at_s, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def predicted(number: int, p50_s: float, p90_s: float, at_s: float = 0.0) -> Predicted:
+    return Predicted(queue_id=f"q{number}", at_s=at_s, completion=told(p50_s, p90_s))
 
 
 def entry(at_s: float, *events: RequestEvent) -> StreamEntry:
@@ -78,9 +92,9 @@ def test_classes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("told_first", [True, False])
 def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> None:
     outcomes = Outcomes(since_s=0.0)
-    prediction, end = Predicted(queue_id="q1", p50_s=3.0, p90_s=5.0), ended(1, 5.0, latency_s=4.0)
+    prediction, end = predicted(1, 3.0, 5.0), ended(1, 5.0, latency_s=4.0, wait_s=1.0)
     answers = [outcomes.predict(prediction), outcomes.end(end)] if told_first else [outcomes.end(end), outcomes.predict(prediction)]
-    assert answers == [None, Judged(at_s=5.0, p50_s=3.0, p90_s=5.0, actual_s=4.0)]
+    assert answers == [None, Judged(predicted=prediction, at_s=5.0, completion_s=4.0, wait_s=1.0)]
     calibration = outcomes.report(10.0, 60.0).calibration
     assert (calibration.samples, calibration.within_p50, calibration.within_p90) == (1, 0.0, 1.0)
     assert (calibration.error_p50_s, calibration.bias_s) == (1.0, 1.0)
@@ -89,7 +103,7 @@ def test_a_prediction_is_judged_whichever_is_told_first(told_first: bool) -> Non
 def test_calibration_over_several_predictions() -> None:
     outcomes = Outcomes(since_s=0.0)
     for number, actual_s in enumerate((1.0, 2.0, 3.0, 8.0)):
-        outcomes.predict(Predicted(queue_id=f"q{number}", p50_s=2.0, p90_s=4.0))
+        outcomes.predict(predicted(number, 2.0, 4.0))
         outcomes.end(ended(number, 5.0, latency_s=actual_s))
     calibration = outcomes.report(10.0, 60.0).calibration
     assert (calibration.within_p50, calibration.within_p90) == (0.5, 0.75)
@@ -98,9 +112,22 @@ def test_calibration_over_several_predictions() -> None:
 
 def test_a_request_that_did_not_complete_judges_no_prediction() -> None:
     outcomes = Outcomes(since_s=0.0)
-    outcomes.predict(Predicted(queue_id="q1", p50_s=2.0, p90_s=4.0))
+    outcomes.predict(predicted(1, 2.0, 4.0))
     assert outcomes.end(ended(1, 5.0, state=Count.CANCELLED)) is None
     assert outcomes.report(10.0, 60.0).calibration.samples == 0
+
+
+def test_the_oldest_predictions_are_kept_until_they_are_too_old() -> None:
+    """The deepest requests wait longest: left out for newer ones, they would never be judged."""
+    outcomes = Outcomes(since_s=0.0)
+    for number in range(PREDICTIONS_MAX + 1):
+        outcomes.predict(predicted(number, 2.0, 4.0, at_s=1.0))
+    assert outcomes.end(ended(0, 3_000.0)) is not None
+    assert outcomes.end(ended(PREDICTIONS_MAX, 3_000.0)) is None
+    late_s = 1.0 + PREDICTION_AGE_MAX_S + 1.0
+    outcomes.predict(predicted(-1, 2.0, 4.0, at_s=late_s))
+    assert outcomes.end(ended(1, late_s)) is None
+    assert outcomes.end(ended(-1, late_s)) is not None
 
 
 def test_the_order_of_classes() -> None:
@@ -137,7 +164,7 @@ def test_events_are_counted_by_what_they_say() -> None:
     )  # fmt: skip
     assert seen == [
         Ended(queue_id="q1", at_s=10.0, state=Count.COMPLETED, slo_class="8s", latency_s=5.5, slack_s=-0.5, output_tokens=7),
-        Judged(at_s=10.0, p50_s=3.0, p90_s=9.0, actual_s=5.5),
+        Judged(predicted=predicted(1, 3.0, 9.0, at_s=10.0), at_s=10.0, completion_s=5.5),
         Ended(queue_id="q2", at_s=10.0, state=Count.EXPIRED, slo_class="64s", latency_s=6.0),
     ]
     message = to_proto(outcomes.report(20.0, 60.0))
@@ -153,15 +180,64 @@ def test_events_are_counted_by_what_they_say() -> None:
 @pytest.mark.parametrize("claimed", [math.nan, math.inf, -1.0, 1e12])
 def test_absurd_claims_are_not_believed(claimed: float) -> None:
     outcomes = Outcomes(since_s=0.0)
-    predicted = RequestEvent(kind=events_pb2.EVENT_KIND_PREDICTED, queue_id="q1", predicted_p50_s=claimed, predicted_p90_s=1.0)
+    prediction = RequestEvent(kind=events_pb2.EVENT_KIND_PREDICTED, queue_id="q1", predicted_p50_s=claimed, predicted_p90_s=1.0)
     done = RequestEvent(
         kind=events_pb2.EVENT_KIND_COMPLETED, queue_id="q1", accepted_ms=4_000, finished_s=claimed, slack_s=claimed * 2, slo_class="8s"
     )
-    (end,) = take(outcomes, entry(10.0, predicted, done), {})
+    (end,) = take(outcomes, entry(10.0, prediction, done), {})
     assert isinstance(end, Ended)
     assert end.latency_s == 6.0
     assert end.slack_s is None or end.slack_s == -2.0
     assert outcomes.report(20.0, 60.0).calibration.samples == 0
+
+
+def prediction_event(**fields: object) -> RequestEvent:
+    values: dict[str, object] = {
+        "queue_id": "q1", "predicted_p50_s": 8.0, "predicted_p90_s": 9.0, "predicted_p99_s": 10.0, "predicted_wait_p50_s": 1.0,
+        "predicted_wait_p90_s": 2.0, "predicted_wait_p99_s": 3.0, "model": "m", "gpu": "A100-80GB", "n_gpu": 2, "instance": "a",
+        "requests_ahead": 5, "profile_version": 7,
+    }  # fmt: skip
+    return RequestEvent(kind=events_pb2.EVENT_KIND_PREDICTED, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def completion_event(**fields: object) -> RequestEvent:
+    values: dict[str, object] = {"queue_id": "q1", "attempt": 1, "accepted_ms": 4_000, "started_s": 6.5, "finished_s": 9.5}
+    return RequestEvent(kind=events_pb2.EVENT_KIND_COMPLETED, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def judged_of(*events: RequestEvent) -> Judged:
+    (judged,) = (each for each in take(Outcomes(since_s=0.0), entry(10.0, *events), {}) if isinstance(each, Judged))
+    return judged
+
+
+def test_what_was_told_of_wait_and_completion_is_judged() -> None:
+    own = events_pb2.Moments(mean_s=0.5, variance_s2=0.25)
+    judged = judged_of(prediction_event(own_wait=own), completion_event())
+    wait, completion = judged.predicted.wait, judged.predicted.completion
+    assert wait is not None
+    assert (wait.p50_s, wait.p90_s, wait.p99_s, wait.own.mean, wait.own.variance) == (1.0, 2.0, 3.0, 0.5, 0.25)
+    assert (completion.p50_s, completion.p90_s, completion.p99_s, completion.own.mean) == (8.0, 9.0, 10.0, 8.0)
+    assert (judged.predicted.model, judged.predicted.gpu, judged.predicted.n_gpu, judged.predicted.instance) == ("m", "A100-80GB", 2, "a")
+    assert (judged.predicted.requests_ahead, judged.predicted.profile_version) == (5, 7)
+    assert (judged.completion_s, judged.wait_s) == (5.5, 2.5)
+
+
+@pytest.mark.parametrize("fields", [{"attempt": 2}, {"started_s": 0.0}, {"started_s": 9.6}, {"started_s": math.nan}])
+def test_a_wait_is_judged_only_by_a_first_start_that_is_known(fields: dict[str, float]) -> None:
+    judged = judged_of(prediction_event(), completion_event(**fields))
+    assert judged.wait_s is None
+    assert judged.completion_s == 5.5
+
+
+@pytest.mark.parametrize("fields", [{"predicted_wait_p99_s": math.nan}, {"predicted_wait_p50_s": 5.0}, {"predicted_wait_p90_s": -1.0}])
+def test_an_absurd_wait_is_left_out_and_the_completion_is_judged(fields: dict[str, float]) -> None:
+    assert judged_of(prediction_event(**fields), completion_event()).predicted.wait is None
+
+
+@pytest.mark.parametrize("variance_s2", [-1.0, math.inf, math.nan])
+def test_absurd_moments_are_those_of_what_was_told(variance_s2: float) -> None:
+    own = events_pb2.Moments(mean_s=1.0, variance_s2=variance_s2)
+    assert judged_of(prediction_event(own_completion=own), completion_event()).predicted.completion.own.mean == 8.0
 
 
 def test_what_is_no_message_is_refused() -> None:
@@ -175,7 +251,7 @@ def test_metrics_tell_outcomes_and_judged_predictions() -> None:
         metrics.count_outcome(ended(1, 5.0, slack_s=slack_s))
     metrics.count_outcome(ended(1, 5.0, state=Count.FAILED))
     for actual_s in (1.0, 3.0, 9.0):
-        metrics.count_outcome(Judged(at_s=5.0, p50_s=2.0, p90_s=4.0, actual_s=actual_s))
+        metrics.count_outcome(Judged(predicted=predicted(1, 2.0, 4.0), at_s=5.0, completion_s=actual_s))
     value = metrics.registry.get_sample_value
     for outcome in ("attained", "missed", "unjudged", "failed"):
         assert value("qlm_estimator_outcomes_total", {"slo_class": "8s", "outcome": outcome}) == 1.0

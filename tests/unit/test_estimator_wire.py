@@ -180,7 +180,10 @@ def test_what_the_machine_is_told_of_a_reading() -> None:
     seen = queue_seen(_overview())
     assert seen.last_event == (1_700_000_000_123, 4)
     assert seen.running == {"a/3": 3, "fresh/1": 0}
-    assert seen.groups == {"1": GroupClass(model="chat", slo_class="64s"), "2": GroupClass(model="big", slo_class="p3")}
+    assert seen.groups == {
+        "1": GroupClass(model="chat", slo_class="64s", token_class="256"),
+        "2": GroupClass(model="big", slo_class="p3", token_class="256"),
+    }
 
 
 def test_settings() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_gateway.drain_rate import PRIOR_PER_S, RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
+from qlm_gateway.drain_rate import PLACES_MAX, PRIOR_PER_S, RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
 
 
 def watched(per_s: int, seconds: int) -> DrainRate:
@@ -32,6 +32,22 @@ def test_those_refused_together_are_sent_away_for_longer_each() -> None:
     assert hints == pytest.approx([0.5, 1.0, 1.5, 2.0], rel=0.05)
     rate.observe(201.0, 402)
     assert rate.retry_after_s() == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_full_tenant_has_its_share_of_the_ends_and_a_line_of_its_own() -> None:
+    rate = watched(10, 200)
+    hints = [rate.retry_after_s(share=0.1, place="tenant a") for _ in range(3)]
+    assert hints == pytest.approx([1.0, 2.0, 3.0], rel=0.05)
+    assert rate.retry_after_s(share=0.5, place="tenant b") == pytest.approx(0.2, rel=0.05)
+    assert rate.retry_after_s() == pytest.approx(0.1, rel=0.05)
+
+
+def test_places_told_apart_are_bounded() -> None:
+    rate = watched(100, 200)
+    for number in range(PLACES_MAX):
+        rate.retry_after_s(place=f"tenant {number}")
+    hints = [rate.retry_after_s(place=f"tenant {PLACES_MAX + number}") for number in range(30)]
+    assert hints[-1] == pytest.approx(0.3, rel=0.05)
 
 
 def test_a_queue_that_stands_still_gives_the_longest_hint() -> None:

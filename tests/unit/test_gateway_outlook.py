@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qlm_core.assessment import Assessment
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupView, QueueView
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_gateway.outlook import PREDICTIONS_MAX, Asked, Outlook
+from qlm_gateway.joined import STALE_JOINED_MIN, Joined
+from qlm_gateway.outlook import AGAIN_MAX, PREDICTIONS_MAX, Asked, Outlook
 from qlm_queue.values import GroupRecord, Overview
 
 MODEL = "mistral-7b"
@@ -87,9 +91,23 @@ def test_requests_that_are_alike_share_a_prediction() -> None:
     assert look.predict_new(Asked(model=MODEL, slo=ASKED.slo, prompt_tokens=2000, output_tokens_max=200)) is not first
 
 
+def test_slos_of_one_class_share_it_and_others_do_not() -> None:
+    look = outlook((group("g", 10, 1010.0),))
+    first = look.predict_new(ASKED)
+    for slo, shared in (
+        (Slo(kind=SloKind.COMPLETION, seconds=61.5), True),
+        (Slo(kind=SloKind.COMPLETION, seconds=20.0), False),
+        (Slo(kind=SloKind.FIRST_TOKEN, seconds=60.0), False),
+        (Slo(kind=SloKind.PRIORITY, priority=1), False),
+    ):
+        found = look.predict_new(Asked(model=MODEL, slo=slo, prompt_tokens=100, output_tokens_max=200))
+        assert (found is first) is shared, slo
+
+
 def test_predictions_kept_are_bounded() -> None:
     look = outlook()
-    kinds = [Asked(model=MODEL, slo=ASKED.slo, prompt_tokens=1, output_tokens_max=n + 1) for n in range(PREDICTIONS_MAX + 1)]
+    slos = [Slo(kind=SloKind.PRIORITY, priority=number) for number in range(PREDICTIONS_MAX + 1)]
+    kinds = [Asked(model=MODEL, slo=slo, prompt_tokens=1, output_tokens_max=10) for slo in slos]
     found = [look.predict_new(kind) for kind in kinds]
     assert found[-1] is None
     assert None not in found[:-1]
@@ -103,3 +121,67 @@ def test_a_waiting_request_is_told_by_its_place() -> None:
     assert means[0] < means[2]
     assert means[1] == pytest.approx((means[0] + means[2]) / 2)
     assert look.predict_waiting("nobody's", 0) is None
+
+
+def test_those_of_a_burst_are_told_of_those_who_came_before_them() -> None:
+    """One look serves many requests: the hundredth must not be told that nobody is ahead."""
+    look = outlook()
+    told = []
+    for _ in range(2_000):
+        found = look.predict_new(ASKED)
+        assert found is not None
+        look.join(ASKED, found.instance)
+        told.append(found)
+    ahead = [found.requests_ahead for found in told]
+    assert ahead == sorted(ahead)
+    assert all(said >= number / 2 - STALE_JOINED_MIN for number, said in enumerate(ahead))
+    assert told[-1].wait.mean > told[0].wait.mean
+    assert len({id(found) for found in told}) <= AGAIN_MAX + 1
+
+
+def test_those_who_joined_with_later_deadlines_are_behind() -> None:
+    look = outlook((group("g", 10, 1010.0),))
+    late = Asked(model=MODEL, slo=Slo(kind=SloKind.COMPLETION, seconds=5_000.0), prompt_tokens=100, output_tokens_max=200)
+    for _ in range(500):
+        assert look.predict_new(late) is not None
+        look.join(late, INSTANCE.name)
+    urgent = look.predict_new(ASKED)
+    assert urgent is not None
+    assert urgent.requests_ahead == 10
+
+
+def test_nonsense_in_a_profile_costs_predictions_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = outlook((group("g", 10, 1010.0),))
+
+    def overflow(*_: object, **__: object) -> None:
+        raise OverflowError("out of range")
+
+    monkeypatch.setattr(Assessment, "new", overflow)
+    monkeypatch.setattr(Assessment, "waiting", overflow)
+    assert look.predict_new(ASKED) is None
+    assert look.predict_waiting("g", 3) is None
+    assert look.failures == ["OverflowError: out of range"] * 2
+
+
+def test_joining_an_instance_that_is_not_there_changes_nothing() -> None:
+    look = outlook()
+    look.join(ASKED, "gone")
+    assert look.instance("gone") is None
+    assert look.instance(INSTANCE.name) is INSTANCE
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 3)), max_size=30), st.lists(st.floats(0.0, 100.0), max_size=10))
+def test_joined_requests_keep_the_order_of_deadlines_and_the_count(coming: list[tuple[float, int]], there: list[float]) -> None:
+    groups = tuple(group(f"g{number}", 5, deadline_s) for number, deadline_s in enumerate(sorted(there)))
+    view = QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=groups)
+    joined = Joined()
+    for deadline_s, tokens in coming:
+        joined.add(INSTANCE.name, (deadline_s, tokens), tokens, lambda deadline_s=deadline_s: group("", 1, deadline_s))  # type: ignore[misc]
+    shown = joined.on(view)
+    deadlines = [each.first_deadline_s for each in shown.groups]
+    assert deadlines == sorted(deadlines)
+    assert [each for each in shown.groups if not each.group_id.startswith("+")] == list(groups)
+    assert sum(each.waiting for each in shown.groups) == 5 * len(there) + len(coming)
+    assert sum(each.waiting_prompt_tokens for each in shown.groups) == 500 * len(there) + sum(tokens for _, tokens in coming)
+    assert joined.count(INSTANCE.name) == len(coming)
+    assert len({each.group_id for each in shown.groups}) == len(shown.groups)

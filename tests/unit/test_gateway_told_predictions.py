@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from qlm.internal.v1 import events_pb2
 from qlm_core.distribution import Normal
 from qlm_core.prediction import RequestPrediction
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch
+from qlm_gateway.told import Sample, Told
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds
 
@@ -22,21 +30,69 @@ async def told(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
 
 async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, random.Random(1).random)
     for number in range(PREDICTIONS_REPORTED_MAX + 5):
-        watch.told(f"{number}-0", 999.5, prediction(Normal(mean=10.0, variance=4.0)))
+        watch.told(f"{number}-0", 999.5, "m", prediction(Normal(mean=10.0, variance=4.0)))
     await watch.report()
     await watch.report()
     events = await told(queue)
-    assert [event.queue_id for event in events] == [f"{number}-0" for number in range(PREDICTIONS_REPORTED_MAX)]
-    assert {(event.kind, event.accepted_ms) for event in events} == {(events_pb2.EVENT_KIND_PREDICTED, 999_500)}
-    assert all(abs(event.predicted_p50_s - 10.0) < 1e-9 and 12.5 < event.predicted_p90_s < 12.6 for event in events)
+    assert len({event.queue_id for event in events}) == len(events) == PREDICTIONS_REPORTED_MAX
+    assert {(event.kind, event.accepted_ms, event.model) for event in events} == {(events_pb2.EVENT_KIND_PREDICTED, 999_500, "m")}
+    assert {(event.instance, event.requests_ahead, event.profile_version, event.gpu) for event in events} == {("a", 3, 1, "")}
+    for event in events:
+        assert event.predicted_p50_s == pytest.approx(10.0)
+        assert event.predicted_p90_s == pytest.approx(12.563, abs=1e-3)
+        assert event.predicted_p99_s == pytest.approx(14.653, abs=1e-3)
+        assert event.HasField("predicted_wait_p50_s")
+        assert event.predicted_wait_p50_s == event.predicted_wait_p99_s == pytest.approx(1.0)
+        assert not event.HasField("own_wait")
 
 
 async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
     watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0)
-    watch.told("1-0", 999.5, prediction(Normal(mean=-1.0, variance=0.01)))
+    below = Normal(mean=-1.0, variance=0.01)
+    found = replace(prediction(below), wait=below, own_completion=Normal(mean=-2.0, variance=0.5))
+    watch.told("1-0", 999.5, "m", found)
     await watch.report()
     (event,) = await told(queue)
-    assert (event.predicted_p50_s, event.predicted_p90_s) == (0.0, 0.0)
+    assert (event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s) == (0.0, 0.0, 0.0)
+    assert (event.own_completion.mean_s, event.own_completion.variance_s2) == (-2.0, 0.5)
+
+
+async def test_nobody_is_told_of_an_end_before_the_start() -> None:
+    """Wait and completion are calibrated apart from each other."""
+    queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0)
+    found = replace(prediction(Normal(mean=2.0, variance=1.0)), wait=Normal(mean=3.0, variance=4.0), prefill_s=0.25)
+    watch.told("1-0", 999.5, "m", found)
+    await watch.report()
+    (event,) = await told(queue)
+    assert event.predicted_p50_s == pytest.approx(3.25)
+    assert event.predicted_p90_s == pytest.approx(event.predicted_wait_p90_s + 0.25)
+
+
+def test_each_of_a_burst_has_the_same_chance() -> None:
+    """The first ones of a burst have the fewest requests ahead: told alone, depth would never be judged."""
+    chance, counts = random.Random(7), [0] * 100
+    for _ in range(400):
+        sample = Sample(10, chance.random)
+        for number in range(100):
+            found = prediction(Normal.point(1.0))
+            sample.add(Told(queue_id=str(number), accepted_s=1.0, model="m", prediction=found))
+        for each in sample.take():
+            counts[int(each.queue_id)] += 1
+        assert sample.take() == []
+    assert sum(counts) == 4_000
+    assert 300 < sum(counts[:10]) < 500
+    assert 300 < sum(counts[-10:]) < 500
+
+
+@given(st.integers(0, 60), st.floats(0.0, 1.0, exclude_max=True))
+def test_a_sample_is_of_those_told_and_bounded(count: int, drawn: float) -> None:
+    sample = Sample(16, lambda: drawn)
+    for number in range(count):
+        sample.add(Told(queue_id=str(number), accepted_s=1.0, model="m", prediction=prediction(Normal.point(1.0))))
+    taken = [each.queue_id for each in sample.take()]
+    assert len(taken) == len(set(taken)) == min(count, 16)
+    assert set(taken) <= {str(number) for number in range(count)}

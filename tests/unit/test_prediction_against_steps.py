@@ -6,17 +6,18 @@ while their KV fits. Requests come from a seed.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, group_times, service_time
+from qlm_core.prediction import GroupView, QueueView, RunningView, group_times, predict_request, service_time
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen
@@ -200,3 +201,67 @@ def test_a_hidden_bias_is_learned(key: tuple[str, int, str], bias: float, rate_p
     assert [(row.instance, row.model) for row in learned] == [("i", key[2])]
     assert learned[0].samples > 200
     assert learned[0].slowdown == pytest.approx(bias, rel=error)
+
+
+@pytest.mark.parametrize(
+    ("key", "rate_per_s", "prompt_factor", "error"),
+    [
+        (("A100-80GB", 1, "Mistral-7B"), 11.0, 1.0, 0.1),  # just above what it can serve
+        (("A100-80GB", 1, "Mistral-7B"), 7.0, 1.0, 0.15),  # a batch that is never full
+        (("A100-80GB", 1, "Mistral-7B"), 1.6, 12.0, 0.15),  # prompts of 9,000 tokens: prefills set the pace
+    ],
+)
+def test_requests_that_keep_coming(key: tuple[str, int, str], rate_per_s: float, prompt_factor: float, error: float) -> None:
+    """Each at its arrival, from what waits and runs then and how fast they come: waits one by one, decode times in the mean."""
+    row, requests = replace(ROWS[key], prefill_ms_per_token_squared=0.0), _requests(1_500, 3, spread=0.77, rate_per_s=rate_per_s)
+    for request in requests:
+        request.prompt = round(request.prompt * prompt_factor)
+    _steps(row, requests)
+    outputs = _moments([each.output for each in requests])
+    workload = WorkloadProfile(
+        model="m",
+        prompt_tokens_mean=sum(each.prompt for each in requests) / len(requests),
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=outputs.mean,
+        output_tokens_variance=outputs.variance,
+        samples=10**9,
+    )
+    instance = InstanceFacts(name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), batch_max=BATCH_MAX)
+    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
+    waits: list[tuple[float, float]] = []
+    decodes: list[tuple[float, float]] = []
+    for request in requests[200:-200:10]:
+        view = _at_arrival(request, requests, instance, rate_per_s)
+        found = predict_request((view,), {"m": ModelSpec(name="m", profile=key[2])}, snapshot, "m", request.prompt, 10**6, math.inf)
+        assert found is not None
+        waits.append((found.wait.mean, request.started_s - request.arrival_s))
+        decodes.append((found.completion.mean - found.wait.mean, request.ended_s - request.started_s))
+    mean_wait_s = sum(actual for _, actual in waits) / len(waits)
+    if mean_wait_s > 1.0:
+        residual = sum((predicted - actual) ** 2 for predicted, actual in waits)
+        assert residual < 0.01 * sum((actual - mean_wait_s) ** 2 for _, actual in waits), "R2 of 0.99"
+    assert sum(predicted for predicted, _ in decodes) == pytest.approx(sum(actual for _, actual in decodes), rel=error)
+
+
+def _at_arrival(request: _Request, requests: list[_Request], instance: InstanceFacts, rate_per_s: float) -> QueueView:
+    now_s = request.arrival_s
+    waiting = [each for each in requests if each.arrival_s < now_s < each.started_s]
+    running = [each for each in requests if each.arrival_s < now_s and each.started_s <= now_s < each.ended_s]
+    produced = tuple(int(each.output * (now_s - each.started_s) / (each.ended_s - each.started_s)) for each in running)
+    group = GroupView(
+        group_id="g",
+        model="m",
+        slo_class="",
+        token_class="",
+        waiting=len(waiting),
+        waiting_prompt_tokens=sum(each.prompt for each in waiting),
+        first_deadline_s=0.0,
+    )
+    return QueueView(
+        instance=instance,
+        active_model="m",
+        running=len(running),
+        groups=(group,) if waiting else (),
+        runners=(RunningView(slo_class="", token_class="", count=len(running), produced_tokens=produced),),
+        arrivals_per_s=rate_per_s,
+    )

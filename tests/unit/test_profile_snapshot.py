@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
+from qlm_core.hardware_prior import hardware_prior
 from qlm_core.instance import InstanceFacts
-from qlm_core.model import ModelSpec
+from qlm_core.model import ModelFacts, ModelSpec
 from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process import profile_wire
@@ -42,8 +43,9 @@ def _workload(samples: int, output: float, *, slo_class: str = "", token_class: 
 def test_durations_of_the_a100_row() -> None:
     row = _row()
     assert row.decode_step_s(32, 16_000) == pytest.approx((12.0 + 0.07 * 32 + 0.00011 * 16_000) / 1e3)
-    assert row.prefill_s(1000) == pytest.approx(0.083)
+    assert row.prefill_s(1000) == pytest.approx((8.0 + 75.0 + 1.7) / 1e3)
     assert row.prefill_work_s(1000) == pytest.approx(0.075)
+    assert row.prefill_work_s(1000, 500.0**2 + 500.0**2) == pytest.approx(0.075 + 0.00085)
     assert row.swap_s(warm=True) == 0.84
     assert row.swap_s(warm=False) == pytest.approx(5.34)
 
@@ -84,9 +86,44 @@ def test_a_learned_row_wins_on_its_own_instance_and_gpus_only() -> None:
 
 
 def test_an_unknown_pair_has_no_hardware() -> None:
-    assert SHIPPED.hardware_for(replace(A100, gpu="B200"), CHAT) is None
-    assert SHIPPED.hardware_for(replace(A100, n_gpu=8), CHAT) is None
+    assert SHIPPED.hardware_for(replace(A100, gpu="B300"), CHAT) is None
+    assert SHIPPED.hardware_for(A100, replace(CHAT, profile="Llama-2-70B")) is None  # known, and too big for one
     assert SHIPPED.hardware_for(A100, replace(CHAT, profile="Unheard-of")) is None
+
+
+def test_a_pair_never_seen_has_what_follows_from_facts() -> None:
+    fast = replace(A100, gpu="H200", time_scale=2.0)
+    found, prior = SHIPPED.hardware_for(fast, CHAT), hardware_prior("H200", 1, "Mistral-7B")
+    assert prior is not None
+    assert found == prior.scaled(2.0)
+    assert SHIPPED.hardware_of_pair("H200", 1, CHAT) == prior
+    facts = ModelFacts(parameters_billion=1.0, layers=16, hidden_size=2048, kv_heads=8, head_size=64)
+    own = SHIPPED.hardware_for(A100, ModelSpec(name="own", profile="Unheard-of", facts=facts))
+    assert own is not None
+    assert (own.origin, own.weights_gb) == ("facts", 2.0)
+
+
+def test_a_row_of_the_pair_stands_before_facts() -> None:
+    measured = replace(_row(), gpu="H200", origin="measured")
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(*SHIPPED.hardware, measured))
+    assert snapshot.hardware_for(replace(A100, gpu="H200"), CHAT) == measured
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prior_share", -0.1),
+        ("prior_share", 1.1),
+        ("prior_share", float("nan")),
+        ("origin", "hearsay"),
+        ("drifting_since_s", -1.0),
+        ("drifting_since_s", float("nan")),
+        ("prefill_ms_per_token_squared", float("inf")),
+    ],
+)
+def test_figures_that_no_row_has_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(_row(), **{field: value})  # type: ignore[arg-type]
 
 
 def test_without_data_the_prior_is_believed() -> None:

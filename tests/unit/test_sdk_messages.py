@@ -58,6 +58,8 @@ def test_objectives() -> None:
         {"slo": Slo(kind="soon")},
         {"request_id": "\udc80"},
         {"expire_after_s": "soon"},
+        {"expected_output_tokens": -1},
+        {"expected_output_tokens": 2**32},
     ],
 )
 def test_what_no_message_can_hold_is_a_typed_error(wrong: dict[str, Any]) -> None:

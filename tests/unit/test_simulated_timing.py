@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -59,10 +60,12 @@ def test_a_decode_step_follows_batch_and_context() -> None:
     assert mean_step_s(32, 16_000, [], time_scale=10.0) == pytest.approx(0.0016, rel=0.01)
 
 
-def test_prefill_is_quadratic_where_the_estimator_is_linear() -> None:
+def test_a_long_prefill_has_a_quadratic_part_of_the_engines_own() -> None:
     assert mean_step_s(0, 0, [(0, 100)]) == pytest.approx(PROFILE.prefill_s(100), rel=0.01)
     long = mean_step_s(0, 0, [(0, 8_000)])
-    assert long > 1.1 * PROFILE.prefill_s(8_000)
+    linear = replace(PROFILE, prefill_ms_per_token_squared=0.0)
+    assert long > 1.1 * linear.prefill_s(8_000)
+    assert long != pytest.approx(PROFILE.prefill_s(8_000), rel=0.01)
     chunks = sum(mean_step_s(0, 0, [(start, 2_000)]) for start in range(0, 8_000, 2_000))
     assert chunks == pytest.approx(long + 3 * PROFILE.prefill_base_ms / 1e3, rel=0.01)  # each chunk pays the base
 

@@ -76,19 +76,19 @@ def parts_of(only: Sequence[str]) -> tuple[str, ...]:
     return tuple(part for part in PARTS if not named or part in named)
 
 
-def document(values: Values, context: Mapping[str, object]) -> dict[str, object]:
+def document(values: Values, context: Mapping[str, object], figures: Sequence[Figure] = FIGURES) -> dict[str, object]:
     """All keys, those that were not measured as null, and `context`."""
-    return {figure.key: values.get(figure.key, figure.empty()) for figure in FIGURES} | {"context": dict(context)}
+    return {figure.key: values.get(figure.key, figure.empty()) for figure in figures} | {"context": dict(context)}
 
 
-def print_table(console: Console, values: Values) -> None:
+def print_table(console: Console, values: Values, figures: Sequence[Figure] = FIGURES, title: str = "bench queue") -> None:
     """The figures beside their targets."""
-    table = Table(title="bench queue")
+    table = Table(title=title)
     table.add_column("key", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("target", justify="right", no_wrap=True)
     table.add_column("")
-    for figure in FIGURES:
+    for figure in figures:
         value = values.get(figure.key)
         verdict = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}[figure.met(value)]
         table.add_row(figure.key, _text(value), figure.target, verdict)

@@ -11,9 +11,9 @@ from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_core.errors import ConfigError
+from qlm_core.hardware_prior import why_none
 from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
-from qlm_core.model import ModelSpec
-from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.profile import ProfileSnapshot
 from qlm_core.slo_rules import PRIORITY_MAX
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
 
@@ -81,35 +81,25 @@ class AgentConfig(Section):
 
 
 def simulated_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str, SimulatedModel]:
-    """The models that the agent serves, with their profiles. Raises ConfigError for a model that is not in the catalogue or has no profile
-    on the agent's GPUs, and where none is left."""
+    """The models that the agent serves, with their profiles: those of its GPUs, or what follows from facts. Raises ConfigError for a model
+    that is not in the catalogue or has no profile on the agent's GPUs, and where none is left."""
     agent = config.agent
     catalogue = {model.name: model for model in config.models}
     unknown = [name for name in agent.models if name not in catalogue]
     if unknown:
         raise ConfigError(f"agent.models: {', '.join(unknown)} not in models; may be {', '.join(catalogue) or 'none: models is empty'}")
-    rows: dict[str, HardwareProfile] = {
-        row.model: row for row in profiles.hardware if not row.instance and (row.gpu, row.n_gpu) == (agent.gpu, agent.n_gpu)
-    }
     found: dict[str, SimulatedModel] = {}
     for name in agent.models or tuple(catalogue):
-        model = catalogue[name]
-        row = rows.get(model.profile)
-        if row is None and agent.models:
-            raise ConfigError(
-                f"agent.gpu: no profile of {model.profile} on {agent.n_gpu} x {agent.gpu}; there is one of {', '.join(rows) or 'none'}"
-            )
+        spec = catalogue[name].spec()
+        row = profiles.hardware_of_pair(agent.gpu, agent.n_gpu, spec)
         if row is not None:
-            found[name] = SimulatedModel(spec=_spec(model), profile=row)
+            found[name] = SimulatedModel(spec=spec, profile=row)
+        elif agent.models:
+            why = why_none(agent.gpu, agent.n_gpu, spec.profile, spec.facts)
+            raise ConfigError(f"agent.gpu: no profile of {spec.profile} on {agent.n_gpu} x {agent.gpu}: {why}")
     if not found:
         raise ConfigError(f"agent.models: no model of models has a profile on {agent.n_gpu} x {agent.gpu}")
     return found
-
-
-def _spec(model: ModelSettings) -> ModelSpec:
-    return ModelSpec(
-        name=model.name, profile=model.profile, context_tokens_max=model.context_tokens_max, vocabulary_size=model.vocabulary_size
-    )
 
 
 def simulated_limits(agent: AgentSettings) -> SimulatedLimits:

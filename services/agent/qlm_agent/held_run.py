@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from opentelemetry.context import Context
 
-from qlm.api.v1.request_pb2 import Result
+from qlm.api.v1.request_pb2 import LengthGuess, Result
 from qlm_agent.engine import EngineOutput, EngineRequest
 from qlm_agent.frames_wire import frame_prefix, output_piece, piece_frame, token_frame
 from qlm_core.request import Slo
@@ -91,6 +91,7 @@ class HeldRun:
     last_token_s: float = 0.0
     taken_off_s: float = 0.0  # when the agent took it off the engine
     slo: Slo | None = None
+    length_guess: LengthGuess | None = None  # as the gateway stored it
 
     @property
     def owned(self) -> Owned:

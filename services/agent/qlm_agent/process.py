@@ -8,13 +8,11 @@ from collections.abc import Callable
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm.api.v1 import agent_pb2_grpc
-from qlm_agent.config import AgentConfig, instance_facts, machine_settings, simulated_limits, simulated_models
-from qlm_agent.engine_policy import FirstComeFirstServed
+from qlm_agent.config import AgentConfig, instance_facts, machine_settings
+from qlm_agent.engines import engine_of
 from qlm_agent.reporting import Reporter
 from qlm_agent.service import AgentService
 from qlm_agent.shell import AgentShell, ShellSettings
-from qlm_agent.simulated.engine import SimulatedEngine
-from qlm_agent.simulated.timing import InstanceNoise
 from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.grpc_server import GrpcServer
@@ -30,11 +28,9 @@ class AgentProcess:
 
     def __init__(self, config: AgentConfig, queue: Queue, metrics: AgentMetrics, provider: TracerProvider) -> None:
         agent = config.agent
-        models = simulated_models(config, shipped_snapshot())
+        made = engine_of(config, shipped_snapshot())
+        models = made.models
         names = tuple(models)
-        simulated = agent.simulated
-        noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
-        engine = SimulatedEngine(models, noise, FirstComeFirstServed(), simulated_limits(agent))
         settings = ShellSettings(
             lease_ttl_s=config.queue.lease_ttl_s,
             lease_renew_s=config.queue.lease_renew_s,
@@ -48,7 +44,7 @@ class AgentProcess:
         self._serving: asyncio.Queue[bool] = asyncio.Queue()  # changes not yet told to health; each is taken at once
         self.shell = AgentShell(
             queue,
-            engine,
+            made.engine,
             instance_facts(agent, names, address=""),
             machine_settings(agent, models),
             settings,

@@ -45,6 +45,7 @@ def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clo
         prefix=make_prefix(pulled),
         pulled_s=pulled_s,
         slo=slo,
+        length_guess=message.admission.length_guess if message.admission.HasField("length_guess") else None,
     )
 
 

@@ -36,6 +36,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
         finished_s=now_s,
         slo_class=held.slo_class,
         slack_s=_slack_s(held, now_s),
+        length_guess=held.length_guess,
     )
     return Completion(
         last=held.emission(item.start, item.end),

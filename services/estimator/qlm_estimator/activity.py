@@ -29,7 +29,8 @@ class Totals:
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A request from its pull on. `prefill_due_s`: time of prefills that were outstanding when it was pulled; `prefilled_s`: when its
-    own is taken to end, and decoding begins; `certain`: its model was known then; `prefill_tokens_before`: pulled up to it."""
+    own is taken to end, and decoding begins; `certain`: its model was known then; `prefill_tokens_before`,
+    `prefill_squares_before`: pulled up to it, and the sum of the squares of each."""
 
     queue_id: str
     attempt: int
@@ -39,19 +40,22 @@ class Run:
     prefilled_s: float
     certain: bool
     prefill_tokens_before: int
+    prefill_squares_before: int
     decode_began: Totals | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What went on from the pull of a run to its end: its `seconds` of the server's clock, the prompt tokens pulled, and the time of
-    prefills outstanding at its end; and while it decoded, how many `sequences` did so in the mean and what prompts they held."""
+    """What went on from the pull of a run to its end: its `seconds` of the server's clock, the prompt tokens pulled (and the
+    squares of each), and the time of prefills outstanding at its end; and while it decoded, how many `sequences` did so in the mean
+    and what prompts they held."""
 
     run: Run
     seconds: float
     sequences: float
     prompt_tokens_held: float
     prefill_tokens: int
+    prefill_squares: int
     prefill_due_s: float
 
 
@@ -69,6 +73,7 @@ class Activity:
         self._at_s = since[0] / 1000.0
         self._busy_s = self._sequence_s = self._prompt_s = 0.0
         self._prefill_tokens = 0
+        self._prefill_squares = 0
         self._prefill_done_at_s = 0.0
 
     def covers(self, entry_id: EntryId) -> bool:
@@ -83,13 +88,14 @@ class Activity:
         """A request was pulled. `hardware`: of the model that it is for, if that is known."""
         self._advance(at_s)
         self._forget(queue_id)
-        before = self._prefill_tokens
+        before, squares_before = self._prefill_tokens, self._prefill_squares
         self._prefill_tokens += prompt_tokens
+        self._prefill_squares += prompt_tokens * prompt_tokens
         if max(len(self._runs), len(self._prefilling)) >= RUNS_MAX:
             self._unknown += 1
             return
         due_s = self._due_s()
-        prefill_s = 0.0 if hardware is None else hardware.prefill_work_s(prompt_tokens)
+        prefill_s = 0.0 if hardware is None else hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
         self._prefill_done_at_s = self._at_s + due_s + prefill_s
         run = Run(
             queue_id=queue_id,
@@ -100,6 +106,7 @@ class Activity:
             prefilled_s=self._prefill_done_at_s,
             certain=hardware is not None,
             prefill_tokens_before=before,
+            prefill_squares_before=squares_before,
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
@@ -124,6 +131,7 @@ class Activity:
             sequences=(now.sequence_s - then.sequence_s) / busy_s,
             prompt_tokens_held=(now.prompt_s - then.prompt_s) / busy_s,
             prefill_tokens=self._prefill_tokens - run.prefill_tokens_before,
+            prefill_squares=self._prefill_squares - run.prefill_squares_before,
             prefill_due_s=self._due_s(),
         )
 

@@ -52,12 +52,4 @@ class EstimatorConfig(Section):
 
     def catalogue(self) -> dict[str, ModelSpec]:
         """The served models by name."""
-        return {
-            model.name: ModelSpec(
-                name=model.name,
-                profile=model.profile,
-                context_tokens_max=model.context_tokens_max,
-                vocabulary_size=model.vocabulary_size,
-            )
-            for model in self.models
-        }
+        return {model.name: model.spec() for model in self.models}

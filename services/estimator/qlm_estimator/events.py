@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from qlm_core.instance import InstanceFacts
+from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot
+from qlm_estimator.predictions import Judged
 
 EntryId = tuple[int, int]
 """Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
@@ -26,7 +28,8 @@ class LifecycleKind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
     """One lifecycle event; `index`: its place among those of one entry. Only COMPLETED has a model and what follows it, and that is what
-    an agent claims: anything may stand there. `finished_s`: seconds of the server's clock."""
+    an agent claims: anything may stand there. `first_token_s`, `finished_s`: seconds of the server's clock, `first_token_s` 0 where an
+    earlier attempt made it. `started`: RELEASED only; it had begun to run. `length_guess`: what a gateway thought at its arrival."""
 
     kind: LifecycleKind
     entry_id: EntryId
@@ -40,7 +43,10 @@ class Lifecycle:
     model: str = ""
     slo_class: str = ""
     output_tokens: int = 0
+    first_token_s: float = 0.0
     finished_s: float = 0.0
+    started: bool = True
+    length_guess: LengthGuess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class GroupClass:
 
     model: str
     slo_class: str
+    token_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +76,18 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """Rows that somebody brought, which were checked: they replace those of the same keys."""
+
+    snapshot: ProfileSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed."""
 
 
-Event = Lifecycle | QueueSeen | Restored | Tick
+Event = Lifecycle | QueueSeen | Restored | Imported | Judged | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +97,35 @@ class Publish:
     snapshot: ProfileSnapshot
 
 
-Effect = Publish
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftFound:
+    """Log that an instance runs a model `change` times as slow as it did, from `since_s` of the queue's clock on."""
+
+    instance: str
+    model: str
+    since_s: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareUnknown:
+    """Log that nothing is known of a pair of GPUs and model, so that no instance of it is predicted or planned for."""
+
+    instance: str
+    gpu: str
+    n_gpu: int
+    model: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthModelSwitched:
+    """The length model comes into use for a served model, or leaves it, since it was nearer than the group median lately, or was not.
+    `gain`: by how much its error was below the median's, as a share."""
+
+    model: str
+    used: bool
+    gain: float
+
+
+Effect = Publish | DriftFound | HardwareUnknown | LengthModelSwitched

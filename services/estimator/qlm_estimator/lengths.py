@@ -1,11 +1,25 @@
-"""Learns token counts of finished requests: mu_o and sigma_o of QLM equation 3, per class, with exponential forgetting."""
+"""Learns token counts of requests: mu_o and sigma_o of QLM equation 3 and their distribution, by class, with exponential forgetting."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
-from qlm_core.group import token_class
+import numpy as np
+
+from qlm_core.group import prompt_class_of
+from qlm_core.length_curve import BINS, FloatArray, LengthCurve, packed
 from qlm_core.profile import WorkloadKey, WorkloadProfile
+from qlm_core.workload_profile import nearest, wider_keys
+from qlm_estimator.fading_lengths import FadingLengths
+from qlm_estimator.running_requests import Begun
+
+RUNNING_COUNTED_MAX = 4_096
+"""Running requests that one publication looks at; of more, every so manieth stands for all."""
+OUTLIER_DEVIATIONS = 10.0
+"""A prompt further above the mean than this counts as so long."""
 
 
 @dataclass(slots=True)
@@ -24,65 +38,139 @@ class Moments:
         self.mean += share * gap
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
 
+    def bounded(self, value: float) -> float:
+        """The value, or what it counts as beside those before it."""
+        return min(value, self.mean + OUTLIER_DEVIATIONS * max(self.mean, math.sqrt(max(0.0, self.variance)))) if self.weight else value
+
 
 @dataclass(slots=True)
 class _Row:
-    prompt: Moments
-    output: Moments
+    output: FadingLengths
+    prompt: Moments = field(default_factory=Moments)
 
 
 class LengthLearner:
-    """Rows for (model, SLO class, token class), (model, any, token class) and (model, any, any). At most `rows_max`: the one that was not
-    updated for the longest goes first."""
+    """Rows for (model, any, any), (model, any, token class) and (model, SLO class, token class), where a class with a predicted output
+    ("256/o64") feeds that without ("256") too. At most `rows_max`: the one that was not updated for the longest goes first."""
 
     def __init__(self, *, memory: float, rows_max: int) -> None:
         """`memory`: finished requests of a class after which an old one weighs 1 / e."""
         self._memory = memory
         self._rows_max = rows_max
         self._rows: dict[WorkloadKey, _Row] = {}
+        self._published: dict[WorkloadKey, WorkloadProfile] = {}
+        self._curves: dict[WorkloadKey, LengthCurve] = {}
+        self._changed: set[WorkloadKey] = set()
+        self._held: set[WorkloadKey] = set()  # rows that were published with requests that ran
 
     def restore(self, profiles: tuple[WorkloadProfile, ...]) -> None:
         """Takes published rows as the state."""
         for profile in profiles[: self._rows_max]:
             weight = min(float(profile.samples), self._memory)
-            self._rows[profile.key] = _Row(
-                Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance),
-                Moments(weight, profile.output_tokens_mean, profile.output_tokens_variance),
-            )
+            row = _Row(FadingLengths(self._memory), Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance))
+            row.output.restore(weight, profile.output_curve(), profile.output_tokens_mean)
+            self._rows[profile.key] = row
+            self._published[profile.key] = profile
+        self._forget_oldest()
 
-    def add(self, model: str, slo_class: str, prompt_tokens: int, output_tokens: int) -> None:
-        """One finished request; `slo_class` "" where it is not known."""
-        tokens = token_class(prompt_tokens)
-        keys = [(model, "", ""), (model, "", tokens)]
-        if slo_class:
-            keys.append((model, slo_class, tokens))
-        for key in keys:
-            row = self._rows.pop(key, None) or _Row(Moments(), Moments())
+    def classes(self, model: str, slo_class: str, token_class_name: str) -> dict[WorkloadKey, float]:
+        """The classes of a request (`slo_class` "" where it is not known) with their clocks now: what it says about them later weighs by
+        when it started."""
+        prompt = prompt_class_of(token_class_name)
+        keys = dict.fromkeys(
+            [(model, "", ""), (model, "", prompt), (model, "", token_class_name)]
+            + ([(model, slo_class, prompt), (model, slo_class, token_class_name)] if slo_class else [])
+        )
+        return {key: row.output.clock if (row := self._rows.get(key)) is not None else 0.0 for key in keys}
+
+    def finish(self, classes: Mapping[WorkloadKey, float], prompt_tokens: int, output_tokens: int) -> None:
+        """One finished request; `classes` as at its start."""
+        for key, started in classes.items():
+            row = self._rows.pop(key, None) or _Row(FadingLengths(self._memory))
             self._rows[key] = row  # the last in order is the newest
-            row.prompt.add(float(prompt_tokens), self._memory)
-            row.output.add(float(output_tokens), self._memory)
+            row.prompt.add(row.prompt.bounded(float(prompt_tokens)), self._memory)
+            row.output.finish(float(output_tokens), started, partial(self._wider, key))
+            self._changed.add(key)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while len(self._rows) > self._rows_max:
-            del self._rows[next(iter(self._rows))]
+            oldest = next(iter(self._rows))
+            del self._rows[oldest]
+            self._published.pop(oldest, None)
+
+    def give_up(self, classes: Mapping[WorkloadKey, float], produced_tokens: float) -> None:
+        """A request that was cancelled, expired or failed after it had made at least so many tokens."""
+        for key, started in classes.items():
+            if (row := self._rows.get(key)) is not None:
+                row.output.give_up(produced_tokens, started)
+                self._changed.add(key)
+
+    def expected_tokens(self, classes: Iterable[WorkloadKey]) -> float | None:
+        """The mean of the narrowest of a request's classes as published last; None where none of them was."""
+        known = [row for key in classes if (row := self._published.get(key)) is not None]
+        return known[-1].output_tokens_mean if known else None
+
+    def forget(self, model: str, samples_kept: float) -> None:
+        """All that is known of a model weighs at most as much as so many finishes of each class."""
+        for key, row in self._rows.items():
+            if key[0] == model:
+                row.output.forget(samples_kept)
 
     def model_profile(self, model: str) -> WorkloadProfile | None:
-        """The row for any request of a model, if one finished."""
-        row = self._rows.get((model, "", ""))
-        return None if row is None else _profile((model, "", ""), row)
+        """The row for any request of a model, as it was published last, if one finished."""
+        key = (model, "", "")
+        row = self._rows.get(key)
+        if row is not None and key not in self._published:
+            self._published[key] = self._profile(key, row, _NONE_RUNNING)
+        return self._published.get(key)
 
-    def profiles(self) -> tuple[WorkloadProfile, ...]:
-        """The rows by key."""
-        return tuple(_profile(key, row) for key, row in sorted(self._rows.items()))
+    def profiles(self, running: Iterable[tuple[Begun, float]] = ()) -> tuple[WorkloadProfile, ...]:
+        """The rows by key. `running`: requests that have not ended, with what each has made at least."""
+        held = self._running(list(running))
+        changed = self._changed | self._held | held.keys()
+        # Wider rows first: others lean on what is published of them.
+        for key in sorted(changed & self._rows.keys(), key=lambda key: (key[2] != "", "/" in key[2], key[1] != "", key)):
+            self._published[key] = self._profile(key, self._rows[key], held.get(key, _NONE_RUNNING))
+        self._changed, self._held = set(), set(held)
+        self._curves.clear()
+        return tuple(self._published[key] for key in sorted(self._published))
+
+    def _running(self, running: list[tuple[Begun, float]]) -> dict[WorkloadKey, FloatArray]:
+        """Weights by bin, for each class that has any."""
+        step = -(-len(running) // RUNNING_COUNTED_MAX) or 1
+        bounds: dict[WorkloadKey, list[tuple[float, float]]] = {}
+        for begun, tokens in running[::step]:
+            for key, started in begun.classes.items():
+                bounds.setdefault(key, []).append((tokens, started))
+        return {key: step * self._rows[key].output.running_of(found) for key, found in bounds.items() if key in self._rows}
+
+    def _wider(self, key: WorkloadKey) -> LengthCurve:
+        """What a class leans on, as it was published last."""
+        found = nearest(self._published, wider_keys(key))
+        if found.key not in self._curves:
+            self._curves[found.key] = found.output_curve()
+        return self._curves[found.key]
+
+    def _profile(self, key: WorkloadKey, row: _Row, running: FloatArray) -> WorkloadProfile:
+        wider = nearest(self._published, wider_keys(key))
+        curve = row.output.curve(running, wider.output_curve())
+        first, shares = packed(curve.shares) if curve is not None else (0, ())
+        mean, variance = row.output.moments(curve) if curve is not None else (wider.output_tokens_mean, wider.output_tokens_variance)
+        model, slo_class, tokens = key
+        return WorkloadProfile(
+            model=model,
+            slo_class=slo_class,
+            token_class=tokens,
+            prompt_tokens_mean=row.prompt.mean,
+            prompt_tokens_variance=max(0.0, row.prompt.variance),
+            output_tokens_mean=mean,
+            output_tokens_variance=variance,
+            samples=round(row.prompt.weight),
+            censored=round(row.output.censored(running)),
+            output_first_bin=first,
+            output_shares=shares,
+        )
 
 
-def _profile(key: WorkloadKey, row: _Row) -> WorkloadProfile:
-    model, slo_class, tokens = key
-    return WorkloadProfile(
-        model=model,
-        slo_class=slo_class,
-        token_class=tokens,
-        prompt_tokens_mean=row.prompt.mean,
-        prompt_tokens_variance=max(0.0, row.prompt.variance),
-        output_tokens_mean=row.output.mean,
-        output_tokens_variance=max(0.0, row.output.variance),
-        samples=round(row.output.weight),
-    )
+_NONE_RUNNING: FloatArray = np.zeros(BINS)

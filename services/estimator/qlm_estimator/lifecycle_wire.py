@@ -5,7 +5,9 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
+from qlm_core.length_model import LengthGuess
 from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind
+from qlm_process import length_wire
 from qlm_queue.values import StreamEntry
 
 _KINDS = {
@@ -48,8 +50,21 @@ def lifecycle_events(entry: StreamEntry) -> list[Lifecycle]:
             model=event.model,
             slo_class=event.slo_class,
             output_tokens=event.output_tokens,
+            first_token_s=event.first_token_s,
             finished_s=event.finished_s,
+            started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
+            length_guess=_guess(event),
         )
         for index, event in enumerate(message.events)
         if event.kind in _KINDS
     ]
+
+
+def _guess(event: events_pb2.RequestEvent) -> LengthGuess | None:
+    """None where there is none, or one that no gateway of this version writes: the event tells the rest all the same."""
+    if not event.HasField("length_guess"):
+        return None
+    try:
+        return length_wire.guess_from_proto(event.length_guess)
+    except ValueError:
+        return None

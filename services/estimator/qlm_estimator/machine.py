@@ -6,20 +6,45 @@ before they could be read show as a gap in the acceptance numbers; who runs wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from qlm_core.calibration import CalibrationTable
+from qlm_core.hardware_prior import why_none
+from qlm_core.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.profile import WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.prediction_service import service
+from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot, WorkloadProfile
 from qlm_estimator.activity import Activity, FinishedRun
-from qlm_estimator.events import Effect, EntryId, Event, GroupClass, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
-from qlm_estimator.lengths import LengthLearner
+from qlm_estimator.base_rows import BaseRows
+from qlm_estimator.calibrating import Calibrator
+from qlm_estimator.events import (
+    DriftFound,
+    Effect,
+    EntryId,
+    Event,
+    GroupClass,
+    HardwareUnknown,
+    Imported,
+    LengthModelSwitched,
+    Lifecycle,
+    LifecycleKind,
+    Publish,
+    QueueSeen,
+    Restored,
+    Tick,
+)
+from qlm_estimator.predictions import Judged
+from qlm_estimator.request_lengths import RequestLengths
 from qlm_estimator.speed import SpeedLearner
 
 FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
+
+UNKNOWN_PAIRS_MAX = 1_000
+"""Pairs of GPUs and model without a profile that are told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +55,7 @@ class Learning:
     memory_requests: float = 1000.0
     workload_rows_max: int = 4096
     hardware_rows_max: int = 4096
+    calibration_rows_max: int = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +65,8 @@ class Counts:
     events: int = 0
     lengths: int = 0
     speeds: int = 0
+    drifts: int = 0
+    judged: int = 0
     refused: int = 0
     repeated: int = 0
     gaps: int = 0
@@ -52,8 +80,10 @@ class EstimatorMachine:
         self.counts = Counts()
         self._learning = learning
         self._catalogue = catalogue
-        self._lengths = LengthLearner(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
-        self._speeds = SpeedLearner(shipped=shipped, memory=learning.memory_requests, rows_max=learning.hardware_rows_max)
+        self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
+        self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
+        self._speeds = SpeedLearner(base=self._base, memory=learning.memory_requests, rows_max=learning.hardware_rows_max)
+        self._calibrator = Calibrator(rows_max=learning.calibration_rows_max)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
@@ -63,6 +93,7 @@ class EstimatorMachine:
         self._instances: dict[str, InstanceFacts] = {}
         self._activities: dict[str, Activity] = {}
         self._groups: Mapping[str, GroupClass] = {}
+        self._unknown: set[HardwareKey] = set()
 
     @property
     def snapshot(self) -> ProfileSnapshot:
@@ -78,11 +109,38 @@ class EstimatorMachine:
                 self._see(event)
             case Restored():
                 self._restore(event.snapshot)
+                self._snapshot = event.snapshot
+            case Imported():
+                self._restore(event.snapshot)
+                self._learned, self._published_s = True, -float("inf")
+            case Judged():
+                self.counts.judged += 1
+                self._learned = self._calibrator.add(event) or self._learned
             case Tick():
                 pass
             case _:
                 assert_never(event)
-        return self._publish_if_due(now_s)
+        return [*self._found(event), *self._publish_if_due(now_s)]
+
+    def _found(self, event: Event) -> list[Effect]:
+        """What people are told of."""
+        drifts = self._speeds.drifts()
+        self.counts.drifts += len(drifts)
+        found: list[Effect] = [
+            DriftFound(instance=drift.instance, model=drift.model, since_s=drift.since_s, change=drift.change) for drift in drifts
+        ]
+        return [*found, *self._unknown_hardware(event.instances)] if isinstance(event, QueueSeen) else found
+
+    def _unknown_hardware(self, instances: tuple[InstanceFacts, ...]) -> Iterator[Effect]:
+        """Each pair once."""
+        for instance in instances:
+            for spec in (self._catalogue[model] for model in instance.models if model in self._catalogue):
+                key = (instance.gpu, instance.n_gpu, spec.profile)
+                if key in self._unknown or self._base.of(*key) is not None or len(self._unknown) >= UNKNOWN_PAIRS_MAX:
+                    continue
+                self._unknown.add(key)
+                why = why_none(*key, spec.facts)
+                yield HardwareUnknown(instance=instance.name, gpu=instance.gpu, n_gpu=instance.n_gpu, model=spec.profile, why=why)
 
     # Publication ------------------------------------------------------------------------------------------------------
 
@@ -93,18 +151,37 @@ class EstimatorMachine:
             return []
         self._learned = False
         self._published_s = now_s
+        before = self._snapshot.length_model
         self._snapshot = ProfileSnapshot(
             version=self._snapshot.version + 1,
             made_s=now_s,
             hardware=self._speeds.profiles(),
-            workload=self._lengths.profiles(),
+            workload=self._lengths.profiles(now_s),
+            length_model=self._lengths.length_model(),
+            calibration=CalibrationTable(self._calibrator.profiles()),
         )
-        return [Publish(snapshot=self._snapshot)]
+        self._note_work(now_s)
+        switched = [
+            LengthModelSwitched(model=score.model, used=score.used, gain=score.gain)
+            for score in self._snapshot.length_model.scores
+            if score.used != before.used_for(score.model)
+        ]
+        return [Publish(snapshot=self._snapshot), *switched]
+
+    def _note_work(self, now_s: float) -> None:
+        """What a usual request of each active model costs now, by which the calibrator tells a change."""
+        for instance in self._instances.values():
+            spec = self._catalogue.get(instance.active_model)
+            hardware = None if spec is None else self._snapshot.hardware_for(instance, spec)
+            if spec is not None and hardware is not None:
+                usual = self._snapshot.workload_for(spec.name, "", "")
+                work = service(usual.prompt_tokens_mean, usual.output_tokens, hardware, instance.batch_max).work
+                self._calibrator.note_work(now_s, spec.name, instance.name, work.mean)
 
     def _restore(self, snapshot: ProfileSnapshot) -> None:
-        self._lengths.restore(snapshot.workload)
+        self._calibrator.restore(snapshot.calibration.rows)
+        self._lengths.restore(snapshot)
         self._speeds.restore(snapshot.hardware)
-        self._snapshot = snapshot
 
     # The queue --------------------------------------------------------------------------------------------------------
 
@@ -131,8 +208,12 @@ class EstimatorMachine:
                 self._notice_gap(event.acceptance_number)
             case LifecycleKind.PULLED:
                 self._pulled(event)
-            case LifecycleKind.RELEASED | LifecycleKind.ENDED:
+            case LifecycleKind.RELEASED:
                 self._leave(event)
+                self._lengths.released(event)
+            case LifecycleKind.ENDED:
+                self._leave(event)
+                self._lengths.ended(event)
             case LifecycleKind.COMPLETED:
                 self._completed(event)
             case _:
@@ -145,6 +226,7 @@ class EstimatorMachine:
             self.counts.gaps += 1
             self.counts.missed += number - expected
             self._activities = {}
+            self._lengths.missed()
         self._last_accepted = max(self._last_accepted, number)
 
     def _pulled(self, event: Lifecycle) -> None:
@@ -155,6 +237,8 @@ class EstimatorMachine:
         instance = self._instances[event.incarnation]
         model = group.model if group is not None else instance.active_model
         spec = self._catalogue.get(model)
+        if spec is not None:
+            self._lengths.pulled(event, spec, group)
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
         activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
 
@@ -181,7 +265,7 @@ class EstimatorMachine:
             return
         group = self._groups.get(event.group_id)
         slo_class = event.slo_class or (group.slo_class if group is not None else "")
-        self._lengths.add(spec.name, slo_class, event.prompt_tokens, event.output_tokens)
+        self._lengths.completed(event, spec.name, slo_class)
         self.counts.lengths += 1
         self._learned = True
         instance = self._instances.get(event.incarnation)
@@ -195,6 +279,6 @@ class EstimatorMachine:
             self.counts.refused += not added
 
     def _left_tokens(self, model: str) -> float:
-        workload: WorkloadProfile = self._lengths.model_profile(model) or WORKLOAD_PRIOR
+        workload: WorkloadProfile = self._lengths.rows.model_profile(model) or WORKLOAD_PRIOR
         output = workload.output_tokens
         return output.second_moment / (2.0 * output.mean)

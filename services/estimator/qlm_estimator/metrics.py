@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.profile import ProfileSnapshot
+from qlm_estimator.calibration_windows import CalibrationRow
 from qlm_estimator.machine import Counts
-from qlm_estimator.outcomes import Count, Ended, Judged
+from qlm_estimator.outcomes import Count, Ended
+from qlm_estimator.predictions import Judged
 from qlm_process.metrics import Metrics
 
 ERROR_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -32,17 +35,48 @@ class EstimatorMetrics(Metrics):
         self.slowdown_samples = Gauge(
             "qlm_estimator_slowdown_samples", "Runs behind the slowdown, faded.", ("instance", "model"), registry=self.registry
         )
+        self.prior_share = Gauge(
+            "qlm_estimator_prior_share_ratio",
+            "How much of a slowdown is what was believed before any run: 1 without runs.",
+            ("instance", "model"),
+            registry=self.registry,
+        )
+        self.drifting = Gauge(
+            "qlm_estimator_drifting",
+            "1 while an instance runs a model otherwise than it did, and is learned anew.",
+            ("instance", "model"),
+            registry=self.registry,
+        )
         self.output_tokens = Gauge(
             "qlm_estimator_output_mean_tokens", "Mean output of a model's finished requests.", ("model",), registry=self.registry
         )
         self.output_samples = Gauge(
             "qlm_estimator_output_samples", "Finished requests behind the mean output, faded.", ("model",), registry=self.registry
         )
+        self.output_censored = Gauge(
+            "qlm_estimator_output_censored_samples",
+            "Requests of a model that have not ended, or never will, whose length so far its figures take as a lower bound.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.length_model_used = Gauge(
+            "qlm_estimator_length_model_used",
+            "1 where outputs of single requests are predicted by the length model, 0 where the median of their group is nearer.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.length_model_gain = Gauge(
+            "qlm_estimator_length_model_gain_ratio",
+            "By how much the length model's mean absolute error was below that of the group median lately, used or not.",
+            ("model",),
+            registry=self.registry,
+        )
         self.publications = Counter("qlm_estimator_publications_total", "Profile snapshots published.", registry=self.registry)
         self.malformed = Counter(
             "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
         )
         self.predict_seconds = Histogram("qlm_estimator_predict_seconds", "Duration of answered Predict calls.", registry=self.registry)
+        self.assess_seconds = Histogram("qlm_estimator_assess_seconds", "Duration of answered Assess calls.", registry=self.registry)
         self.outcomes = Counter(
             "qlm_estimator_outcomes_total",
             "Requests that ended, by SLO class and outcome: attained, missed, unjudged (completed, and no SLO in seconds is known), or the "
@@ -62,6 +96,15 @@ class EstimatorMetrics(Metrics):
             buckets=ERROR_BUCKETS_S,
             registry=self.registry,
         )
+        self._calibration = {
+            name: Gauge(
+                f"qlm_estimator_calibration_{metric}",
+                f"{text}, over the last hour of judged predictions; {LABELS_TEXT}",
+                (*LABELS, *extra),
+                registry=self.registry,
+            )
+            for name, (metric, text, extra) in _CALIBRATION.items()
+        }
         self._counters = {
             name: Counter(f"qlm_estimator_{metric}_total", text, registry=self.registry) for name, (metric, text) in _COUNTERS.items()
         }
@@ -70,9 +113,10 @@ class EstimatorMetrics(Metrics):
     def count_outcome(self, outcome: Ended | Judged) -> None:
         """A request ended, or a prediction was judged."""
         if isinstance(outcome, Judged):
-            within = "p50" if outcome.actual_s <= outcome.p50_s else "p90" if outcome.actual_s <= outcome.p90_s else "beyond"
+            told, actual_s = outcome.predicted.completion, outcome.completion_s
+            within = "p50" if actual_s <= told.p50_s else "p90" if actual_s <= told.p90_s else "beyond"
             self.predictions.labels(within).inc()
-            self.prediction_error.observe(abs(outcome.actual_s - outcome.p50_s))
+            self.prediction_error.observe(abs(actual_s - told.p50_s))
             return
         if outcome.state is not Count.COMPLETED:
             name = str(outcome.state)
@@ -83,6 +127,25 @@ class EstimatorMetrics(Metrics):
     def new_leader(self) -> None:
         """A machine begins to count from zero."""
         self._reported = Counts()
+        self.report_calibration(())
+
+    def report_calibration(self, rows: Iterable[CalibrationRow]) -> None:
+        """Shows these rows and no others. Their keys are bounded by `CalibrationWindows`."""
+        for gauge in self._calibration.values():
+            gauge.clear()
+        for row in rows:
+            labels = (str(row.time), row.model, row.gpu, row.depth)
+            self._calibration["samples"].labels(*labels).set(row.samples)
+            self._calibration["bias"].labels(*labels).set(row.bias_s)
+            if row.r2 is not None:
+                self._calibration["r2"].labels(*labels).set(row.r2)
+            for level, within, pinball_s in (
+                ("0.5", row.within_p50, row.pinball_p50_s),
+                ("0.9", row.within_p90, row.pinball_p90_s),
+                ("0.99", row.within_p99, row.pinball_p99_s),
+            ):
+                self._calibration["coverage"].labels(*labels, level).set(within)
+                self._calibration["pinball"].labels(*labels, level).set(pinball_s)
 
     def report_counts(self, counts: Counts) -> None:
         """Adds what a machine counted since the last report."""
@@ -94,22 +157,43 @@ class EstimatorMetrics(Metrics):
     def report_snapshot(self, snapshot: ProfileSnapshot) -> None:
         """Shows a snapshot; rows that it lacks disappear."""
         self.version.set(snapshot.version)
-        for gauge in (self.slowdown, self.slowdown_samples, self.output_tokens, self.output_samples):
+        gauges = (self.slowdown, self.slowdown_samples, self.output_tokens, self.output_samples, self.output_censored)
+        for gauge in (*gauges, self.prior_share, self.drifting, self.length_model_used, self.length_model_gain):
             gauge.clear()
         for hardware in snapshot.hardware:
             if hardware.instance:
                 self.slowdown.labels(hardware.instance, hardware.model).set(hardware.slowdown)
                 self.slowdown_samples.labels(hardware.instance, hardware.model).set(hardware.samples)
+                self.prior_share.labels(hardware.instance, hardware.model).set(hardware.prior_share)
+                self.drifting.labels(hardware.instance, hardware.model).set(hardware.drifting_since_s > 0.0)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
                 self.output_tokens.labels(workload.model).set(workload.output_tokens_mean)
                 self.output_samples.labels(workload.model).set(workload.samples)
+                self.output_censored.labels(workload.model).set(workload.censored)
+        for score in snapshot.length_model.scores:
+            self.length_model_used.labels(score.model).set(score.used)
+            self.length_model_gain.labels(score.model).set(score.gain)
 
+
+LABELS = ("time", "model", "gpu", "depth")
+LABELS_TEXT = "`time`: wait or completion; empty labels: any; `depth`: requests ahead, the power of four at or above"
+
+_CALIBRATION: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "samples": ("samples", "Predictions that clients were told and that came", ()),
+    "coverage": ("coverage_ratio", "Share of requests that came by the predicted quantile: right where it is the `level`", ("level",)),
+    "bias": ("bias_seconds", "Mean time by which requests came after the predicted median; negative: before", ()),
+    "r2": ("r2_ratio", "Share of the variance of what came that the predicted medians explain, from ten samples on", ()),
+    "pinball": ("pinball_seconds", "Mean pinball loss of the predicted quantile", ("level",)),
+}
+"""Name -> metric, help and further labels."""
 
 _COUNTERS = {
     "events": ("events", "Lifecycle events read."),
     "lengths": ("length_samples", "Finished requests whose token counts were learned."),
     "speeds": ("speed_samples", "Runs whose duration was learned."),
+    "drifts": ("drifts", "Times that an instance was found to run otherwise than it did."),
+    "judged": ("judged_samples", "Completed requests whose prediction was compared with what came."),
     "refused": ("refused_samples", "Finished requests or runs that were left out: unknown model, absurd or uninformative figures."),
     "repeated": ("repeated_events", "Events that came again or out of order."),
     "gaps": ("event_gaps", "Times that events were trimmed before they could be read."),

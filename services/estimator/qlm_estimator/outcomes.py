@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from qlm_estimator.calibration_windows import CalibrationRow, CalibrationWindows
+from qlm_estimator.predictions import Judged, Predicted
+
 Value = TypeVar("Value")
 
 WINDOW_MAX_S = 3600.0
@@ -22,9 +25,11 @@ CLASSES_MAX = 64
 """SLO classes told apart. What names a class is what an agent claims."""
 OTHER_CLASS = "other"
 PREDICTIONS_MAX = 10_000
-"""Predictions whose requests have not ended, and predictions that are judged; the oldest go first."""
-UNPREDICTED_MAX = 1_000
-"""Last ends without a prediction: a short request may end before its gateway tells what it predicted."""
+"""Predictions whose requests have not ended, and predictions that are judged."""
+PREDICTION_AGE_MAX_S = 6 * 3600.0
+"""A prediction this old gives its place to a new one: the end of its request was missed, or nobody waits for it."""
+UNPREDICTED_MAX = 10_000
+"""Last ends without a prediction: a short request may end before its gateway tells what it predicted, about a second later at most."""
 
 
 class Count(StrEnum):
@@ -50,7 +55,8 @@ class Count(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
-    of its SLO when that was met, negative where it was missed, None where it cannot be judged."""
+    of its SLO when that was met, negative where it was missed, None where it cannot be judged; `wait_s`: acceptance to the first start,
+    None where that is not known."""
 
     queue_id: str
     at_s: float
@@ -58,26 +64,8 @@ class Ended:
     slo_class: str
     latency_s: float
     slack_s: float | None = None
+    wait_s: float | None = None
     output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """What a client was told at acceptance: seconds from there to the last token."""
-
-    queue_id: str
-    p50_s: float
-    p90_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A prediction and what happened."""
-
-    at_s: float
-    p50_s: float
-    p90_s: float
-    actual_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +90,7 @@ class CalibrationReport:
     error_p50_s: float
     error_p90_s: float
     bias_s: float
+    rows: tuple[CalibrationRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +114,7 @@ class Outcomes:
         self._predictions: OrderedDict[str, Predicted] = OrderedDict()
         self._unpredicted: OrderedDict[str, Ended] = OrderedDict()
         self._judged: deque[Judged] = deque(maxlen=PREDICTIONS_MAX)
+        self.calibration = CalibrationWindows()
 
     def count(self, at_s: float, what: Count, by: int = 1) -> None:
         """Something happened. A time before the last one counts at the last one."""
@@ -149,11 +139,15 @@ class Outcomes:
         return None
 
     def predict(self, predicted: Predicted) -> Judged | None:
-        """A client was told this; judged at once where the request has ended already."""
+        """A client was told this; judged at once where the request has ended already. Where there is no room a new prediction is left out
+        rather than an old one: the longest waits would never be judged."""
         ended = self._unpredicted.pop(predicted.queue_id, None)
         if ended is not None:
             return self._judge(predicted, ended)
-        _remember(self._predictions, predicted.queue_id, predicted, PREDICTIONS_MAX)
+        while self._predictions and next(iter(self._predictions.values())).at_s < predicted.at_s - PREDICTION_AGE_MAX_S:
+            self._predictions.popitem(last=False)
+        if len(self._predictions) < PREDICTIONS_MAX:
+            self._predictions[predicted.queue_id] = predicted
         return None
 
     def class_name(self, claimed: str) -> str:
@@ -179,12 +173,13 @@ class Outcomes:
             window_s=max(0.0, now_s - from_s),
             counts={what: counts[what] for what in Count},
             classes=tuple(_class_report(name, classes[name]) for name in sorted(classes, key=class_order)),
-            calibration=_calibration([judged for judged in self._judged if judged.at_s >= from_s]),
+            calibration=_calibration([judged for judged in self._judged if judged.at_s >= from_s], self.calibration.rows(from_s)),
         )
 
     def _judge(self, predicted: Predicted, ended: Ended) -> Judged:
-        judged = Judged(at_s=ended.at_s, p50_s=predicted.p50_s, p90_s=predicted.p90_s, actual_s=ended.latency_s)
+        judged = Judged(predicted=predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
         self._judged.append(judged)
+        self.calibration.add(judged)
         return judged
 
 
@@ -226,16 +221,18 @@ def _class_report(name: str, ends: Sequence[Ended]) -> ClassReport:
     )
 
 
-def _calibration(judged: Sequence[Judged]) -> CalibrationReport:
-    errors = sorted(abs(each.actual_s - each.p50_s) for each in judged)
+def _calibration(judged: Sequence[Judged], rows: tuple[CalibrationRow, ...]) -> CalibrationReport:
+    late_s = [each.completion_s - each.predicted.completion.p50_s for each in judged]
+    errors = sorted(map(abs, late_s))
     of = max(1, len(judged))
     return CalibrationReport(
         samples=len(judged),
-        within_p50=sum(each.actual_s <= each.p50_s for each in judged) / of,
-        within_p90=sum(each.actual_s <= each.p90_s for each in judged) / of,
+        within_p50=sum(each.completion_s <= each.predicted.completion.p50_s for each in judged) / of,
+        within_p90=sum(each.completion_s <= each.predicted.completion.p90_s for each in judged) / of,
         error_p50_s=quantile(errors, 0.5),
         error_p90_s=quantile(errors, 0.9),
-        bias_s=math.fsum(each.actual_s - each.p50_s for each in judged) / of,
+        bias_s=math.fsum(late_s) / of,
+        rows=rows,
     )
 
 

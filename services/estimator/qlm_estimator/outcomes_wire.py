@@ -9,9 +9,12 @@ from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
-from qlm.internal.v1.events_pb2 import RequestEvent
+from qlm.internal.v1.events_pb2 import Moments, RequestEvent
+from qlm_core.distribution import Normal
+from qlm_estimator.calibration_windows import CalibrationRow, PredictedTime
 from qlm_estimator.lifecycle_wire import entry_id_of
-from qlm_estimator.outcomes import Count, Ended, Judged, Outcomes, OutcomesReport, Predicted
+from qlm_estimator.outcomes import Count, Ended, Outcomes, OutcomesReport
+from qlm_estimator.predictions import Judged, Predicted, Told, told
 from qlm_queue.values import StreamEntry
 
 LATENCY_MAX_S = 365 * 86_400.0
@@ -32,6 +35,10 @@ _ENDS = {
     events_pb2.EVENT_KIND_CANCELLED: Count.CANCELLED,
     events_pb2.EVENT_KIND_EXPIRED: Count.EXPIRED,
 }
+_TIMES = {
+    PredictedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT,
+    PredictedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION,
+}
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
@@ -51,7 +58,8 @@ def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Ite
         elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:
             outcomes.count(told_s, Count.MODELS_SWAPPED)
         elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
-            judged = outcomes.predict(_predicted(event)) if _believed(event.predicted_p50_s, event.predicted_p90_s) else None
+            predicted = _predicted(event, told_s)
+            judged = None if predicted is None else outcomes.predict(predicted)
             if judged is not None:
                 yield judged
         elif event.kind in _ENDS:
@@ -90,6 +98,7 @@ def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
             error_p50_s=calibration.error_p50_s,
             error_p90_s=calibration.error_p90_s,
             bias_s=calibration.bias_s,
+            rows=[_row_message(row) for row in calibration.rows],
         ),
         operations=estimator_pb2.Operations(
             pulled=counts[Count.PULLED],
@@ -105,24 +114,73 @@ def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
     )
 
 
+def _row_message(row: CalibrationRow) -> estimator_pb2.CalibrationRow:
+    return estimator_pb2.CalibrationRow(
+        time=_TIMES[row.time],
+        model=row.model,
+        gpu=row.gpu,
+        depth=row.depth,
+        samples=row.samples,
+        within_p50=row.within_p50,
+        within_p90=row.within_p90,
+        within_p99=row.within_p99,
+        bias_s=row.bias_s,
+        r2=row.r2,
+        pinball_p50_s=row.pinball_p50_s,
+        pinball_p90_s=row.pinball_p90_s,
+        pinball_p99_s=row.pinball_p99_s,
+        actual_mean_s=row.actual_mean_s,
+    )
+
+
 def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:
     # The finish that an agent claims is before the telling by the call that told it; anything else is taken as told then.
     end_s = event.finished_s if 0.0 < event.finished_s <= told_s else told_s
+    accepted_s = event.accepted_ms / 1000.0
     slack_s = event.slack_s if event.HasField("slack_s") and abs(event.slack_s) <= LATENCY_MAX_S else None
+    # The start that it claims is of its own attempt: the first one is known only where there was no other.
+    started = event.attempt == 1 and 0.0 < event.started_s <= end_s
     return Ended(
         queue_id=event.queue_id,
         at_s=told_s,
         state=_ENDS[event.kind],
         slo_class=slo_class,
-        latency_s=min(max(0.0, end_s - event.accepted_ms / 1000.0), LATENCY_MAX_S),
+        latency_s=min(max(0.0, end_s - accepted_s), LATENCY_MAX_S),
         slack_s=slack_s,
+        wait_s=min(max(0.0, event.started_s - accepted_s), LATENCY_MAX_S) if started else None,
         output_tokens=event.output_tokens,
     )
 
 
-def _believed(*seconds: float) -> bool:
-    return all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in seconds)
+def _predicted(event: RequestEvent, told_s: float) -> Predicted | None:
+    """None for what no client can have been told."""
+    own_completion = _moments(event.own_completion) if event.HasField("own_completion") else None
+    own_wait = _moments(event.own_wait) if event.HasField("own_wait") else None
+    completion = _told(event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s, own_completion)
+    if completion is None:
+        return None
+    tells_wait = event.HasField("predicted_wait_p50_s")
+    wait = _told(event.predicted_wait_p50_s, event.predicted_wait_p90_s, event.predicted_wait_p99_s, own_wait) if tells_wait else None
+    return Predicted(
+        queue_id=event.queue_id,
+        at_s=told_s,
+        completion=completion,
+        wait=wait,
+        model=event.model,
+        gpu=event.gpu,
+        n_gpu=event.n_gpu,
+        instance=event.instance,
+        requests_ahead=event.requests_ahead,
+        profile_version=event.profile_version,
+    )
 
 
-def _predicted(event: RequestEvent) -> Predicted:
-    return Predicted(queue_id=event.queue_id, p50_s=event.predicted_p50_s, p90_s=event.predicted_p90_s)
+def _told(p50_s: float, p90_s: float, p99_s: float, own: Normal | None) -> Told | None:
+    believed = all(math.isfinite(value) and 0.0 <= value <= LATENCY_MAX_S for value in (p50_s, p90_s, p99_s))
+    return told(p50_s, p90_s, p99_s, own) if believed and p50_s <= p90_s else None
+
+
+def _moments(message: Moments) -> Normal | None:
+    """None for what is no distribution."""
+    known = math.isfinite(message.mean_s) and math.isfinite(message.variance_s2) and message.variance_s2 >= 0.0
+    return Normal(message.mean_s, message.variance_s2) if known else None

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
 from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.hardware_prior import model_facts
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
+from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import OutcomesOfTerm
 from qlm_estimator.service import EstimatorService
@@ -29,17 +31,17 @@ class EstimatorProcess:
     """Runs one estimator on a queue, which its caller stops."""
 
     def __init__(self, config: EstimatorConfig, queue: Queue, metrics: EstimatorMetrics) -> None:
-        """Raises ConfigError for a model without any hardware profile, or given twice."""
+        """Raises ConfigError for a model of which neither a hardware profile nor facts are known."""
         self._config = config
         self._queue = queue
         self._metrics = metrics
         self._shipped = shipped_snapshot()
         self._catalogue = config.catalogue()
-        known = sorted({row.model for row in self._shipped.hardware})
+        known = sorted({row.model for row in self._shipped.hardware} | set(model_facts()))
         for model in config.models:
-            if model.profile not in known:
+            if model.profile not in known and model.facts is None:
                 raise ConfigError(
-                    f"models.{model.name}.profile: {model.profile!r} has no hardware profile; may be one of {', '.join(known)}"
+                    f"models.{model.name}.profile: nothing is known of {model.profile!r}; may be one of {', '.join(known)}, or tell facts"
                 )
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
@@ -47,6 +49,7 @@ class EstimatorProcess:
         settings = self._config.estimator
         clock = ServerClock(self._queue)
         outcomes = OutcomesOfTerm()
+        imports = ImportDesk()
         service = EstimatorService(
             queue=self._queue,
             clock=clock,
@@ -55,6 +58,7 @@ class EstimatorProcess:
             metrics=self._metrics,
             fresh_s=settings.overview_fresh_s,
             outcomes=outcomes,
+            imports=imports,
         )
         server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
         try:
@@ -78,6 +82,7 @@ class EstimatorProcess:
                 shipped=self._shipped,
                 metrics=self._metrics,
                 outcomes=outcomes,
+                imports=imports,
             )
             await server.set_serving(True)
             on_ready(address)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
 
-from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc, prediction_pb2
+from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.group import slo_class, token_class
+from qlm_core.importable_profiles import ROWS_MAX, importable
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import QueueView, RequestPrediction, predict_request
+from qlm_core.new_request import slo_band
+from qlm_core.prediction_views import GroupView
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.request import Slo
+from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import checked_slo
+from qlm_estimator.assessment_wire import assessment_message
+from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import WINDOW_MAX_S, OutcomesOfTerm
 from qlm_estimator.outcomes_wire import to_proto as outcomes_message
-from qlm_process import profile_wire
-from qlm_process.queue_views import queue_views
+from qlm_estimator.readings import QueueReader, Reading
+from qlm_process import prediction_wire, profile_wire
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -34,9 +37,12 @@ RETRY_AFTER_S = 1.0
 WINDOW_S = 300.0
 """Of GetOutcomes where none is asked for."""
 
+BEHIND_ALL = 1 << 30
+"""Priority band of a request without an SLO."""
+
 
 class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
-    """`fresh_s`: age up to which a reading of the queue is used again, so that the queue's load does not grow with the calls."""
+    """`fresh_s`: age up to which a reading of the queue is used again."""
 
     def __init__(
         self,
@@ -48,23 +54,21 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         metrics: EstimatorMetrics,
         fresh_s: float,
         outcomes: OutcomesOfTerm,
+        imports: ImportDesk,
     ) -> None:
         self._outcomes = outcomes
+        self._imports = imports
         self._queue = queue
         self._clock = clock
         self._catalogue = catalogue
-        self._snapshot = shipped
         self._metrics = metrics
-        self._fresh_s = fresh_s
-        self._reading = asyncio.Lock()
-        self._views: tuple[QueueView, ...] = ()
-        self._read_s = -math.inf
+        self._reader = QueueReader(queue=queue, clock=clock, catalogue=catalogue, shipped=shipped, fresh_s=fresh_s)
 
     async def GetProfiles(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetProfilesRequest, context: Context
     ) -> estimator_pb2.ProfileSnapshot:
         """The newest snapshot; version 0, the shipped one, where none was published."""
-        return profile_wire.to_proto(await self._newest())
+        return profile_wire.to_proto(await self._reader.newest())
 
     async def Predict(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.PredictRequest, context: Context
@@ -72,26 +76,24 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Raises NotFound, InvalidRequest, or Unavailable (NO_PREDICTION) where no instance of the model can be predicted."""
         with self._metrics.predict_seconds.time():
             spec, slo = _checked(request, self._catalogue)
-            snapshot, views = await self._now()
-            now_s = self._clock.now_s()
-            found = predict_request(
-                views,
-                self._catalogue,
-                snapshot,
-                spec.name,
-                request.prompt_tokens,
-                request.output_tokens_max,
-                math.inf if slo is None else slo.deadline_s(now_s),
-                slo_class="" if slo is None else slo_class(slo),
-                token_class=token_class(request.prompt_tokens),
-            )
+            reading = await self._reader.now()
+            group = _group_of_one(request, slo, reading)
+            at = reading.open_groups.instance_for(group, math.inf if slo is None else slo.seconds)
+            found = reading.assessment.new(group, reading.at_s, on=at)
             if found is None:
                 raise Unavailable(
                     f"no instance of {spec.name} can be predicted now",
                     reason="NO_PREDICTION",
                     details={"model": spec.name, "retry_after_s": str(RETRY_AFTER_S)},
                 )
-            return estimator_pb2.PredictResponse(prediction=_to_proto(found))
+            return estimator_pb2.PredictResponse(prediction=prediction_wire.to_proto(found, slo))
+
+    async def Assess(  # noqa: N802 (gRPC names it)
+        self, request: estimator_pb2.AssessRequest, context: Context
+    ) -> estimator_pb2.Assessment:
+        """Raises InvalidRequest, NotFound (UNKNOWN_INSTANCE)."""
+        with self._metrics.assess_seconds.time():
+            return assessment_message(request, await self._reader.now())
 
     async def GetOutcomes(  # noqa: N802 (gRPC names it)
         self, request: estimator_pb2.GetOutcomesRequest, context: Context
@@ -101,25 +103,51 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             raise invalid_field("window_s", f"from 0 to {WINDOW_MAX_S:g}")
         outcomes = self._outcomes.current
         if outcomes is None:
-            address = await self._queue.leader_address(ESTIMATOR_ROLE)
-            raise PreconditionFailed("this estimator is a standby", reason="NOT_LEADER", details={"leader": address})
+            raise await self._not_leader()
         return outcomes_message(outcomes.report(self._clock.now_s(), request.window_s or WINDOW_S))
 
-    async def _now(self) -> tuple[ProfileSnapshot, tuple[QueueView, ...]]:
-        """The profiles and the queue, read together and at most `fresh_s` ago; one reading serves all calls that wait for it."""
-        async with self._reading:
-            now_s = self._clock.now_s()
-            if not 0.0 <= now_s - self._read_s <= self._fresh_s:
-                await self._newest()
-                self._views = queue_views(await self._queue.overview())
-                self._read_s = now_s
-            return self._snapshot, self._views
+    async def ImportProfiles(  # noqa: N802 (gRPC names it)
+        self, request: estimator_pb2.ImportProfilesRequest, context: Context
+    ) -> estimator_pb2.ImportProfilesResponse:
+        """Raises InvalidRequest, PreconditionFailed (NOT_LEADER) on a standby, and Unavailable."""
+        if not self._imports.leading:
+            raise await self._not_leader()
+        # Bounded before it is read, which takes its time; nothing else of a snapshot is taken.
+        if max(len(request.profiles.hardware), len(request.profiles.workload)) > ROWS_MAX:
+            raise invalid_field("profiles", f"at most {ROWS_MAX} rows of each kind")
+        profiles = estimator_pb2.ProfileSnapshot(hardware=request.profiles.hardware, workload=request.profiles.workload)
+        try:
+            rows = importable(profile_wire.from_proto(profiles))
+        except ValueError as error:
+            raise invalid_field("profiles", f"rows of sound figures: {error}") from error
+        version = await self._imports.bring(rows)
+        return estimator_pb2.ImportProfilesResponse(version=version, hardware=len(rows.hardware), workload=len(rows.workload))
 
-    async def _newest(self) -> ProfileSnapshot:
-        version, body = await self._queue.read_profiles()
-        if body and version != self._snapshot.version:
-            self._snapshot = profile_wire.from_body(body)
-        return self._snapshot
+    async def _not_leader(self) -> PreconditionFailed:
+        address = await self._queue.leader_address(ESTIMATOR_ROLE)
+        return PreconditionFailed("this estimator is a standby", reason="NOT_LEADER", details={"leader": address})
+
+
+def _group_of_one(request: estimator_pb2.PredictRequest, slo: Slo | None, reading: Reading) -> GroupView:
+    """The request as a group that comes now."""
+    if slo is None:
+        band = BEHIND_ALL
+    elif slo.kind is SloKind.PRIORITY:
+        band = slo.priority
+    else:
+        band = slo_band(reading.views)
+    return GroupView(
+        group_id="",
+        model=request.model,
+        slo_kind=SloKind.COMPLETION if slo is None else slo.kind,
+        slo_class="" if slo is None else slo_class(slo),
+        token_class=token_class(request.prompt_tokens),
+        waiting=1,
+        waiting_prompt_tokens=request.prompt_tokens,
+        first_deadline_s=math.inf if slo is None else slo.deadline_s(reading.at_s),
+        output_tokens_max=float(request.output_tokens_max),
+        band=band,
+    )
 
 
 def _checked(request: estimator_pb2.PredictRequest, catalogue: Mapping[str, ModelSpec]) -> tuple[ModelSpec, Slo | None]:
@@ -138,15 +166,3 @@ def _checked(request: estimator_pb2.PredictRequest, catalogue: Mapping[str, Mode
         )
     slo = request.slo
     return spec, checked_slo(slo.kind, slo.seconds, slo.priority) if request.HasField("slo") else None
-
-
-def _to_proto(found: RequestPrediction) -> prediction_pb2.Prediction:
-    """A normal has a tail below zero; a time from now has none."""
-    return prediction_pb2.Prediction(
-        wait_p50_s=max(0.0, found.wait.quantile(0.5)),
-        wait_p90_s=max(0.0, found.wait.quantile(0.9)),
-        completion_p50_s=max(0.0, found.completion.quantile(0.5)),
-        completion_p90_s=max(0.0, found.completion.quantile(0.9)),
-        requests_ahead=found.requests_ahead,
-        profile_version=found.profile_version,
-    )

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, replace
+from typing import assert_never
 
 import structlog
 
-from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.errors import LeaseLost, PreconditionFailed, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorSettings
-from qlm_estimator.events import Event, GroupClass, QueueSeen, Restored, Tick
+from qlm_estimator.events import (
+    DriftFound,
+    Event,
+    GroupClass,
+    HardwareUnknown,
+    Imported,
+    LengthModelSwitched,
+    Publish,
+    QueueSeen,
+    Restored,
+    Tick,
+)
+from qlm_estimator.importing import ImportDesk
+from qlm_estimator.length_predictor import load_library
 from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import Outcomes, OutcomesOfTerm
+from qlm_estimator.outcomes import WINDOW_MAX_S, Outcomes, OutcomesOfTerm
 from qlm_estimator.outcomes_wire import take
+from qlm_estimator.predictions import Judged
 from qlm_process import profile_wire
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue_views import instances_in
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 from qlm_queue.values import Overview, StreamEntry
+
+CALIBRATION_EVERY_S = 5.0
+"""How often the metrics of calibration are worked out."""
+
+
+async def load_in_thread() -> None:
+    """The library of the length model takes more than a second to import, in which the lease has to be renewed."""
+    await asyncio.to_thread(load_library)
 
 
 class EstimatorShell:
@@ -40,7 +63,9 @@ class EstimatorShell:
         shipped: ProfileSnapshot,
         metrics: EstimatorMetrics,
         outcomes: OutcomesOfTerm,
+        imports: ImportDesk,
         sleep: Sleep = asyncio.sleep,
+        load_learner: Callable[[], Awaitable[None]] = load_in_thread,
     ) -> None:
         self._queue = queue
         self._clock = clock
@@ -51,7 +76,11 @@ class EstimatorShell:
         self._metrics = metrics
         self._sleep = sleep
         self._outcomes = outcomes
+        self._imports = imports
         self._classes: dict[str, str] = {}
+        self._load_learner = load_learner
+        self._library_loaded = False
+        self._calibrated_s = 0.0
 
     async def run(self) -> None:
         """Stands by, leads, and stands by again after a lost lease, until it is cancelled."""
@@ -61,6 +90,7 @@ class EstimatorShell:
                 await self._lead(keeper)
             finally:
                 self._outcomes.current = None
+                self._imports.close()
                 self._metrics.leader.set(0)
                 await keeper.stop(release=True)
 
@@ -82,8 +112,10 @@ class EstimatorShell:
                 for entry in entries:
                     after = entry.entry_id
                     await self._learn(keeper, machine, entry)
+                await self._take_imports(keeper, machine)
                 await self._step(keeper, machine, Tick())
                 self._metrics.report_counts(machine.counts)
+                self._report_calibration()
                 if 0 < len(entries) < self._settings.events_read_max:
                     await self._sleep(self._settings.read_gap_s)
             except Unavailable as error:
@@ -92,6 +124,14 @@ class EstimatorShell:
             except LeaseLost as error:
                 structlog.get_logger().warning("lease_lost_at_publication", error=str(error))
                 return
+
+    def _report_calibration(self) -> None:
+        """Now and then: it is worked out anew from all that is remembered."""
+        now_s = self._clock.now_s()
+        due = not 0.0 <= now_s - self._calibrated_s < CALIBRATION_EVERY_S
+        if due and self._outcomes.current is not None:
+            self._metrics.report_calibration(self._outcomes.current.calibration.rows(now_s - WINDOW_MAX_S))
+            self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
         """A machine with what was published last, and the entry that it had read by then; without one it reads all that is kept."""
@@ -104,6 +144,7 @@ class EstimatorShell:
         self._metrics.new_leader()
         self._metrics.report_snapshot(machine.snapshot)
         self._metrics.leader.set(1)
+        self._imports.leading = True
         structlog.get_logger().info("estimator_leads", version=machine.snapshot.version, rows=len(machine.snapshot.workload))
         return machine, after
 
@@ -116,24 +157,55 @@ class EstimatorShell:
             return replace(self._shipped, version=version)
 
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
+        judged: list[Judged] = []
         try:
             events = lifecycle_events(entry)
             if self._outcomes.current is not None:
                 for outcome in take(self._outcomes.current, entry, self._classes):
                     self._metrics.count_outcome(outcome)
+                    if isinstance(outcome, Judged):
+                        judged.append(outcome)
         except ValueError as error:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
-        for event in events:
+        if not self._library_loaded and any(event.length_guess is not None for event in events):
+            await self._load_learner()
+            self._library_loaded = True
+        happened: list[Event] = [*events, *judged]
+        for event in happened:
             await self._step(keeper, machine, event)
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):
-            snapshot = effect.snapshot
-            await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
-            self._metrics.publications.inc()
-            self._metrics.report_snapshot(snapshot)
+            match effect:
+                case Publish():
+                    snapshot = effect.snapshot
+                    await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
+                    self._metrics.publications.inc()
+                    self._metrics.report_snapshot(snapshot)
+                case DriftFound():
+                    structlog.get_logger().warning("hardware_drift", **asdict(effect))
+                case LengthModelSwitched():
+                    structlog.get_logger().info("length_model_used" if effect.used else "length_model_dropped", **asdict(effect))
+                case HardwareUnknown():
+                    structlog.get_logger().warning("hardware_unknown", **asdict(effect))
+                case _:
+                    assert_never(effect)
+
+    async def _take_imports(self, keeper: LeaseKeeper, machine: EstimatorMachine) -> None:
+        """Whoever brought one is answered when it is published."""
+        while (brought := self._imports.next()) is not None:
+            try:
+                await self._step(keeper, machine, Imported(snapshot=brought.snapshot))
+            except Unavailable as error:
+                brought.fail(error)
+                raise
+            except LeaseLost:
+                brought.fail(PreconditionFailed("this estimator leads no more"))
+                raise
+            brought.settle(machine.snapshot.version)
+            structlog.get_logger().info("profiles_imported", version=machine.snapshot.version, rows=len(brought.snapshot.hardware))
 
 
 def queue_seen(overview: Overview) -> QueueSeen:
@@ -145,7 +217,11 @@ def queue_seen(overview: Overview) -> QueueSeen:
         instances=instances,
         running={facts.incarnation: running.get(facts.name, 0) for facts in instances},
         groups={
-            group_id: GroupClass(model=record.meta.get("model", ""), slo_class=record.meta.get("slo_class", ""))
+            group_id: GroupClass(
+                model=record.meta.get("model", ""),
+                slo_class=record.meta.get("slo_class", ""),
+                token_class=record.meta.get("token_class", ""),
+            )
             for group_id, record in overview.groups.items()
         },
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from qlm_core.errors import ConfigError
-from qlm_core.model import ModelSpec
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_gateway.admission import AdmissionLimits
@@ -73,12 +72,7 @@ def catalogue_of(models: tuple[ModelSettings, ...], texts: Mapping[str, ModelTex
     """The served models as admission sees them, in the order of the settings."""
     return {
         model.name: ModelEntry(
-            spec=ModelSpec(
-                name=model.name,
-                profile=model.profile,
-                context_tokens_max=model.context_tokens_max,
-                vocabulary_size=model.vocabulary_size,
-            ),
+            spec=model.spec(),
             exact=texts[model.name].exact,
             token_bytes_max=texts[model.name].token_bytes_max,
         )

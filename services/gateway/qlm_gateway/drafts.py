@@ -45,3 +45,4 @@ class RequestDraft:
     application: str = ""
     request_id: str = ""
     expire_after_s: float | None = None
+    expected_output_tokens: int = 0

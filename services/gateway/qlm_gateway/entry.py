@@ -12,15 +12,17 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import QlmError, QueueFull
 from qlm_core.group import slo_class
-from qlm_core.request import RequestKey
+from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.admission import AdmissionLimits, admit, check
 from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.length_guess import guess_length
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ModelText
 from qlm_gateway.outlook import Asked
 from qlm_gateway.prompts import prepare
 from qlm_gateway.queue_watch import QueueWatch
-from qlm_gateway.wire import accepted_message, body_digest, draft_of, prediction_message, stored_body
+from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
+from qlm_process import prediction_wire
 from qlm_process.tracing import context_of, traceparent_of, tracestate_of
 from qlm_queue.port import Queue
 from qlm_queue.values import Acceptance, AcceptReceipt
@@ -84,8 +86,6 @@ class Entry:
         try:
             entered = await self._enter(request, gateway, span)
         except QlmError as error:
-            if isinstance(error, QueueFull):
-                error.details["retry_after_s"] = f"{self._watch.drain_rate.retry_after_s():.3f}"
             span.set_status(Status(StatusCode.ERROR, error.reason))
             self._metrics.accepts.labels(error.reason).inc()
             raise
@@ -103,10 +103,11 @@ class Entry:
         admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
         span.set_attributes({"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model})
         digest = body_digest(request)
+        guess = guess_length(draft, admitted, prompt, self._watch.profiles)
         trace = TraceContext(traceparent=traceparent_of(span), tracestate=tracestate_of(span))
         acceptance = Acceptance(
             key=admitted.key,
-            body=stored_body(request, admitted, prompt, trace),
+            body=stored_body(request, admitted, prompt, trace, guess),
             digest=digest,
             gateway=gateway,
             slo_class=slo_class(admitted.slo),
@@ -114,23 +115,33 @@ class Entry:
             expire_after_s=admitted.expire_after_s,
         )
         async with self._turns:
-            receipt = await self._queue.accept(acceptance)
+            receipt = await self._accept(acceptance)
         span.set_attribute("qlm.queue_id", receipt.queue_id)
         prediction = None
         outlook = self._watch.outlook
-        if outlook is not None and not receipt.state.terminal:
+        if outlook is not None and receipt.state in (RequestState.ACCEPTED, RequestState.PLACED):
             asked = Asked(
                 model=draft.model,
                 slo=admitted.slo,
                 prompt_tokens=admitted.prompt_tokens,
                 output_tokens_max=admitted.output_tokens_max,
+                predicted_output_tokens=guess.expected_tokens if guess.by_model else 0,
             )
             found = outlook.predict_new(asked)
-            prediction = prediction_message(found)
+            prediction = None if found is None else prediction_wire.to_proto(found, admitted.slo)
             if found is not None and not receipt.duplicate:
-                self._watch.told(receipt.queue_id, receipt.accepted_s, found)
+                outlook.join(asked, found.instance)
+                self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
         message = accepted_message(admitted, receipt, prediction)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
+
+    async def _accept(self, acceptance: Acceptance) -> AcceptReceipt:
+        try:
+            return await self._queue.accept(acceptance)
+        except QueueFull as error:
+            name = {"tenant": acceptance.key.tenant, "class": acceptance.slo_class}.get(error.details.get("bound", ""), "")
+            error.details["retry_after_s"] = f"{self._watch.retry_after_s(error, name):.3f}"
+            raise
 
     def _start_span(self, request: Request, metadata: Metadata) -> Span:
         """A child of the trace that the request names, else of the one that the call carries."""

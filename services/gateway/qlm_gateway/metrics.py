@@ -53,6 +53,11 @@ class GatewayMetrics(Metrics):
             registry=self.registry,
         )
         self.expired = Counter("qlm_gateway_expired_total", "Requests ended as EXPIRED by this gateway's sweep.", registry=self.registry)
+        self.predictions_failed = Counter(
+            "qlm_gateway_predictions_failed_total",
+            "Predictions that profiles or instances made impossible to work out: clients got none.",
+            registry=self.registry,
+        )
         self.drain_per_second = Gauge(
             "qlm_gateway_queue_drain_per_second", "Requests that end per second, behind retry hints.", registry=self.registry
         )

@@ -4,13 +4,13 @@ reports of what clients were told, which the estimator compares with what happen
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
 from qlm.api.v1.request_pb2 import Result, ResultError
-from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
-from qlm_core.errors import Unavailable
+from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
@@ -18,7 +18,9 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.drain_rate import DrainRate
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook import Outlook
+from qlm_gateway.told import Sample, Told
 from qlm_process import profile_wire
+from qlm_process.arrival_rate import ArrivalRate
 from qlm_process.queue_views import queue_views
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX
@@ -32,7 +34,7 @@ EXPIRE_CALLS_MAX = 20
 
 REPORT_EVERY_S = 0.5
 PREDICTIONS_REPORTED_MAX = 16
-"""Of one report. They are a sample of what clients were told: the first ones after each report."""
+"""Of one report. They are a sample of what clients were told since the one before."""
 
 EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
 
@@ -47,6 +49,7 @@ class QueueWatch:
         metrics: GatewayMetrics,
         monotonic: Callable[[], float],
         server_now_s: Callable[[], float],
+        random: Callable[[], float] = random.random,
     ) -> None:
         self._queue = queue
         self._catalogue = catalogue
@@ -57,13 +60,19 @@ class QueueWatch:
         self._published = 0
         self._outlook: Outlook | None = None
         self._looking = asyncio.Lock()
-        self._told: list[bytes] = []
+        self._told = Sample(PREDICTIONS_REPORTED_MAX, random)
+        self._arrivals = ArrivalRate()
         self.drain_rate = DrainRate()
 
     @property
     def outlook(self) -> Outlook | None:
         """The last look, or None before the first."""
         return self._outlook
+
+    @property
+    def profiles(self) -> ProfileSnapshot:
+        """The newest that were read, or the shipped ones."""
+        return self._profiles
 
     @property
     def away(self) -> bool:
@@ -85,17 +94,18 @@ class QueueWatch:
             outlook = self._outlook
             return outlook if outlook is not None and outlook.seen_s >= asked_s else await self._look_now()
 
-    def told(self, queue_id: str, accepted_s: float, prediction: RequestPrediction) -> None:
+    def told(self, queue_id: str, accepted_s: float, model: str, prediction: RequestPrediction) -> None:
         """A client was given this prediction of a new request."""
-        if len(self._told) < PREDICTIONS_REPORTED_MAX:
-            event = RequestEvent(
-                kind=EVENT_KIND_PREDICTED,
-                queue_id=queue_id,
-                accepted_ms=round(accepted_s * 1000.0),
-                predicted_p50_s=max(0.0, prediction.completion.quantile(0.5)),
-                predicted_p90_s=max(0.0, prediction.completion.quantile(0.9)),
-            )
-            self._told.append(event.SerializeToString())
+        instance = None if self._outlook is None else self._outlook.instance(prediction.instance)
+        self._told.add(Told(queue_id=queue_id, accepted_s=accepted_s, model=model, prediction=prediction, instance=instance))
+
+    def retry_after_s(self, refusal: QueueFull, name: str) -> float:
+        """When a place is free for a request that was refused. Of those that end, a tenant or class (`name`) that holds `limit` of all that
+        live has that share."""
+        bound, limit = refusal.details.get("bound", ""), refusal.details.get("limit", "")
+        live = 0 if self._outlook is None else self._outlook.overview.live
+        share = min(1.0, int(limit) / live) if bound != "queue" and limit.isdigit() and live else 1.0
+        return self.drain_rate.retry_after_s(share=share, place=f"{bound} {name}")
 
     async def _repeat(self, name: str, every_s: float, call: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -113,14 +123,18 @@ class QueueWatch:
     async def _look_now(self) -> Outlook:
         seen_s = self._monotonic()
         overview = await self._queue.overview()
+        self._arrivals.observe(seen_s, overview.accepted_count)
         self.drain_rate.observe(seen_s, overview.accepted_count - overview.live)
         self._metrics.drain_per_second.set(self.drain_rate.per_s)
         try:
-            views = queue_views(overview)
+            views = queue_views(overview, arrivals_per_s=self._arrivals.per_s)
         except ValueError as error:
             # An instance that registered nonsense costs predictions, not the queue.
             structlog.get_logger().error("instances_unreadable", error=str(error))
             views = ()
+        if self._outlook is not None and self._outlook.failures:
+            self._metrics.predictions_failed.inc(len(self._outlook.failures))
+            structlog.get_logger().error("predictions_failed", count=len(self._outlook.failures), error=self._outlook.failures[-1])
         made_s = self._server_now_s()
         self._outlook = Outlook(overview, views, self._catalogue, self._profiles, seen_s=seen_s, made_s=made_s)
         return self._outlook
@@ -137,9 +151,9 @@ class QueueWatch:
 
     async def report(self) -> None:
         """What cannot be reported is not kept: it is a sample."""
-        told, self._told = self._told, []
+        told = self._told.take()
         if told:
-            await self._queue.report(told)
+            await self._queue.report([each.event().SerializeToString() for each in told])
 
     async def _sweep(self) -> None:
         for _ in range(EXPIRE_CALLS_MAX):

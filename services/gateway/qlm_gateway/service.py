@@ -35,6 +35,7 @@ from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entry
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
+from qlm_gateway.outlook_updates import OutlookUpdates, checked_every_s
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.reader_stream import ReaderStream
 from qlm_gateway.status import models_message, queue_message, request_message
@@ -61,8 +62,10 @@ class GatewayService(GatewayServicer):
         entry: Entry,
         hub: StreamHub,
         watch: QueueWatch,
+        updates: OutlookUpdates,
         metrics: GatewayMetrics,
     ) -> None:
+        self._updates = updates
         self._queue = queue
         self._catalogue = catalogue
         self._texts = texts
@@ -74,6 +77,7 @@ class GatewayService(GatewayServicer):
     # The two streams write to the context themselves: half the cost of a generator, and they end where they are cancelled.
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
         stream = self._hub.expect()
         try:
@@ -83,16 +87,17 @@ class GatewayService(GatewayServicer):
             else:
                 self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
             await context.write(StreamResponse(accepted=entered.message))
-            await self._follow(stream, context)
+            await self._follow(stream, context, entered.key, every_s)
         finally:
             self._hub.close(stream)
 
     async def Stream(self, request: StreamRequest, context: Context) -> None:  # type: ignore[override]
         key = request_key(request.tenant, request.request_id)
+        every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
         stream = self._hub.open(key, ReaderKind.TOKENS, request.offset)
         try:
-            await self._follow(stream, context)
+            await self._follow(stream, context, key, every_s)
         finally:
             self._hub.close(stream)
 
@@ -132,10 +137,13 @@ class GatewayService(GatewayServicer):
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
 
-    async def _follow(self, stream: ReaderStream, context: Context) -> None:
-        """Writes what the reader is given, up to the result. Raises what ends it early."""
+    async def _follow(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
+        """Writes what the reader is given, up to the result, and before the first output its outlook every so often (0: never). Raises what
+        ends it early."""
         detokenizer = None
         end = 0
+        if every_s:
+            await self._tell_outlooks(stream, context, key, every_s)
         while True:
             await stream.wait()
             if stream.unread:
@@ -159,6 +167,17 @@ class GatewayService(GatewayServicer):
                 await context.write(chunk_response(end, (), (), rest))
             await context.write(StreamResponse(result=without_output(stream.result)))
             return
+
+    async def _tell_outlooks(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
+        """Until there is something else to tell."""
+        while not stream.ready:
+            try:
+                async with asyncio.timeout(every_s):
+                    await stream.wait()
+            except TimeoutError:
+                outlook = await self._updates.of(key)
+                if outlook is not None:
+                    await context.write(StreamResponse(outlook=outlook))
 
     async def _wait_for_end(self, key: RequestKey, wait_s: float) -> ResultMessage | None:
         self._hub.check_room()

@@ -16,6 +16,7 @@ from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.outlook_updates import OutlookUpdates
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.service import GatewayService
 from qlm_gateway.stream_hub import StreamHub
@@ -68,7 +69,8 @@ class Gateway:
             new_request_id=new_id,
             monotonic=monotonic,
         )
-        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, self.metrics)
+        updates = OutlookUpdates(queue, self._watch, monotonic)
+        service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, updates, self.metrics)
         self._server = GrpcServer(
             settings.listen,
             [lambda server: add_GatewayServicer_to_server(service, server)],

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from qlm.api.v1.gateway_pb2 import GroupStatus, Model, QueueStatusResponse, RequestStatus, VirtualQueueStatus
-from qlm.api.v1.request_pb2 import Result, SloKind
+from qlm.api.v1.prediction_pb2 import Prediction
+from qlm.api.v1.request_pb2 import Result
+from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
 from qlm_core.instance import instance_of
-from qlm_core.prediction import RequestPrediction
 from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.outlook import Asked, Outlook
-from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of, prediction_message
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
+from qlm_process import prediction_wire
+from qlm_process.slo_wire import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
 
 GROUPS_MAX = 1_000
 """Groups of a virtual queue in one answer."""
 
-_SLO_KINDS: dict[str, SloKind.ValueType] = {kind.value: number for kind, number in SLO_KIND_NUMBERS.items()}
+_SLO_KINDS: dict[str, SloKindNumber.ValueType] = {kind.value: number for kind, number in SLO_KIND_NUMBERS.items()}
 
 
 def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None) -> list[Model]:
@@ -67,7 +70,7 @@ def _group_message(group: GroupRecord) -> GroupStatus:
     return GroupStatus(
         group_id=group.group_id,
         model=group.meta.get("model", ""),
-        slo_kind=_SLO_KINDS.get(group.meta.get("slo_kind", ""), SloKind.SLO_KIND_UNSPECIFIED),
+        slo_kind=_SLO_KINDS.get(group.meta.get("slo_kind", ""), SloKindNumber.SLO_KIND_UNSPECIFIED),
         slo_class=group.meta.get("slo_class", ""),
         waiting=group.waiting,
         first_deadline_s=group.first_deadline_s,
@@ -84,6 +87,9 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
     if found.state is RequestState.RUNNING or found.attempt:
         produced = (await queue.attach(key, "", 0)).produced // TOKEN_BYTES
     group = outlook.overview.groups.get(found.group_id)
+    asked = asked_of(found)
+    prediction = predict_live(found, asked, outlook, ahead=ahead, produced_tokens=produced)
+    deadline_s = asked.slo.deadline_s(found.accepted_s)
     return RequestStatus(
         state=STATES[found.state],
         queue_id=found.queue_id,
@@ -93,18 +99,34 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
         output_tokens=produced,
         attempts=found.attempt,
         accepted_s=found.accepted_s,
-        prediction=prediction_message(_predict(found, ahead, outlook)),
+        prediction=prediction,
+        slo=slo_message(asked.slo),
+        deadline_s=deadline_s if math.isfinite(deadline_s) else None,
     )
 
 
-def _predict(found: LiveRequest, ahead: int | None, outlook: Outlook) -> RequestPrediction | None:
+def asked_of(found: LiveRequest) -> Asked:
+    """A request as it was admitted."""
+    model, slo, prompt_tokens, output_tokens_max, predicted_tokens = admission_of(found.body)
+    return Asked(
+        model=model,
+        slo=slo,
+        prompt_tokens=prompt_tokens,
+        output_tokens_max=output_tokens_max,
+        predicted_output_tokens=predicted_tokens,
+    )
+
+
+def predict_live(found: LiveRequest, asked: Asked, outlook: Outlook, *, ahead: int | None, produced_tokens: int = 0) -> Prediction | None:
+    """When a request that has not ended starts and ends; None where that cannot be said. `ahead`: before it on its virtual queue, where it
+    waits there."""
     if found.state is RequestState.RUNNING:
-        return None
-    if ahead is not None:
-        return outlook.predict_waiting(found.group_id, ahead)
-    model, slo, prompt_tokens, output_tokens_max = admission_of(found.body)
-    asked = Asked(model=model, slo=slo, prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max)
-    return outlook.predict_new(asked, found.accepted_s)
+        predicted = outlook.predict_running(asked, instance_of(found.incarnation), produced_tokens)
+    elif ahead is not None:
+        predicted = outlook.predict_waiting(found.group_id, ahead)
+    else:
+        predicted = outlook.predict_new(asked, found.accepted_s)
+    return None if predicted is None else prediction_wire.to_proto(predicted, asked.slo, max(0.0, outlook.made_s - found.accepted_s))
 
 
 def _ended_message(found: TerminalRecord) -> RequestStatus:

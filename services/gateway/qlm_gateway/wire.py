@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Admission, Request, RequestState, Result, TokenPrompt, TraceContext
-from qlm.api.v1.request_pb2 import Slo as SloMessage
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_core.prediction import RequestPrediction
+from qlm_core.length_model import LengthGuess
 from qlm_core.request import RequestState as State
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
@@ -20,7 +19,8 @@ from qlm_gateway.admission import Admitted
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.stream_events import FrameFacts
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_process import length_wire
+from qlm_process.slo_wire import slo_message
 from qlm_queue.values import AcceptReceipt
 
 DIGEST_BYTES = 16
@@ -51,6 +51,7 @@ def draft_of(request: Request) -> RequestDraft:
         application=request.application,
         request_id=request.request_id,
         expire_after_s=request.expire_after_s if request.HasField("expire_after_s") else None,
+        expected_output_tokens=request.expected_output_tokens,
     )
 
 
@@ -84,7 +85,7 @@ def body_digest(request: Request) -> bytes:
     return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).digest()
 
 
-def stored_body(request: Request, admitted: Admitted, prompt: PreparedPrompt, trace: TraceContext) -> bytes:
+def stored_body(request: Request, admitted: Admitted, prompt: PreparedPrompt, trace: TraceContext, guess: LengthGuess) -> bytes:
     """The request as the queue keeps it. Changes the request."""
     request.tenant = admitted.key.tenant
     request.request_id = admitted.key.request_id
@@ -93,37 +94,25 @@ def stored_body(request: Request, admitted: Admitted, prompt: PreparedPrompt, tr
         request.text = prompt.text
     elif request.WhichOneof("prompt") != "tokens":
         request.tokens.CopyFrom(TokenPrompt(ids=prompt.token_ids))
-    slo = SloMessage(kind=SLO_KIND_NUMBERS[admitted.slo.kind])
-    if admitted.slo.kind is SloKind.PRIORITY:
-        slo.priority = admitted.slo.priority
-    else:
-        slo.seconds = admitted.slo.seconds
-    request.admission.CopyFrom(Admission(prompt_tokens=admitted.prompt_tokens, output_tokens_max=admitted.output_tokens_max, slo=slo))
+    slo = slo_message(admitted.slo)
+    request.admission.CopyFrom(
+        Admission(
+            prompt_tokens=admitted.prompt_tokens,
+            output_tokens_max=admitted.output_tokens_max,
+            slo=slo,
+            length_guess=length_wire.guess_to_proto(guess),
+        )
+    )
     return request.SerializeToString()
 
 
-def admission_of(body: bytes) -> tuple[str, Slo, int, int]:
-    """Model, SLO, prompt tokens and most output tokens of a stored request."""
+def admission_of(body: bytes) -> tuple[str, Slo, int, int, int]:
+    """Model, SLO, prompt tokens, most output tokens and predicted output tokens (0: none were) of a stored request."""
     request = Request.FromString(body)
     admission = request.admission
     kind = SLO_KINDS[admission.slo.kind]
     slo = Slo(kind=kind, priority=admission.slo.priority) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=admission.slo.seconds)
-    return request.model, slo, admission.prompt_tokens, admission.output_tokens_max
-
-
-def prediction_message(prediction: RequestPrediction | None) -> Prediction | None:
-    """Quantiles of a prediction."""
-    if prediction is None:
-        return None
-    wait, completion = prediction.wait, prediction.completion
-    return Prediction(
-        wait_p50_s=max(0.0, wait.quantile(0.5)),
-        wait_p90_s=max(0.0, wait.quantile(0.9)),
-        completion_p50_s=max(0.0, completion.quantile(0.5)),
-        completion_p90_s=max(0.0, completion.quantile(0.9)),
-        requests_ahead=prediction.requests_ahead,
-        profile_version=prediction.profile_version,
-    )
+    return request.model, slo, admission.prompt_tokens, admission.output_tokens_max, length_wire.predicted_output_tokens(admission)
 
 
 def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Prediction | None) -> Accepted:

@@ -14,53 +14,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.instance import UNASSIGNED
+from qlm_core.queue_tail import QueueTail
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board, Group, Slot
-from qlm_planner.estimates import Engine, Estimates, Term
+from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
+from qlm_planner.terms import Engine, Term
 from qlm_planner.timeline import timeline
 
 
 @dataclass(slots=True, kw_only=True)
 class Tail:
-    """The end of one virtual queue, as `qlm_planner.timeline` has it; seconds from now. `begin_s`: when the last run of one model begins;
-    `ahead_s`: the work in it, of which a full batch takes in `credit_s` at once (None: nothing of it waits); `drain_s`: from its last
-    start to its last end."""
+    """The end of one virtual queue, as the model of queues has it."""
 
     slot: Slot
-    model: str
-    begin_s: float
-    ahead_s: float
-    credit_s: float | None
-    drain_s: float
+    queue: QueueTail
 
     @classmethod
     def of(cls, slot: Slot, engine: Engine, terms: Sequence[Term]) -> Tail:
-        tail = cls(slot=slot, model=engine.active_model, begin_s=0.0, ahead_s=engine.left_s, credit_s=None, drain_s=engine.drain_s)
+        tail = cls(slot=slot, queue=QueueTail.behind(engine.active_model, engine.left, engine.drain_s))
         for term in terms:
             tail.append(term)
         return tail
 
     def start_s(self, term: Term) -> float:
-        """When the first request of a group behind all others would start."""
-        if term.model == self.model:
-            return self.begin_s + self._wait_s(term.credit_s if self.credit_s is None else self.credit_s)
-        run_s = self.drain_s + (0.0 if self.credit_s is None else self._wait_s(self.credit_s))
-        swap_s = term.warm_s if term.model in self.slot.warm_models else max(term.warm_s, term.cold_s - run_s)
-        return self.begin_s + run_s + swap_s
+        """When the first request of a group behind all others would start, in seconds from now."""
+        return self.queue.first_start_s(term.model, term.each, self._swap_s(term), term.warm_s)
 
     def append(self, term: Term) -> None:
-        if term.model != self.model:
-            self.begin_s = self.start_s(term)
-            self.model, self.ahead_s, self.credit_s = term.model, 0.0, None
-        if self.credit_s is None:
-            self.credit_s = term.credit_s
-        self.ahead_s += term.work_s
-        self.drain_s = term.drain_s
+        self.queue.append(term.model, term.each, term.ends, term.count, self._swap_s(term), term.warm_s)
 
-    def _wait_s(self, credit_s: float) -> float:
-        return max(0.0, self.ahead_s - credit_s)
+    def _swap_s(self, term: Term) -> float:
+        return term.warm_s if term.model in self.slot.warm_models else term.cold_s
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from qlm_planner.events import (
 )
 from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_process.instance_wire import from_body
+from qlm_process.length_wire import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.port import Queue
 from qlm_queue.values import (
@@ -144,6 +145,7 @@ def arrival_of(request: LiveRequest) -> Arrival:
         slo=Slo(kind=kind, priority=slo.priority) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=slo.seconds),
         prompt_tokens=body.admission.prompt_tokens,
         output_tokens_max=body.admission.output_tokens_max,
+        predicted_output_tokens=predicted_output_tokens(body.admission),
     )
     return Arrival(facts=facts, traceparent=body.trace.traceparent, tracestate=body.trace.tracestate)
 

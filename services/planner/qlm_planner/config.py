@@ -80,12 +80,4 @@ class PlannerConfig(Section):
         )
 
     def catalogue(self) -> dict[str, ModelSpec]:
-        return {
-            model.name: ModelSpec(
-                name=model.name,
-                profile=model.profile,
-                context_tokens_max=model.context_tokens_max,
-                vocabulary_size=model.vocabulary_size,
-            )
-            for model in self.models
-        }
+        return {model.name: model.spec() for model in self.models}

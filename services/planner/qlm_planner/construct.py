@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from qlm_planner.board import Group, Slot
-from qlm_planner.estimates import Engine, Estimates, Term
+from qlm_planner.estimates import Estimates
 from qlm_planner.policy import Policy
+from qlm_planner.terms import Engine, Term
 
 RUNS_BEHIND_MAX = 32
 """A join looks past so many runs at most."""

@@ -10,15 +10,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from qlm_core.calibration import CalibratedTime
+from qlm_core.calibration_arrays import Figures, figures_of
+from qlm_core.clearing import giving_way
+from qlm_core.distribution import Normal
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
+from qlm_core.length_curve import longest_among
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import Service, service
-from qlm_core.preemption import Way, displacement_s
+from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.queue_model import DECODE, PREFILL
 from qlm_core.request import SloKind
 from qlm_planner.board import Group, Running, Slot
 from qlm_planner.policy import Policy
+from qlm_planner.terms import NO_CALIBRATION, Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless
 
 PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""
@@ -28,53 +35,6 @@ CLASSES_MAX = 50_000
 
 TermKey = tuple[str, int, int, float]
 """(incarnation, waiting, their prompt tokens, first deadline): what a group's terms depend on besides its traits and the snapshot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """A group as one instance would serve it; seconds of engine time, of a group of `count` requests. `own_s`, `own_variance`: from a
-    request's start to what its SLO bounds. `credit_s`: work that a full batch takes in at once. `drain_s`: from the last start to the last
-    end. `cold_s`, `warm_s`: making its model the active one. `model_code`: stands for the model in arrays."""
-
-    group_id: str
-    model: str
-    model_code: int
-    band: int
-    deadline_s: float
-    slo_s: float
-    count: int
-    work_s: float
-    work_variance: float
-    own_s: float
-    own_variance: float
-    credit_s: float
-    drain_s: float
-    cold_s: float
-    warm_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """What an instance does now. `left_s`: work of the requests that run; `drain_s`: until the last of them ends; `clear_s`: until all of
-    them could have given way. `runners`: by group, as terms of what is left of them, with what giving way costs in their `work_s`, and
-    `displacement_s` of that for each request. `runs_left_s`: expected time until one of them ends."""
-
-    active_model: str
-    model_code: int
-    left_s: float
-    drain_s: float
-    clear_s: float = 0.0
-    displacement_s: float = 0.0
-    runs_left_s: float = 0.0
-    runners: tuple[Term, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Most requests of a group: those that are not terminal, and those that wait."""
-
-    live: int
-    waiting: int
 
 
 @dataclass(slots=True)
@@ -137,11 +97,15 @@ class Estimates:
         served = self._service(slot.facts, key, group.waiting_prompt_tokens / max(1, group.waiting))
         hardware = self.hardware(slot.facts, key.model)
         if served is None or hardware is None:
-            return _weightless(group, self.code(key.model))
-        work = served.output.scaled(served.token_s).repeated(group.waiting)
-        own = served.decode(group.waiting, group.waiting)
-        drain = served.drain(group.waiting, full=group.waiting > served.batch, behind=0.0)
+            return weightless(group, self.code(key.model))
+        count = group.waiting
+        # The known prompts count exactly, those of the class only for how a prefill grows with its length.
+        prefill_s = served.prefill_work_s if not count else self._prefill_s(hardware, key, group)
+        each = each_of(served, prefill_s)
+        own = served.decode(count, count)
         first_token = key.slo_kind is SloKind.FIRST_TOKEN
+        longest = self._longest(key, min(count, served.batch))
+        own_prefill_s = served.prefill_s - served.prefill_work_s + prefill_s
         return Term(
             group_id=group.group_id,
             model=key.model,
@@ -149,44 +113,88 @@ class Estimates:
             band=group.band,
             deadline_s=group.first_deadline_s,
             slo_s=group.traits.slo_s,
-            count=group.waiting,
-            work_s=work.mean + hardware.prefill_work_s(group.waiting_prompt_tokens),
-            work_variance=work.variance,
-            own_s=served.prefill_s + (0.0 if first_token else own.mean),
+            count=count,
+            work_s=count * (each[PREFILL] + each[DECODE]),
+            each=each,
+            ends=ends_of(served, served.output.mean, longest, hardware),
+            own_s=own_prefill_s + (0.0 if first_token else own.mean),
             own_variance=0.0 if first_token else own.variance,
-            credit_s=served.batch_left_s,
-            drain_s=served.prefill_s + drain.mean,
+            drain_s=own_prefill_s + served.drain(count, full=count > served.batch, behind=0.0, longest_tokens=longest).mean,
             cold_s=hardware.swap_s(warm=False),
             warm_s=hardware.swap_s(warm=True),
+            calibration=self._calibration(slot.facts, key),
         )
 
+    def _calibration(self, facts: InstanceFacts, key: GroupKey) -> Figures:
+        """Of the time that a group's SLO bounds, on an instance."""
+        if self._profiles is None or not self._profiles.calibration.rows:
+            return NO_CALIBRATION
+        bounded = CalibratedTime.WAIT if key.slo_kind is SloKind.FIRST_TOKEN else CalibratedTime.COMPLETION
+        return figures_of(self._profiles.calibration.row(bounded, key.model, facts))
+
+    def _longest(self, key: GroupKey, count: float) -> float:
+        """Tokens of the longest output of so many requests of a class."""
+        if self._profiles is None:
+            return 0.0
+        return longest_among(self._profiles.longest_output_for(key.model, key.slo_class, key.token_class), count)
+
+    def _prefill_s(self, hardware: HardwareProfile, key: GroupKey, group: Group) -> float:
+        """Of one request of a group, in the mean."""
+        mean = group.waiting_prompt_tokens / group.waiting
+        return hardware.prefill_work_s(mean, mean * mean + self._prompt_variance(key))
+
+    def _prompt_variance(self, key: GroupKey) -> float:
+        """Of the prompts of a class; 0 where only a wider one is known."""
+        if self._profiles is None:
+            return 0.0
+        workload = self._profiles.workload_for(key.model, key.slo_class, key.token_class)
+        return workload.prompt_tokens_variance if workload.token_class == key.token_class else 0.0
+
     def engine(self, slot: Slot) -> Engine:
-        """What runs on an instance, of any class of its active model."""
+        """What runs on an instance, by the classes of its groups; what gives way and ends is taken as any of its active model."""
         hardware = self.hardware(slot.facts, slot.active_model)
         code = self.code(slot.active_model)
         if hardware is None or self._profiles is None or slot.running == 0:
-            return Engine(active_model=slot.active_model, model_code=code, left_s=0.0, drain_s=0.0)
+            return Engine(active_model=slot.active_model, model_code=code)
         workload = self._profiles.workload_for(slot.active_model, "", "")
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
-        # What a running request has made is in the mean what it has still to make (the age of a renewal process).
-        context_tokens = round(workload.prompt_tokens_mean + running.left_tokens)
+        way = giving_way(running, workload.prompt_tokens_mean, slot.running, hardware)
+        drain = running.drain(slot.running, full=True, behind=0.0)
         return Engine(
             active_model=slot.active_model,
             model_code=code,
-            left_s=slot.running * running.left_tokens * running.token_s,
-            drain_s=running.drain(slot.running, full=True, behind=0.0).mean,
-            clear_s=slot.running * displacement_s(Way.OFFLOAD, context_tokens, hardware) / 2.0,
-            displacement_s=displacement_s(Way.ABORT, context_tokens, hardware),
-            runs_left_s=running.left_tokens * running.step_s,
-            runners=tuple(self._runner(code, kept, running, context_tokens, hardware) for _, kept in sorted(slot.runners.items())),
+            left=self._left(slot, running),
+            drain_s=drain.mean,
+            drain_variance=drain.variance,
+            way=way,
+            runners=tuple(self._runner(code, kept, running, way.displacement_s, hardware) for _, kept in sorted(slot.runners.items())),
         )
 
-    def _runner(self, code: int, kept: Running, running: Service, context_tokens: int, hardware: HardwareProfile) -> Term:
-        """The requests of a group that run, as a group that gave way: what is left of them, and their KV computed again. The dearer way is
-        assumed: how much host memory is left for KV, the planner does not know."""
-        redo_s = displacement_s(Way.ABORT, context_tokens, hardware)
+    def _left(self, slot: Slot, running: Service) -> Sums:
+        """What is left of all that runs: by the class of each group, or as of any request of the model where nobody knows who runs."""
+        parts: list[Sums] = []
+        told = 0
+        for _, kept in sorted(slot.runners.items()):
+            key = kept.traits.key
+            served = self._service(slot.facts, key, self._prompt_mean(key)) if key.model == slot.active_model else None
+            if served is not None:
+                parts.append(left_of(served, kept.count))
+                told += kept.count
+        parts.append(left_of(running, max(0, slot.running - told)))
+        requests, prefill_s, decode_s, variance, seats, batch_left_s = (math.fsum(values) for values in zip(*parts, strict=True))
+        return (requests, prefill_s, decode_s, variance, seats, batch_left_s)
+
+    def _prompt_mean(self, key: GroupKey) -> float:
+        return 0.0 if self._profiles is None else self._profiles.workload_for(key.model, key.slo_class, key.token_class).prompt_tokens_mean
+
+    def _runner(self, code: int, kept: Running, running: Service, redo_s: float, hardware: HardwareProfile) -> Term:
+        """The requests of a group that run, as a group that gave way: what is left of them, and `redo_s` of each for computing its KV
+        again."""
         answered = kept.traits.key.slo_kind is SloKind.FIRST_TOKEN
-        work = running.output.scaled(running.token_s).repeated(kept.count)
+        left_s = running.left_tokens * running.token_s
+        variance = running.output.variance * running.token_s**2
+        left_tokens = Normal(running.left_tokens, running.output.variance)
+        longest = longest_of(left_tokens, min(kept.count, running.batch)).mean
         return Term(
             group_id="",
             model=kept.traits.key.model,
@@ -195,11 +203,11 @@ class Estimates:
             deadline_s=math.inf if answered else kept.deadline_s,
             slo_s=kept.traits.slo_s,
             count=kept.count,
-            work_s=kept.count * (running.left_tokens * running.token_s + redo_s),
-            work_variance=work.variance,
+            work_s=kept.count * (left_s + redo_s),
+            each=(1.0, redo_s, left_s, variance, 1.0 / running.batch, running.batch_left_s / running.batch),
+            ends=ends_of(running, running.left_tokens, longest, hardware),
             own_s=running.left_tokens * running.step_s + redo_s,
             own_variance=running.output.variance * running.step_s**2,
-            credit_s=running.batch_left_s,
             drain_s=running.drain(kept.count, full=True, behind=0.0).mean,
             cold_s=hardware.swap_s(warm=False),
             warm_s=hardware.swap_s(warm=True),
@@ -227,25 +235,7 @@ class Estimates:
                 self._services[index] = None
             else:
                 output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
-                self._services[index] = service(math.exp(size * PROMPT_STEP), output, hardware, facts.batch_max)
+                self._services[index] = service(
+                    math.exp(size * PROMPT_STEP), output, hardware, facts.batch_max, prompt_variance=self._prompt_variance(key)
+                )
         return self._services[index]
-
-
-def _weightless(group: Group, model_code: int) -> Term:
-    return Term(
-        group_id=group.group_id,
-        model=group.traits.key.model,
-        model_code=model_code,
-        band=group.band,
-        deadline_s=math.inf,
-        slo_s=math.inf,
-        count=0,
-        work_s=0.0,
-        work_variance=0.0,
-        own_s=0.0,
-        own_variance=0.0,
-        credit_s=0.0,
-        drain_s=0.0,
-        cold_s=0.0,
-        warm_s=0.0,
-    )

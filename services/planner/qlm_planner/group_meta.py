@@ -27,8 +27,8 @@ def traits_of(request: RequestFacts) -> GroupTraits:
     return GroupTraits(key=group_key(request), slo_s=request.slo.seconds, priority=request.slo.priority)
 
 
-def to_meta(traits: GroupTraits) -> dict[str, str]:
-    """`model` is what `pull` compares."""
+def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
+    """`model` is what `pull` compares. `band`: for who predicts; the planner derives it again, as its settings may have changed."""
     key = traits.key
     return {
         "model": key.model,
@@ -38,6 +38,7 @@ def to_meta(traits: GroupTraits) -> dict[str, str]:
         "tenant_class": key.tenant_class,
         "slo_s": repr(traits.slo_s),
         "priority": str(traits.priority),
+        "band": str(band),
     }
 
 

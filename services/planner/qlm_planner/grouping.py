@@ -45,7 +45,7 @@ class Grouping:
                 instance=group.instance,
                 before=board.successor(group),
                 first_deadline_s=group.first_deadline_s,
-                meta=to_meta(group.traits),
+                meta=to_meta(group.traits, group.band),
             )
             for group in groups
         )

@@ -7,7 +7,7 @@ Places in a queue (within the group's priority band):
   late (so nobody starves), and only if that costs less: a join costs those behind it exactly what their slack does not absorb;
 - in front of all of its band, if it would end late behind those with earlier deadlines (they may be late anyway);
 - in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
-  little, which is what makes two models take turns. What runs then ends first, or gives way (`qlm_planner.clearing`); the cost has either.
+  little, which is what makes two models take turns. What runs then ends first, or gives way (`qlm_core.clearing`); the cost has either.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.board import Board, Group, Slot
-from qlm_planner.estimates import Engine, Estimates, Term
+from qlm_planner.estimates import Estimates
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import FAR_S, WORK, Columns, Timeline, timeline
+from qlm_planner.terms import Engine, Term
+from qlm_planner.timeline import FAR_S, WORK, Columns, Timeline, timeline, timelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,8 @@ def best_place(lines: Sequence[Line], estimates: Estimates, group: Group, now_s:
         at_hand = [line for line in by_work if line.engine.active_model == model][:most]
         chosen = {id(line) for line in (*by_work[:most], *at_hand)}
         able = [line for line in able if id(line) in chosen]
-    best: Place | None = None
-    for line in able:
-        found = best_in_line(line, estimates.term(line.slot, group), estimates.policy, now_s)
-        if best is None or (found.added_cost, found.end_s) < (best.added_cost, best.end_s):
-            best = found
-    return best
+    tried = best_in_lines([(line, estimates.term(line.slot, group)) for line in able], estimates.policy, now_s)
+    return min(tried, key=lambda place: (place.added_cost, place.end_s), default=None)
 
 
 def lines_of(board: Board, estimates: Estimates, without: Collection[str] = ()) -> list[Line]:
@@ -103,24 +100,48 @@ def lines_of(board: Board, estimates: Estimates, without: Collection[str] = ()) 
     ]
 
 
-def best_in_line(line: Line, term: Term, policy: Policy, now_s: float) -> Place:
-    """The cheapest place in one queue."""
-    base_cost = line.timeline(now_s).cost.weighed(policy)
-    by_deadline = candidate_by_deadline(line.columns, term)
-    in_turn = timeline(line.engine, line.with_term(by_deadline, term), now_s)
-    late = now_s + float(in_turn.end_s[by_deadline]) > term.deadline_s
-    tried: list[Place] = []
-    for position in candidate_positions(line, term, by_deadline, late=late):
-        columns = line.with_term(position, term)
-        after = in_turn if position == by_deadline else timeline(line.engine, columns, now_s)
-        if position == by_deadline or not _starves(columns, position, after, policy, now_s):
-            cost = after.cost.weighed(policy) - base_cost
-            tried.append(Place(instance=line.slot.facts.name, position=position, added_cost=cost, end_s=float(after.end_s[position])))
-    best = min(tried, key=lambda place: (place.added_cost, place.end_s))
+def timelines_of(lines: Sequence[Line], now_s: float) -> list[Timeline]:
+    """The queues as they are, worked out together."""
+    return timelines([(line.engine, line.columns) for line in lines], now_s)
+
+
+def best_in_lines(options: Sequence[tuple[Line, Term]], policy: Policy, now_s: float) -> list[Place]:
+    """The cheapest place of a group in each queue, given its terms there. All queues are worked out together, twice: as they are and with
+    the group in the order of deadlines, and then with it at every other place that is worth a try."""
+    by_deadline = [candidate_by_deadline(line.columns, term) for line, term in options]
+    orders = [(line.engine, line.columns) for line, _ in options]
+    orders += [(line.engine, line.with_term(place, term)) for (line, term), place in zip(options, by_deadline, strict=True)]
+    worked_out = timelines(orders, now_s)
+    before, in_turn = worked_out[: len(options)], worked_out[len(options) :]
+    tries: list[tuple[int, int, Columns]] = []
+    for number, (line, term) in enumerate(options):
+        place = by_deadline[number]
+        late = now_s + float(in_turn[number].end_s[place]) > term.deadline_s
+        others = (position for position in candidate_positions(line, term, place, late=late) if position != place)
+        tries += [(number, position, line.with_term(position, term)) for position in others]
+    tried: list[list[Place]] = [
+        [_place(line, place, before[number], in_turn[number], policy)]
+        for number, ((line, _), place) in enumerate(zip(options, by_deadline, strict=True))
+    ]
+    afters = timelines([(options[number][0].engine, columns) for number, _, columns in tries], now_s)
+    for (number, position, columns), after in zip(tries, afters, strict=True):
+        if not _starves(columns, position, after, policy, now_s):
+            tried[number].append(_place(options[number][0], position, before[number], after, policy))
+    return [_chosen(line, term, places, policy) for (line, term), places in zip(options, tried, strict=True)]
+
+
+def _place(line: Line, position: int, before: Timeline, after: Timeline, policy: Policy) -> Place:
+    cost = after.cost.weighed(policy) - before.cost.weighed(policy)
+    return Place(instance=line.slot.facts.name, position=position, added_cost=cost, end_s=float(after.end_s[position]))
+
+
+def _chosen(line: Line, term: Term, tried: Sequence[Place], policy: Policy) -> Place:
+    """The cheapest; equal ones by their ends, then by the position. The head is displaced only for a stated gain."""
+    best = min(tried, key=lambda place: (place.added_cost, place.end_s, place.position))
     if best.position == 0 and line.busy and _displaces(line, term):
         others = [place for place in tried if place.position > 0]
         if others:
-            other = min(others, key=lambda place: (place.added_cost, place.end_s))
+            other = min(others, key=lambda place: (place.added_cost, place.end_s, place.position))
             if other.added_cost - best.added_cost < policy.head_gain:
                 return other
     return best

@@ -10,7 +10,7 @@ from qlm_planner.arrival_order import place_by_age, position_by_age
 from qlm_planner.board import Board, Group, Slot
 from qlm_planner.construct import PORTFOLIO, SHORT_PORTFOLIO, construct
 from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import Line, best_place, lines_of
+from qlm_planner.insertion import Line, best_place, lines_of, timelines_of
 from qlm_planner.policy import Order
 from qlm_planner.timeline import Cost
 
@@ -33,10 +33,7 @@ def current(board: Board) -> Target:
 
 def plan_cost(board: Board, estimates: Estimates, now_s: float) -> Cost:
     """Predicted cost of the plan as it is, without groups that nobody serves."""
-    total = Cost()
-    for line in lines_of(board, estimates):
-        total = total + line.timeline(now_s).cost
-    return total
+    return sum((made.cost for made in timelines_of(lines_of(board, estimates), now_s)), Cost())
 
 
 def relocate(board: Board, estimates: Estimates, moving: Sequence[Group], now_s: float) -> Target:
@@ -127,7 +124,7 @@ def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
         if group.group_id not in kept and any(_fits(estimates, other, group) for other in slots)
     ]
     free.sort(key=lambda group: group.urgency)
-    before = sum(line.timeline(now_s).cost.weighed(policy) for line in lines)
+    before = sum(made.cost.weighed(policy) for made in timelines_of(lines, now_s))
     options = [(group, [estimates.term(slot, group) if _fits(estimates, slot, group) else None for slot in slots]) for group in free]
     portfolio = PORTFOLIO if len(free) * len(lines) <= policy.portfolio_pairs_max else SHORT_PORTFOLIO
     best = [_copy(line) for line in lines]
@@ -135,7 +132,7 @@ def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
     for rule in portfolio if lines else ():
         orders = _banded(construct(slots, heads, options, estimates, rule, now_s))
         built = [Line.of(slot, order, estimates, keep=False) for slot, order in zip(slots, orders, strict=True)]
-        cost = sum(line.timeline(now_s).cost.weighed(policy) for line in built)
+        cost = sum(made.cost.weighed(policy) for made in timelines_of(built, now_s))
         if cost < best_cost:
             best, best_cost = built, cost
     best_cost -= _reinsert_late(best, board, estimates, now_s)
@@ -160,8 +157,8 @@ def _reinsert_late(lines: Sequence[Line], board: Board, estimates: Estimates, no
     """Takes groups that would end late out, most urgent first, and puts each where it costs least, also in front of a head that runs;
     returns what that saved."""
     late: list[Group] = []
-    for line in lines:
-        ends_s = now_s + line.timeline(now_s).end_s
+    for line, made in zip(lines, timelines_of(lines, now_s), strict=True):
+        ends_s = now_s + made.end_s
         late += [board.groups[term.group_id] for term, end_s in zip(line.terms, ends_s, strict=True) if end_s > term.deadline_s]
     saved = 0.0
     for group in sorted(late, key=lambda group: group.urgency)[: estimates.policy.reinsert_max]:

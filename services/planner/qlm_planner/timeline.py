@@ -1,7 +1,7 @@
 """When the groups of one virtual queue would be served, and what that costs: the objective of the plan, in closed form on arrays.
 
-The same model of a queue as `qlm_core.prediction_queue`: groups of one model in a row share the batch, a full batch takes in `credit_s` of
-work at once, and where the model changes all that runs must end before the new weights come in. Cost (design, "The planner"):
+The times are those of `qlm_core.queue_model`, the one model of a virtual queue; what a request costs beside its wait is kept with its group
+(`Term`), so that trying an order does not work it out anew. Cost (design, "The planner"):
 
     late_weight * expected late requests + tardiness_weight * expected tardiness + work_weight * seconds of swapping
         + completion_weight * request-seconds until completion
@@ -19,14 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from qlm_planner.clearing import Head, would_clear
-from qlm_planner.estimates import Engine, Term
+from qlm_core.calibration_arrays import FIGURES, calibrated
+from qlm_core.clearing import Head, would_clear
+from qlm_core.queue_model import (
+    DECODE,
+    PREFILL,
+    SEATS,
+    SUMS,
+    VARIANCE,
+    Leads,
+    QueueColumns,
+    RunWaits,
+    run_starts,
+    run_waits,
+)
+from qlm_core.run_lengths import ENDS, run_lengths
 from qlm_planner.policy import Policy
+from qlm_planner.terms import NOTHING, Engine, Term
 
 Floats = NDArray[np.float64]
 
 SHARES = np.array([[0.125], [0.375], [0.625], [0.875]])
 """Points of a group at which lateness is worked out: its requests in four parts."""
+
+WEIGHTS = np.full(len(SHARES), 1.0 / len(SHARES))
 
 FAR_S = 1e12
 """Stands for "no deadline": infinite values would make NaN of a product with 0."""
@@ -68,14 +84,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group. `clears`: what runs
-    is expected to give way to the head; the cost is that of the order beyond what they would cost if they went on."""
+    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group, calibrated. `clears`:
+    what runs is expected to give way to the head; the cost is that of the order beyond what they would cost if they went on."""
 
     cost: Cost
     clears: bool = False
     start_s: Floats
     end_s: Floats
     end_variance: Floats
+
+
+NOTHING_TO_DO = Timeline(cost=Cost(), start_s=np.zeros(0), end_s=np.zeros(0), end_variance=np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,37 +138,103 @@ class Columns:
         return row
 
 
-(WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, COUNT, DEADLINE, CREDIT, DRAIN, SWAP, WARM, MODEL, BAND, SLO) = range(13)
-FIELDS = 13
+(OWN, OWN_VARIANCE, COUNT, DEADLINE, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK) = range(SUMS + ENDS, SUMS + ENDS + 11)
+"""Rows behind those of what adds up along a queue, and of what ends a run; behind them those of the calibration."""
+CALIBRATION = SUMS + ENDS + 11
+FIELDS = CALIBRATION + FIGURES
 
 
 def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
     return (
-        term.work_s,
-        term.work_variance,
+        *term.each,
+        *term.ends,
         term.own_s,
         term.own_variance,
         term.count,
         min(term.deadline_s, FAR_S),
-        term.credit_s,
         term.drain_s,
         term.warm_s if term.model in warm_models else term.cold_s,
         term.warm_s,
         term.model_code,
         term.band,
         min(term.slo_s, FAR_S),
+        term.work_s,
+        *term.calibration,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """An order to be worked out: `engine` and `rows` with those that give way among the groups, at [`begin`, `end`) (empty: nobody
+    does)."""
+
+    engine: Engine
+    rows: Floats
+    begin: int = 0
+    end: int = 0
 
 
 def timeline(engine: Engine, columns: Columns, now_s: float) -> Timeline:
     """Works an order out: O(groups). The engine first does what it does now, unless that gives way to the head."""
-    rows = columns.rows
-    if rows.shape[1] == 0:
-        nothing = np.zeros(0)
-        return Timeline(cost=Cost(), start_s=nothing, end_s=nothing, end_variance=nothing)
-    if engine.runners and rows[MODEL, 0] != engine.model_code and would_clear(engine, _head(rows), now_s):
-        return _cleared(engine, rows, now_s)
-    return _in_turn(engine, rows, now_s)
+    return timelines([(engine, columns)], now_s)[0]
+
+
+def timelines(orders: Sequence[tuple[Engine, Columns]], now_s: float) -> list[Timeline]:
+    """Works many orders out in one pass, as if each queue had nothing to do with the others: trying places costs little more than one."""
+    found = [NOTHING_TO_DO] * len(orders)
+    busy = [number for number, (_, columns) in enumerate(orders) if columns.rows.shape[1]]
+    if busy:
+        prepared = [_prepared(orders[number][0], orders[number][1].rows, now_s) for number in busy]
+        for number, order, made in zip(busy, prepared, _in_turn(prepared, now_s), strict=True):
+            found[number] = made if order.begin == order.end else _without_victims(order, orders[number][0], made, now_s)
+    return found
+
+
+def _prepared(engine: Engine, rows: Floats, now_s: float) -> _Order:
+    """What gives way comes back behind the head: where its model is served next, or else right behind the head's run. Its model is taken to
+    be on disk by then."""
+    model = rows[MODEL]
+    if not engine.runners or model[0] == engine.model_code or engine.way is None:
+        return _Order(engine=engine, rows=rows)
+    if not would_clear(engine.runners, engine.drain_s, engine.way, _head(rows), now_s):
+        return _Order(engine=engine, rows=rows)
+    behind_head = int(np.argmax(model != model[0])) if (model != model[0]).any() else len(model)
+    same = np.flatnonzero(model[behind_head:] == engine.model_code)
+    at = behind_head + int(same[0]) if len(same) else behind_head
+    victims = np.array([_column(runner, ()) for runner in engine.runners]).T
+    return _Order(
+        engine=replace(engine, left=NOTHING, drain_s=engine.way.clear_s, drain_variance=0.0, runners=()),
+        rows=np.concatenate((rows[:, :at], victims, rows[:, at:]), axis=1),
+        begin=at,
+        end=at + victims.shape[1],
+    )
+
+
+def _without_victims(order: _Order, engine: Engine, made: Timeline, now_s: float) -> Timeline:
+    """The groups alone, and the cost beyond what those that give way would cost if they went on."""
+    assert engine.way is not None, "nothing gives way that does not run"
+    runs_left_s = engine.way.runs_left_s
+    victims = order.rows[:, order.begin : order.end]
+    count = victims[COUNT]
+    deviation = np.sqrt(victims[OWN_VARIANCE])
+    late, tardiness = _lateness(
+        np.broadcast_to(runs_left_s - (victims[DEADLINE] - now_s), (len(SHARES), len(count))), np.maximum(deviation, DEVIATION_MIN_S)
+    )
+    cost = replace(
+        made.cost,
+        late=made.cost.late - float(count @ late),
+        tardiness_s=made.cost.tardiness_s - float(count @ tardiness),
+        redo_s=float(count.sum()) * engine.way.displacement_s,
+        completion_s=made.cost.completion_s - float(count.sum()) * runs_left_s,
+    )
+    others = np.r_[0 : order.begin, order.end : len(made.start_s)]
+    return Timeline(
+        cost=cost,
+        clears=True,
+        start_s=made.start_s[others],
+        end_s=made.end_s[others],
+        end_variance=made.end_variance[others],
+    )
 
 
 def _head(rows: Floats) -> Head:
@@ -162,83 +247,68 @@ def _head(rows: Floats) -> Head:
     )
 
 
-def _cleared(engine: Engine, rows: Floats, now_s: float) -> Timeline:
-    """What runs comes back behind the head: where its model is served next, or else right behind the head's run. Its model is taken to be
-    on disk by then."""
-    model = rows[MODEL]
-    behind_head = int(np.argmax(model != model[0])) if (model != model[0]).any() else len(model)
-    same = np.flatnonzero(model[behind_head:] == engine.model_code)
-    at = behind_head + int(same[0]) if len(same) else behind_head
-    victims = np.array([_column(runner, ()) for runner in engine.runners]).T
-    until = at + victims.shape[1]
-    made = _in_turn(
-        replace(engine, left_s=0.0, drain_s=engine.clear_s, runners=()),
-        np.concatenate((rows[:, :at], victims, rows[:, at:]), axis=1),
-        now_s,
-    )
-    count = victims[COUNT]
-    deviation = np.sqrt(victims[OWN_VARIANCE])
-    late, tardiness = _lateness(engine.runs_left_s - (victims[DEADLINE] - now_s)[None, :], np.maximum(deviation, DEVIATION_MIN_S))
-    cost = replace(
-        made.cost,
-        late=made.cost.late - float(count @ late),
-        tardiness_s=made.cost.tardiness_s - float(count @ tardiness),
-        redo_s=float(count.sum()) * engine.displacement_s,
-        completion_s=made.cost.completion_s - float(count.sum()) * engine.runs_left_s,
-    )
-    others = np.r_[0:at, until : len(made.start_s)]
-    return Timeline(
-        cost=cost,
-        clears=True,
-        start_s=made.start_s[others],
-        end_s=made.end_s[others],
-        end_variance=made.end_variance[others],
+def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
+    """The groups of each order one after the other, behind what runs. Every order has a group."""
+    rows = orders[0].rows if len(orders) == 1 else np.concatenate([order.rows for order in orders], axis=1)
+    bounds = np.zeros(len(orders) + 1, dtype=np.int64)
+    np.add.accumulate([order.rows.shape[1] for order in orders], out=bounds[1:])
+    first = bounds[:-1]
+    each, count = rows[:SUMS], rows[COUNT]
+    columns = QueueColumns(first=first, each=each, count=count, model=rows[MODEL], swap_s=rows[SWAP], warm_s=rows[WARM])
+    leads = _leads([order.engine for order in orders])
+    waits = run_waits(columns, leads)
+    ended = waits.wait_s[1] + rows[DRAIN]
+    ended_variance = waits.wait_variance[1] + rows[OWN_VARIANCE]
+    lengths = run_lengths(columns, leads, waits, rows[SUMS : SUMS + ENDS], ended_variance)
+    starts, variances, swaps = run_starts(columns, leads, waits, *lengths)
+    start, variance = starts.take(waits.run), variances.take(waits.run)
+    served, spread = _along(each, waits, count)
+    served += start + rows[OWN]
+    spread += variance + rows[OWN_VARIANCE]
+    served, spread = calibrated(rows[CALIBRATION:], served, spread)
+    late, tardiness = _lateness(served - (rows[DEADLINE] - now_s), np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
+    sums = np.add.reduceat(count * np.array((late, tardiness, WEIGHTS @ served)), first, axis=1).T.tolist()
+    start_s = start + waits.wait_s[0]
+    end_s, end_variance = calibrated(rows[CALIBRATION:], start + ended, variance + ended_variance)
+    runs = np.append(waits.queue_run, swaps.size).tolist()
+    ends = bounds.tolist()
+    return [
+        Timeline(
+            cost=_cost(order.engine, sums[number], swaps[runs[number] : runs[number + 1]], bool(waits.goes_on[number])),
+            start_s=start_s[ends[number] : ends[number + 1]],
+            end_s=end_s[ends[number] : ends[number + 1]],
+            end_variance=end_variance[ends[number] : ends[number + 1]],
+        )
+        for number, order in enumerate(orders)
+    ]
+
+
+def _cost(engine: Engine, sums: Sequence[float], swaps: Floats, goes_on: bool) -> Cost:
+    late, tardiness_s, completion_s = sums
+    swap_s = float(swaps.sum())
+    return Cost(
+        late=late,
+        tardiness_s=tardiness_s,
+        swap_s=swap_s if engine.active_model else swap_s - float(swaps[0]),
+        swaps=swaps.size - int(goes_on),
+        completion_s=completion_s,
     )
 
 
-def _in_turn(engine: Engine, rows: Floats, now_s: float) -> Timeline:
-    """The groups one after the other, behind what runs."""
-    work, count, model = rows[WORK], rows[COUNT], rows[MODEL]
-    first = np.concatenate(([0], np.flatnonzero(model[1:] != model[:-1]) + 1))
-    last = np.append(first[1:], len(model)) - 1
-    run_of = np.repeat(np.arange(len(first)), last - first + 1)
-    goes_on = bool(model[0] == engine.model_code)
-    lead = np.zeros(len(first))
-    lead[0] = engine.left_s if goes_on else 0.0
-    done = np.cumsum(work)
-    before_run = done[first] - work[first]
-    credit = rows[CREDIT][first]
-    length = np.maximum(0.0, done[last] - before_run + lead - credit) + rows[DRAIN][last]
-    swap = rows[SWAP][first]
-    warm = rows[WARM][first]
-    # What is on disk comes to host memory while the run before is served.
-    swap[1:] = np.maximum(warm[1:], swap[1:] - length[:-1])
-    free_s = 0.0
-    if goes_on:
-        swap[0] = 0.0
-    else:
-        free_s = engine.drain_s
-        swap[0] = max(warm[0], swap[0] - engine.drain_s)
-    base = (free_s + np.cumsum(swap) + np.cumsum(length) - length)[run_of]
-    # Work that a request of the group still waits for, beyond what a full batch takes in.
-    ahead = (done - work) - before_run[run_of] + (lead - credit)[run_of]
-    variance_ahead = np.cumsum(rows[WORK_VARIANCE]) - rows[WORK_VARIANCE]
-    deviation = np.sqrt(variance_ahead + SHARES * rows[WORK_VARIANCE] + rows[OWN_VARIANCE])
-    served = base + np.maximum(0.0, ahead + SHARES * work) + rows[OWN]
-    late, tardiness = _lateness(served - (rows[DEADLINE] - now_s), np.maximum(deviation, DEVIATION_MIN_S))
-    cost = Cost(
-        late=float(count @ late),
-        tardiness_s=float(count @ tardiness),
-        swap_s=float(swap.sum() - (swap[0] if not engine.active_model else 0.0)),
-        swaps=len(first) - int(goes_on),
-        completion_s=float(count @ served.mean(axis=0)),
-    )
-    return Timeline(
-        cost=cost,
-        start_s=base + np.maximum(0.0, ahead),
-        end_s=base + np.maximum(0.0, ahead + work) + rows[DRAIN],
-        end_variance=variance_ahead + rows[WORK_VARIANCE] + rows[OWN_VARIANCE],
-    )
+def _leads(engines: Sequence[Engine]) -> Leads:
+    told = np.array([(*engine.left, engine.model_code, engine.drain_s, engine.drain_variance) for engine in engines], dtype=np.float64).T
+    return Leads(left=told[:SUMS], model=told[SUMS], drain_s=told[SUMS + 1], drain_variance=told[SUMS + 2])
+
+
+def _along(each: Floats, waits: RunWaits, count: Floats) -> tuple[Floats, Floats]:
+    """Waits since the start of the run at the points of each group, and their variances. In the mean: what the positive part of a normal
+    adds is nothing where queues are long enough for their order to matter."""
+    place = SHARES * count
+    ahead = waits.ahead
+    in_flight = waits.in_flight_s[0] + SHARES * (waits.in_flight_s[1] - waits.in_flight_s[0])
+    seat = np.maximum(0.0, ahead[DECODE] + place * each[DECODE] - in_flight)
+    seat *= ahead[SEATS] + place * each[SEATS] > 1.0
+    return ahead[PREFILL] + place * each[PREFILL] + seat, ahead[VARIANCE] + place * each[VARIANCE]
 
 
 def _lateness(gap_s: Floats, deviation_s: Floats) -> tuple[Floats, Floats]:
@@ -247,4 +317,4 @@ def _lateness(gap_s: Floats, deviation_s: Floats) -> tuple[Floats, Floats]:
     above = ndtr(z)
     density = INVERSE_SQRT_2PI * np.exp(-0.5 * z * z)
     excess = np.maximum(0.0, gap_s * above + deviation_s * density)
-    return above.mean(axis=0), excess.mean(axis=0)
+    return WEIGHTS @ above, WEIGHTS @ excess

@@ -18,6 +18,8 @@ COMMANDS = {
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
     "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
     "health": ("qlm.cli.health", "health", "Ask one process whether it serves."),
+    "profile": ("qlm.cli.profile", "profile", "Measure how fast an engine is: its hardware profile."),
+    "profiles": ("qlm.cli.profiles", "profiles", "Show, export or import what the estimator knows."),
     "load": ("qlm.cli.load", "load", "Replay a workload and report what came of it."),
 }
 """Name -> module, attribute, one line of help."""

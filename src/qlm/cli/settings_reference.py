@@ -78,7 +78,8 @@ def _fields(schema: Schema, definitions: Schema, path: Sequence[str]) -> Iterato
 
 
 def _resolved(field: Schema, definitions: Schema) -> Schema:
-    reference = field.get("$ref") or next((part.get("$ref") for part in field.get("allOf", ())), None)
+    parts = (*field.get("allOf", ()), *field.get("anyOf", ()))  # one that may be absent is any of the section and nothing
+    reference = field.get("$ref") or next((part["$ref"] for part in parts if "$ref" in part), None)
     resolved: Schema = definitions[reference.rpartition("/")[2]] if reference else field
     return resolved
 

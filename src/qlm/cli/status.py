@@ -14,7 +14,6 @@ from rich.table import Table
 
 import qlm
 from qlm.cli.options import address_option, tenant_option
-from qlm.cli.submit import outlook
 from qlm.values import GroupStatus
 
 UNASSIGNED = "unassigned"
@@ -24,15 +23,22 @@ GROUPS_SHOWN_MAX = 8
 
 
 @click.command()
-@click.option("--request", "request_id", metavar="ID", help="Show one request: its state, position and expected wait.")
+@click.argument("request_id", metavar="[REQUEST_ID]", required=False)
+@click.option("--request", "named", metavar="ID", help="The same as REQUEST_ID.")
 @click.option(
     "--watch", "every_s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Show again every so many seconds until Ctrl-C."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @tenant_option
 @address_option
-def status(request_id: str | None, every_s: float | None, as_json: bool, tenant: str, addresses: tuple[str, ...]) -> None:
-    """Show the queue: virtual queues, their groups and models, what runs; or one request."""
+def status(
+    request_id: str | None, named: str | None, every_s: float | None, as_json: bool, tenant: str, addresses: tuple[str, ...]
+) -> None:
+    """Show the queue: virtual queues, their groups and models, what runs; or one request: its state, place and objective, when it is
+    expected to start and to end, and how likely it is late."""
+    if named is not None and request_id not in (None, named):
+        raise click.UsageError("give REQUEST_ID or --request")
+    request_id = request_id if request_id is not None else named
     console = Console()
     with qlm.Client(list(addresses), tenant=tenant) as client:
         if as_json:
@@ -108,13 +114,21 @@ def _models(models: tuple[qlm.ModelInfo, ...]) -> Table:
 
 def _request(request_id: str, request: qlm.RequestStatus) -> Table:
     table = Table(title=f"request {request_id}", title_justify="left", show_header=False)
+    prediction = request.prediction
+    waits = not request.state.terminal and request.state is not qlm.RequestState.RUNNING
+    late = None if prediction is None else prediction.probability_late
     rows = {
         "state": str(request.state),
         "queue id": request.queue_id,
         "group": request.group_id,
         "instance": request.instance,
-        "position": "" if request.requests_ahead is None else f"{request.requests_ahead:,} served before it on its instance",
-        "outlook": "" if request.state.terminal else outlook(request.prediction),
+        "objective": "" if request.slo is None else _objective(request.slo),
+        "due": "" if request.deadline_s is None else _due(request.deadline_s, time.time()),
+        "ahead": "" if request.requests_ahead is None else f"{request.requests_ahead:,} served before it on its instance",
+        "starts in": _span(prediction.wait_p50_s, prediction.wait_p90_s) if prediction is not None and waits else "",
+        "ends in": "" if prediction is None else _span(prediction.completion_p50_s, prediction.completion_p90_s),
+        "late": "" if late is None else f"with probability {late:.1%}",
+        "outlook": "no prediction yet" if waits and prediction is None else "",
         "output tokens": f"{request.output_tokens:,}",
         "attempts": str(request.attempts),
     }
@@ -122,3 +136,11 @@ def _request(request_id: str, request: qlm.RequestStatus) -> Table:
         if value:
             table.add_row(name, value)
     return table
+
+
+def _span(p50_s: float, p90_s: float) -> str:
+    return f"{p50_s:,.1f} s (p50), {p90_s:,.1f} s (p90)"
+
+
+def _objective(slo: qlm.Slo) -> str:
+    return f"priority {slo.priority}" if slo.kind == "priority" else f"{slo.kind.replace('_', ' ')} in {slo.seconds:,g} s"

@@ -15,6 +15,8 @@ from qlm_core.errors import QlmError, RequestEnded
 from qlm_process.tracing import configure_tracing
 
 EXIT_NOT_COMPLETED = 3
+OUTLOOK_EVERY_S = 10.0
+"""How often a request that waits is told about, beside a streamed answer."""
 PROMPT_BYTES_MAX = 64 << 20
 """Most that is read from standard input; gateways have a lower limit of their own."""
 
@@ -112,9 +114,16 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
 
 
 def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> None:
+    notes = Console(stderr=True, soft_wrap=True)
+
+    def tell(waiting: qlm.Outlook) -> None:
+        notes.print(f"{waiting.state}: {outlook(waiting.prediction)}", style="dim", highlight=False)
+
     tokens = client.generate(
         ask.model,
         ask.prompt,
+        outlook_every_s=OUTLOOK_EVERY_S if stream else 0.0,
+        on_outlook=tell,
         slo=ask.slo,
         max_tokens=ask.max_tokens,
         temperature=ask.temperature,
@@ -123,7 +132,6 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
     )
     text: list[str] = []
     ended: QlmError | None = None
-    notes = Console(stderr=True, soft_wrap=True)
     try:
         if stream:
             notes.print(f"accepted: {outlook(tokens.wait_accepted().prediction)}", style="dim", highlight=False)
@@ -159,9 +167,10 @@ def outlook(prediction: qlm.Prediction | None) -> str:
     """The expected wait and queue position in words."""
     if prediction is None:
         return "no prediction yet"
+    late = "" if prediction.probability_late is None else f", late with probability {prediction.probability_late:.0%}"
     return (
         f"{prediction.requests_ahead} ahead, starts in {prediction.wait_p50_s:.1f} s (p90 {prediction.wait_p90_s:.1f} s), "
-        f"ends in {prediction.completion_p50_s:.1f} s (p90 {prediction.completion_p90_s:.1f} s)"
+        f"ends in {prediction.completion_p50_s:.1f} s (p90 {prediction.completion_p90_s:.1f} s){late}"
     )
 
 

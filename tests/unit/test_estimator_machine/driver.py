@@ -6,8 +6,9 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_estimator.events import Effect, EntryId, GroupClass, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
+from qlm_estimator.events import Effect, EntryId, GroupClass, Imported, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
+from qlm_estimator.predictions import Judged
 
 SHIPPED = shipped_snapshot()
 CATALOGUE = {
@@ -26,6 +27,7 @@ class Driver:
     def __init__(self, learning: Learning | None = None) -> None:
         self.machine = EstimatorMachine(learning=learning or Learning(), catalogue=CATALOGUE, shipped=SHIPPED.hardware)
         self.published: list[ProfileSnapshot] = []
+        self.noted: list[Effect] = []
         self.serial = 0
         self.now_s = 0.0
 
@@ -40,6 +42,12 @@ class Driver:
 
     def restore(self, snapshot: ProfileSnapshot) -> None:
         self._take(self.machine.step(self._clock_s(), Restored(snapshot=snapshot)))
+
+    def bring(self, snapshot: ProfileSnapshot) -> None:
+        self._take(self.machine.step(self._clock_s(), Imported(snapshot=snapshot)))
+
+    def judge(self, judged: Judged) -> None:
+        self._take(self.machine.step(self._clock_s(), judged))
 
     def tell(self, kind: LifecycleKind, at_s: float, queue_id: str = "1", **fields: object) -> Lifecycle:
         self.now_s = at_s
@@ -76,8 +84,10 @@ class Driver:
 
     def _take(self, effects: list[Effect]) -> None:
         for effect in effects:
-            assert isinstance(effect, Publish)
-            self.published.append(effect.snapshot)
+            if isinstance(effect, Publish):
+                self.published.append(effect.snapshot)
+            else:
+                self.noted.append(effect)
 
 
 def duration_s(output_tokens: int, prompt_tokens: int = 500, slowdown: float = 1.0) -> float:

@@ -154,7 +154,7 @@ def test_a_run_of_an_absurd_duration_teaches_no_speed() -> None:
 
 def test_unknown_incarnations_and_gpus_teach_no_speed() -> None:
     driver = Driver()
-    driver.seen(instances=(replace(INSTANCE, gpu="B200"),))
+    driver.seen(instances=(replace(INSTANCE, gpu="B300"),))
     driver.run(0, 3, "1")
     driver.run(4, 7, "2", incarnation="nobody/9")
     assert driver.machine.counts.speeds == 0

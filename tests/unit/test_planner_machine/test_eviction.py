@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from qlm_core.clearing import Head, would_clear
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_core.request import SloKind
 from qlm_planner.board import Group
-from qlm_planner.clearing import Head, would_clear
 from qlm_planner.effects import PlanCause
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line, best_place
@@ -128,19 +128,20 @@ def expects_what_the_rule_does(seed: int) -> bool:
         for number in range(chance.randrange(1, 4))
     ]
     engine = running_line([], made, runs).engine
+    assert engine.way is not None
     head = Head(
         band=0,
         deadline_s=START_S + chance.choice((1.0, 3.0, 5.0, 15.0, 60.0)),
         requests=chance.randrange(1, 120),
         service_s=chance.choice((0.5, 3.0, 12.0)),
     )
-    context_tokens = round(engine.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
+    context_tokens = round(engine.way.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
     batch = [
         Occupant(
             run_id=f"{number}-{each}",
             urgency=Urgency(0, run.first_deadline_s),
             # The last of them ends when the engine is drained.
-            left_s=engine.drain_s if number == each == 0 else engine.runs_left_s,
+            left_s=engine.drain_s if number == each == 0 else engine.way.runs_left_s,
             kv_tokens=300,
             context_tokens=context_tokens,
             offloadable=False,
@@ -150,7 +151,7 @@ def expects_what_the_rule_does(seed: int) -> bool:
     ]
     contender = Contender(urgency=Urgency(0, head.deadline_s), requests=head.requests, kv_tokens=300, service_s=head.service_s)
     victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), hardware("big", "alpha"), Rule())
-    expected = would_clear(engine, head, START_S)
+    expected = would_clear(engine.runners, engine.drain_s, engine.way, head, START_S)
     if not math.isclose(sum(victim.cost_s for victim in victims), engine.drain_s, rel_tol=0.1):
         assert expected == bool(victims), seed
     return expected
@@ -244,16 +245,19 @@ def mixed(seed: int, *, seconds: float = 150.0) -> list[Job]:
 
 
 async def test_interactive_requests_gain_and_batches_do_not_lose() -> None:
-    policy = Policy(lease_ttl_s=LEASE_S)
-    drain, evict = SmallCluster(policy, engines=("a", "b"), evicting=False), SmallCluster(policy, engines=("a", "b"))
-    jobs = mixed(2)
-    for cluster in (drain, evict):
-        cluster.world.snapshot = profiles(output_tokens=180.0, swap_s=3.0)
-        await cluster.serve(jobs)
-        assert sum(cluster.served.count.values()) == len(jobs)
-    assert evict.served.attained(15.0) > drain.served.attained(15.0) + 0.05
-    assert evict.served.attained(60.0) >= drain.served.attained(60.0) - 0.02
-    assert evict.served.attained(600.0) == 1.0
+    """Of two overloads: what one of them gains depends on when its batches come."""
+    gained = 0.0
+    for seed in (2, 4):
+        drain, evict = [SmallCluster(Policy(lease_ttl_s=LEASE_S), engines=("a", "b"), evicting=evicting) for evicting in (False, True)]
+        jobs = mixed(seed)
+        for cluster in (drain, evict):
+            cluster.world.snapshot = profiles(output_tokens=180.0, swap_s=3.0)
+            await cluster.serve(jobs)
+            assert sum(cluster.served.count.values()) == len(jobs)
+        gained += evict.served.attained(15.0) - drain.served.attained(15.0)
+        assert evict.served.attained(60.0) >= drain.served.attained(60.0) - 0.02
+        assert evict.served.attained(600.0) == 1.0
+    assert gained / 2 > 0.05
 
 
 async def test_two_models_do_not_take_turns_pushing_each_other_out() -> None:

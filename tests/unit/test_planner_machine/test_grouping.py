@@ -29,8 +29,8 @@ async def test_a_group_holds_delta_average_batches() -> None:
     await world.settle()
     found = next(iter(machine.board.groups.values()))
     limits = machine.estimates.limits(machine.board.slots["a"], found.traits.key, found.traits.slo_s, 200.0)
-    # 40,000 tokens of KV, 200 prompt + about 52 output tokens each: 158 at once.
-    assert limits.live == pytest.approx(4 * 158, rel=0.1)
+    # 40,000 tokens of KV, and agents keep room for 200 prompt + 100 output tokens each: 133 at once.
+    assert limits.live == pytest.approx(4 * 133, rel=0.1)
     assert await sizes(world) == [limits.live, limits.live, 1500 - 2 * limits.live]
 
 
@@ -122,7 +122,7 @@ def test_ids_never_repeat_across_leaders() -> None:
 @pytest.mark.parametrize("made", [group(1, "alpha", 60.0), group(2, "beta", 0.0, priority=-3)])
 def test_meta_tells_everything_after_a_restart(made: object) -> None:
     traits = made.traits  # type: ignore[attr-defined]
-    assert from_meta(to_meta(traits)) == traits
+    assert from_meta(to_meta(traits, 0)) == traits
 
 
 def test_meta_of_another_version_is_read_with_what_it_has() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
 
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView, group_times
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
@@ -15,7 +18,7 @@ from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import Cost
+from qlm_planner.timeline import Cost, timelines
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -83,10 +86,11 @@ def views(groups: Sequence[Group], *, active: str, running: int, warm: Sequence[
 @pytest.mark.parametrize("running", [0, 100])
 @pytest.mark.parametrize("active", ["", "alpha", "beta"])
 @pytest.mark.parametrize("warm", [(), ("beta", "gamma")])
-@pytest.mark.parametrize("counts", [(400, 300, 800, 200), (200, 1000, 500, 500)])
-def test_times_agree_with_the_prediction(running: int, active: str, warm: Sequence[str], counts: Sequence[int]) -> None:
-    """The planner adds the same services up in closed form: starts and ends are those of `group_times` to within a few percent of the
-    queue's length (a request is taken to decode beside its own group, not beside those that join behind)."""
+@pytest.mark.parametrize("counts", [(400, 300, 800, 200), (200, 1000, 500, 500), (20, 30, 5, 60)])
+def test_planner_and_estimator_say_the_same(running: int, active: str, warm: Sequence[str], counts: Sequence[int]) -> None:
+    """Both put the one model of a queue to work: starts are those of `group_times` to within a hundredth of the queue's length (terms share
+    a service with prompts up to an eighth longer or shorter), and so are the ends of runs. A group inside a run is taken to decode beside
+    its own group, not beside those that join behind."""
     if not active:
         running = 0
     models = ("alpha", "alpha", "beta", "alpha")
@@ -94,10 +98,48 @@ def test_times_agree_with_the_prediction(running: int, active: str, warm: Sequen
     expected = group_times(views(groups, active=active, running=running, warm=warm), CATALOGUE, SNAPSHOT)
     found = line(groups, active=active, running=running, warm=warm).timeline(START_S)
     length_s = expected[-1].completion.mean
-    for place, time in enumerate(expected):
-        assert found.start_s[place] == pytest.approx(time.wait.mean, abs=0.1 * length_s)
-        assert found.end_s[place] == pytest.approx(time.completion.mean, abs=0.1 * length_s)
-    assert found.end_s[-1] == pytest.approx(length_s, rel=0.1)
+    assert found.start_s == pytest.approx([time.wait.mean for time in expected], abs=0.01 * length_s)
+    assert found.end_s == pytest.approx([time.completion.mean for time in expected], abs=0.07 * length_s)
+    assert found.end_s[1:] == pytest.approx([time.completion.mean for time in expected[1:]], abs=0.03 * length_s)
+
+
+def test_they_agree_where_classes_are_mixed() -> None:
+    """The estimator lets all classes share one batch, the planner gives each group the batch of its own class."""
+    groups = [group(number, "alpha", 300, prompt_tokens=tokens) for number, tokens in enumerate((50, 400, 200, 900, 100))]
+    expected = group_times(views(groups, active="alpha", running=50, warm=()), CATALOGUE, SNAPSHOT)
+    found = line(groups, active="alpha", running=50).timeline(START_S)
+    assert found.start_s == pytest.approx([time.wait.mean for time in expected], abs=0.1 * expected[-1].completion.mean)
+
+
+def test_ends_and_lateness_are_calibrated() -> None:
+    """By the same rows as predictions: what ends later than the formulas say is late earlier."""
+    rows = (CalibrationProfile(time=CalibratedTime.COMPLETION, model="alpha", bias_factor=1.5, relative_variance=0.04),)
+    made = Estimates(Policy())
+    made.load(CATALOGUE, dataclasses.replace(SNAPSHOT, calibration=CalibrationTable(rows)))
+    groups = [group(1, "alpha", 1000, 30.0), group(2, "beta", 100, 60.0)]
+    own = line(groups, active="alpha").timeline(START_S)
+    told = Line.of(Slot(facts=FACTS, active_model="alpha"), groups, made).timeline(START_S)
+    assert told.end_s[0] == pytest.approx(1.5 * own.end_s[0])
+    assert told.end_variance[0] == pytest.approx(own.end_variance[0] + 0.04 * told.end_s[0] ** 2)
+    assert told.end_s[1] == pytest.approx(own.end_s[1]), "it is of another model"
+    assert told.start_s == pytest.approx(own.start_s)
+    assert told.cost.late > own.cost.late
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_orders_are_each_as_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    lines = []
+    for number in range(6):
+        models = [chance.choice(MODELS) for _ in range(chance.randrange(0, 8))]
+        groups = [group(10 * number + at, model, chance.randrange(1, 400)) for at, model in enumerate(models)]
+        lines.append(line(groups, active=chance.choice(("", *MODELS)), running=chance.randrange(0, 100)))
+    for each, made in zip(lines, timelines([(each.engine, each.columns) for each in lines], START_S), strict=True):
+        alone = each.timeline(START_S)
+        assert made.start_s == pytest.approx(alone.start_s, abs=1e-6)
+        assert made.end_s == pytest.approx(alone.end_s, abs=1e-6)
+        assert made.end_variance == pytest.approx(alone.end_variance, abs=1e-6)
+        assert dataclasses.astuple(made.cost) == pytest.approx(dataclasses.astuple(alone.cost), abs=1e-6)
 
 
 def test_a_swap_costs_its_time_unless_the_model_is_active_or_warm() -> None:

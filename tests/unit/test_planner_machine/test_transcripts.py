@@ -80,7 +80,7 @@ def snapshot(
                 live=10,
                 waiting_prompt_tokens=2000,
                 first_deadline_s=START_S + 60.0 + number,
-                meta=to_meta(traits),
+                meta=to_meta(traits, 0),
             )
     facts = [
         InstanceFacts(name=name, incarnation=f"{name}/1", gpu="big", n_gpu=1, engine="simulated", models=("alpha", "beta"))

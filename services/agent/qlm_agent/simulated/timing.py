@@ -1,7 +1,7 @@
 """How long each step of a simulated engine really takes. The estimator knows neither this formula nor its noise.
 
-A step costs its weights once, a share per sequence and per context token, and its prefill tokens, with the quadratic part of attention that
-the estimator's linear formula leaves out. Each step is multiplied by lognormal noise of mean 1, and all of them by one hidden bias of the
+A step costs its weights once, a share per sequence and per context token, and its prefill tokens, with a square part for attention that is
+not the profile's. Each step is multiplied by lognormal noise of mean 1, and all of them by one hidden bias of the
 instance.
 """
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from qlm.api.v1 import prediction_pb2 as _prediction_pb2
 from qlm.api.v1 import request_pb2 as _request_pb2
 import builtins as _builtins
@@ -19,6 +20,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PredictedTime:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PredictedTimeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PredictedTime.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREDICTED_TIME_UNSPECIFIED: _PredictedTime.ValueType  # 0
+    PREDICTED_TIME_WAIT: _PredictedTime.ValueType  # 1
+    """From acceptance to the first start on an engine."""
+    PREDICTED_TIME_COMPLETION: _PredictedTime.ValueType  # 2
+    """From acceptance to the last token."""
+
+class PredictedTime(_PredictedTime, metaclass=_PredictedTimeEnumTypeWrapper):
+    """Which time a prediction is of."""
+
+PREDICTED_TIME_UNSPECIFIED: PredictedTime.ValueType  # 0
+PREDICTED_TIME_WAIT: PredictedTime.ValueType  # 1
+"""From acceptance to the first start on an engine."""
+PREDICTED_TIME_COMPLETION: PredictedTime.ValueType  # 2
+"""From acceptance to the last token."""
+Global___PredictedTime: _TypeAlias = PredictedTime  # noqa: Y015
 
 @_typing.final
 class GetProfilesRequest(_message.Message):
@@ -43,17 +66,29 @@ class ProfileSnapshot(_message.Message):
     MADE_S_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
+    LENGTH_MODEL_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows by one with each publication."""
     made_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
     @_builtins.property
     def hardware(self) -> _containers.RepeatedCompositeFieldContainer[Global___HardwareProfile]:
-        """The shipped rows, and a row for each instance and model whose speed was measured."""
+        """A row for each pair of GPUs and model that is known (shipped, measured, or made from facts), and one for each instance and model whose
+        speed was learned.
+        """
 
     @_builtins.property
     def workload(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadProfile]:
         """A row for each class of finished requests."""
+
+    @_builtins.property
+    def calibration(self) -> _containers.RepeatedCompositeFieldContainer[Global___CalibrationProfile]:
+        """How far predictions are off, learned from what clients were told and what came."""
+
+    @_builtins.property
+    def length_model(self) -> Global___LengthModel:
+        """What the outputs of single requests are predicted with."""
 
     def __init__(
         self,
@@ -62,18 +97,84 @@ class ProfileSnapshot(_message.Message):
         made_s: _builtins.float = ...,
         hardware: _abc.Iterable[Global___HardwareProfile] | None = ...,
         workload: _abc.Iterable[Global___WorkloadProfile] | None = ...,
+        calibration: _abc.Iterable[Global___CalibrationProfile] | None = ...,
+        length_model: Global___LengthModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["length_model", b"length_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "made_s", b"made_s", "version", b"version", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "hardware", b"hardware", "length_model", b"length_model", "made_s", b"made_s", "version", b"version", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProfileSnapshot: _TypeAlias = ProfileSnapshot  # noqa: Y015
 
 @_typing.final
+class CalibrationProfile(_message.Message):
+    """Key: (time, model, gpu, n_gpu, instance); the narrowest row that there is counts. A prediction of the formulas with mean m and variance v
+    stands for a time of mean bias_factor * m + offset_s = M and variance base_variance_s2 + variance_factor * v + relative_variance * M^2.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    N_GPU_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    BIAS_FACTOR_FIELD_NUMBER: _builtins.int
+    VARIANCE_FACTOR_FIELD_NUMBER: _builtins.int
+    RELATIVE_VARIANCE_FIELD_NUMBER: _builtins.int
+    BASE_VARIANCE_S2_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    OFFSET_S_FIELD_NUMBER: _builtins.int
+    time: Global___PredictedTime.ValueType
+    """Which time."""
+    model: _builtins.str
+    """Name of a served model; empty: any."""
+    gpu: _builtins.str
+    """Kind of GPU; empty: any."""
+    n_gpu: _builtins.int
+    """GPUs of the instance; 0: any."""
+    instance: _builtins.str
+    """Name of the instance; empty: any."""
+    bias_factor: _builtins.float
+    """> 0."""
+    variance_factor: _builtins.float
+    """>= 0."""
+    relative_variance: _builtins.float
+    """>= 0."""
+    base_variance_s2: _builtins.float
+    """Seconds squared, >= 0."""
+    samples: _builtins.float
+    """Independent pairs of a prediction and what came; those that waited behind the same requests count as one."""
+    offset_s: _builtins.float
+    """Seconds."""
+    def __init__(
+        self,
+        *,
+        time: Global___PredictedTime.ValueType = ...,
+        model: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        n_gpu: _builtins.int = ...,
+        instance: _builtins.str = ...,
+        bias_factor: _builtins.float = ...,
+        variance_factor: _builtins.float = ...,
+        relative_variance: _builtins.float = ...,
+        base_variance_s2: _builtins.float = ...,
+        samples: _builtins.float = ...,
+        offset_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_variance_s2", b"base_variance_s2", "bias_factor", b"bias_factor", "gpu", b"gpu", "instance", b"instance", "model", b"model", "n_gpu", b"n_gpu", "offset_s", b"offset_s", "relative_variance", b"relative_variance", "samples", b"samples", "time", b"time", "variance_factor", b"variance_factor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CalibrationProfile: _TypeAlias = CalibrationProfile  # noqa: Y015
+
+@_typing.final
 class HardwareProfile(_message.Message):
-    """Key: (gpu, n_gpu, model) for the shipped rows, (instance, model) where `instance` is set: learned on that instance."""
+    """Key: (gpu, n_gpu, model) for the row of a pair, (instance, model) where `instance` is set: learned on that instance."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,6 +196,10 @@ class HardwareProfile(_message.Message):
     RECOMPUTE_US_PER_TOKEN_FIELD_NUMBER: _builtins.int
     SLOWDOWN_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_PER_TOKEN_SQUARED_FIELD_NUMBER: _builtins.int
+    PRIOR_SHARE_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     """Kind of GPU: "A100-80GB"."""
     n_gpu: _builtins.int
@@ -102,7 +207,7 @@ class HardwareProfile(_message.Message):
     model: _builtins.str
     """Name of a profile, which several served models may share: "Mistral-7B"."""
     instance: _builtins.str
-    """Name of the instance that was measured; empty in a shipped row."""
+    """Name of the instance that it was learned on; empty in the row of a pair."""
     weights_gb: _builtins.float
     """Size of the weights, in 10^9 bytes."""
     kv_bytes_per_token: _builtins.int
@@ -116,7 +221,7 @@ class HardwareProfile(_message.Message):
     decode_c_ms_per_context_token: _builtins.float
     """c, in milliseconds for each token of context of the whole batch."""
     prefill_base_ms: _builtins.float
-    """Duration of a prefill: base + per_token * prompt tokens. This is the base, in milliseconds."""
+    """Duration of a prefill: base + per_token * prompt tokens + per_token_squared * their square. This is the base, in milliseconds."""
     prefill_ms_per_token: _builtins.float
     """Milliseconds for each prompt token."""
     load_disk_to_cpu_s: _builtins.float
@@ -131,6 +236,14 @@ class HardwareProfile(_message.Message):
     """Measured over predicted durations: 1 as shipped."""
     samples: _builtins.int
     """Observations behind `slowdown`."""
+    prefill_ms_per_token_squared: _builtins.float
+    """Milliseconds for each squared prompt token: attention's part of a prefill. 0 where it is not known."""
+    prior_share: _builtins.float
+    """How much of `slowdown` is still that of the pair's own row: 1 without any data, towards 0 with much. 0 in rows without `instance`."""
+    origin: _builtins.str
+    """Where the figures come from: "" shipped with QLM, "facts" of GPU and model, "measured" by a profiling run."""
+    drifting_since_s: _builtins.float
+    """Seconds since the epoch by the queue's clock from when the instance has not run as it did before; 0 where it does."""
     def __init__(
         self,
         *,
@@ -152,10 +265,14 @@ class HardwareProfile(_message.Message):
         recompute_us_per_token: _builtins.float = ...,
         slowdown: _builtins.float = ...,
         samples: _builtins.int = ...,
+        prefill_ms_per_token_squared: _builtins.float = ...,
+        prior_share: _builtins.float = ...,
+        origin: _builtins.str = ...,
+        drifting_since_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "weights_gb", b"weights_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "weights_gb", b"weights_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,12 +292,15 @@ class WorkloadProfile(_message.Message):
     OUTPUT_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_VARIANCE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    CENSORED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIRST_BIN_FIELD_NUMBER: _builtins.int
+    OUTPUT_SHARES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model."""
     slo_class: _builtins.str
     """Power of two of seconds ("64s"), or "p<priority>"."""
     token_class: _builtins.str
-    """Power of four at or above the prompt's tokens ("1024")."""
+    """Power of four at or above the prompt's tokens ("1024"), and at or above the predicted output's where that was predicted ("1024/o64")."""
     prompt_tokens_mean: _builtins.float
     """Tokens."""
     prompt_tokens_variance: _builtins.float
@@ -191,6 +311,14 @@ class WorkloadProfile(_message.Message):
     """Tokens squared."""
     samples: _builtins.int
     """Finished requests behind the figures; old ones fade."""
+    censored: _builtins.int
+    """Requests that run, or were cancelled, expired or failed, whose length so far the figures take as a lower bound; faded."""
+    output_first_bin: _builtins.int
+    """Bin of the first of `output_shares`."""
+    @_builtins.property
+    def output_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Shares of the output lengths: bins of one token each up to 16, then four to each doubling. Empty: only mean and variance are known."""
+
     def __init__(
         self,
         *,
@@ -202,14 +330,97 @@ class WorkloadProfile(_message.Message):
         output_tokens_mean: _builtins.float = ...,
         output_tokens_variance: _builtins.float = ...,
         samples: _builtins.int = ...,
+        censored: _builtins.int = ...,
+        output_first_bin: _builtins.int = ...,
+        output_shares: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["censored", b"censored", "model", b"model", "output_first_bin", b"output_first_bin", "output_shares", b"output_shares", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkloadProfile: _TypeAlias = WorkloadProfile  # noqa: Y015
+
+@_typing.final
+class LengthModel(_message.Message):
+    """Linear in hashed features: the logarithm of a request's output over 100 tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    CURVATURES_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the features that have a weight, below 16,384; at most 4,096 of them."""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Weight of each."""
+
+    @_builtins.property
+    def curvatures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Sum of squared gradients of each, from which learning goes on."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___LengthScore]:
+        """By served model."""
+
+    def __init__(
+        self,
+        *,
+        features: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _abc.Iterable[_builtins.float] | None = ...,
+        curvatures: _abc.Iterable[_builtins.float] | None = ...,
+        scores: _abc.Iterable[Global___LengthScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvatures", b"curvatures", "features", b"features", "scores", b"scores", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LengthModel: _TypeAlias = LengthModel  # noqa: Y015
+
+@_typing.final
+class LengthScore(_message.Message):
+    """The length model against the group median on lately finished requests of a served model; predictions as of their arrival."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    MEDIAN_ERROR_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_ERROR_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of a served model."""
+    used: _builtins.bool
+    """The length model is in use there: it was clearly nearer."""
+    samples: _builtins.int
+    """Requests compared."""
+    median_error_tokens: _builtins.float
+    """Mean absolute error of the median, in tokens; old ones fade."""
+    model_error_tokens: _builtins.float
+    """The same of the length model."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        used: _builtins.bool = ...,
+        samples: _builtins.int = ...,
+        median_error_tokens: _builtins.float = ...,
+        model_error_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["median_error_tokens", b"median_error_tokens", "model", b"model", "model_error_tokens", b"model_error_tokens", "samples", b"samples", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LengthScore: _TypeAlias = LengthScore  # noqa: Y015
 
 @_typing.final
 class PredictRequest(_message.Message):
@@ -266,6 +477,242 @@ class PredictResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PredictResponse: _TypeAlias = PredictResponse  # noqa: Y015
+
+@_typing.final
+class ImportProfilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def profiles(self) -> Global___ProfileSnapshot:
+        """The rows. Version and time are not looked at. Hardware rows without `instance` have the origin "measured"; those that QLM ships or that
+        follow from facts are left out of an import.
+        """
+
+    def __init__(
+        self,
+        *,
+        profiles: Global___ProfileSnapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profiles", b"profiles"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["profiles", b"profiles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportProfilesRequest: _TypeAlias = ImportProfilesRequest  # noqa: Y015
+
+@_typing.final
+class ImportProfilesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Version of the snapshot that holds the rows."""
+    hardware: _builtins.int
+    """Hardware rows taken."""
+    workload: _builtins.int
+    """Workload rows taken."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        hardware: _builtins.int = ...,
+        workload: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "version", b"version", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportProfilesResponse: _TypeAlias = ImportProfilesResponse  # noqa: Y015
+
+@_typing.final
+class AssessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    GROUPS_MAX_FIELD_NUMBER: _builtins.int
+    groups_max: _builtins.int
+    """Most groups in the answer, at most 10,000; 0: 1,000. Those with the most expected late requests are told."""
+    @_builtins.property
+    def instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of instances, at most 1,000; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        instances: _abc.Iterable[_builtins.str] | None = ...,
+        groups_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups_max", b"groups_max", "instances", b"instances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssessRequest: _TypeAlias = AssessRequest  # noqa: Y015
+
+@_typing.final
+class Assessment(_message.Message):
+    """The queue as it was at `made_s`, under its plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MADE_S_FIELD_NUMBER: _builtins.int
+    PROFILE_VERSION_FIELD_NUMBER: _builtins.int
+    PLAN_VERSION_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LATE_EXPECTED_FIELD_NUMBER: _builtins.int
+    TARDINESS_EXPECTED_S_FIELD_NUMBER: _builtins.int
+    GROUPS_ASSESSED_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    made_s: _builtins.float
+    """Seconds since the epoch by the queue's clock at which the queue was read."""
+    profile_version: _builtins.int
+    """Version of the profile snapshot behind it."""
+    plan_version: _builtins.int
+    """Version of the plan that the virtual queues follow."""
+    waiting: _builtins.int
+    """Requests that wait in groups of the instances asked for."""
+    late_expected: _builtins.float
+    """Of these, expected to miss their deadline: the sum over all groups, those left out too."""
+    tardiness_expected_s: _builtins.float
+    """Expected sum of the seconds by which requests end after their deadline."""
+    groups_assessed: _builtins.int
+    """Groups that were assessed, those left out of the answer too."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueAssessment]:
+        """By instance, in the order of names."""
+
+    def __init__(
+        self,
+        *,
+        made_s: _builtins.float = ...,
+        profile_version: _builtins.int = ...,
+        plan_version: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        late_expected: _builtins.float = ...,
+        tardiness_expected_s: _builtins.float = ...,
+        groups_assessed: _builtins.int = ...,
+        queues: _abc.Iterable[Global___QueueAssessment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups_assessed", b"groups_assessed", "late_expected", b"late_expected", "made_s", b"made_s", "plan_version", b"plan_version", "profile_version", b"profile_version", "queues", b"queues", "tardiness_expected_s", b"tardiness_expected_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Assessment: _TypeAlias = Assessment  # noqa: Y015
+
+@_typing.final
+class QueueAssessment(_message.Message):
+    """One virtual queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UNPREDICTABLE_FIELD_NUMBER: _builtins.int
+    LATE_EXPECTED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    """Name of the instance."""
+    version: _builtins.int
+    """Version of the virtual queue."""
+    unpredictable: _builtins.bool
+    """A group is of a model without a profile on this instance: nothing can be said of this queue."""
+    late_expected: _builtins.float
+    """Expected late requests of the whole queue."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupAssessment]:
+        """In the order of the queue; without those left out."""
+
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        version: _builtins.int = ...,
+        unpredictable: _builtins.bool = ...,
+        late_expected: _builtins.float = ...,
+        groups: _abc.Iterable[Global___GroupAssessment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "instance", b"instance", "late_expected", b"late_expected", "unpredictable", b"unpredictable", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueAssessment: _TypeAlias = QueueAssessment  # noqa: Y015
+
+@_typing.final
+class GroupAssessment(_message.Message):
+    """One group on a virtual queue. Times are seconds from `Assessment.made_s`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SLO_KIND_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FIRST_DEADLINE_S_FIELD_NUMBER: _builtins.int
+    WAIT_P50_S_FIELD_NUMBER: _builtins.int
+    WAIT_P90_S_FIELD_NUMBER: _builtins.int
+    COMPLETION_P50_S_FIELD_NUMBER: _builtins.int
+    COMPLETION_P90_S_FIELD_NUMBER: _builtins.int
+    LATE_EXPECTED_FIELD_NUMBER: _builtins.int
+    TARDINESS_EXPECTED_S_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Id of the group in its queue."""
+    model: _builtins.str
+    """The model of all its requests."""
+    slo_kind: _request_pb2.SloKind.ValueType
+    """The SLO kind of all its requests."""
+    slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
+    waiting: _builtins.int
+    """Requests that wait in it."""
+    first_deadline_s: _builtins.float
+    """Earliest deadline, seconds since the epoch by the queue's clock; infinite where none has one."""
+    wait_p50_s: _builtins.float
+    """Until its first request starts: median."""
+    wait_p90_s: _builtins.float
+    """The same, 90th percentile."""
+    completion_p50_s: _builtins.float
+    """Until its last request has ended: median."""
+    completion_p90_s: _builtins.float
+    """The same, 90th percentile."""
+    late_expected: _builtins.float
+    """Expected number of its requests that miss their deadline; 0 for priorities."""
+    tardiness_expected_s: _builtins.float
+    """Expected sum of the seconds by which they end after it."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        slo_kind: _request_pb2.SloKind.ValueType = ...,
+        slo_class: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        first_deadline_s: _builtins.float = ...,
+        wait_p50_s: _builtins.float = ...,
+        wait_p90_s: _builtins.float = ...,
+        completion_p50_s: _builtins.float = ...,
+        completion_p90_s: _builtins.float = ...,
+        late_expected: _builtins.float = ...,
+        tardiness_expected_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_p50_s", b"completion_p50_s", "completion_p90_s", b"completion_p90_s", "first_deadline_s", b"first_deadline_s", "group_id", b"group_id", "late_expected", b"late_expected", "model", b"model", "slo_class", b"slo_class", "slo_kind", b"slo_kind", "tardiness_expected_s", b"tardiness_expected_s", "wait_p50_s", b"wait_p50_s", "wait_p90_s", b"wait_p90_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupAssessment: _TypeAlias = GroupAssessment  # noqa: Y015
 
 @_typing.final
 class GetOutcomesRequest(_message.Message):
@@ -403,6 +850,7 @@ class Calibration(_message.Message):
     ERROR_P50_S_FIELD_NUMBER: _builtins.int
     ERROR_P90_S_FIELD_NUMBER: _builtins.int
     BIAS_S_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Completed requests whose prediction is known."""
     within_p50: _builtins.float
@@ -415,6 +863,12 @@ class Calibration(_message.Message):
     """The same, 90th percentile."""
     bias_s: _builtins.float
     """Mean seconds by which requests ended after the predicted median; negative: before."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___CalibrationRow]:
+        """By what was predicted, model, GPU and depth. The first rows are of all models, GPUs and depths together, then come those of each depth
+        over all models and GPUs, those of all depths of a model on a GPU, and the rest.
+        """
+
     def __init__(
         self,
         *,
@@ -424,14 +878,93 @@ class Calibration(_message.Message):
         error_p50_s: _builtins.float = ...,
         error_p90_s: _builtins.float = ...,
         bias_s: _builtins.float = ...,
+        rows: _abc.Iterable[Global___CalibrationRow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_s", b"bias_s", "error_p50_s", b"error_p50_s", "error_p90_s", b"error_p90_s", "samples", b"samples", "within_p50", b"within_p50", "within_p90", b"within_p90"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_s", b"bias_s", "error_p50_s", b"error_p50_s", "error_p90_s", b"error_p90_s", "rows", b"rows", "samples", b"samples", "within_p50", b"within_p50", "within_p90", b"within_p90"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
+
+@_typing.final
+class CalibrationRow(_message.Message):
+    """Predictions that are alike against what happened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    WITHIN_P50_FIELD_NUMBER: _builtins.int
+    WITHIN_P90_FIELD_NUMBER: _builtins.int
+    WITHIN_P99_FIELD_NUMBER: _builtins.int
+    BIAS_S_FIELD_NUMBER: _builtins.int
+    R2_FIELD_NUMBER: _builtins.int
+    PINBALL_P50_S_FIELD_NUMBER: _builtins.int
+    PINBALL_P90_S_FIELD_NUMBER: _builtins.int
+    PINBALL_P99_S_FIELD_NUMBER: _builtins.int
+    ACTUAL_MEAN_S_FIELD_NUMBER: _builtins.int
+    time: Global___PredictedTime.ValueType
+    """What was predicted."""
+    model: _builtins.str
+    """Name of a served model; empty: any."""
+    gpu: _builtins.str
+    """Kind of GPU, "4x" before it for four of them; empty: any."""
+    depth: _builtins.str
+    """Requests ahead at the prediction: the power of four at or above them ("16" for 5 to 16), "0", or "262144+"; empty: any."""
+    samples: _builtins.int
+    """Predictions judged."""
+    within_p50: _builtins.float
+    """Share that came by the predicted median: 0.5 is right."""
+    within_p90: _builtins.float
+    """Share that came by the predicted 90th percentile: 0.9 is right."""
+    within_p99: _builtins.float
+    """Share that came by the predicted 99th percentile: 0.99 is right."""
+    bias_s: _builtins.float
+    """Mean seconds by which it came after the predicted median; negative: before."""
+    r2: _builtins.float
+    """Share of the variance of what happened that the predicted medians explain: 1 is perfect, 0 no better than the mean; absent for
+    fewer than ten samples, and where all that happened took equally long.
+    """
+    pinball_p50_s: _builtins.float
+    """Mean pinball loss of the median in seconds: half the mean absolute error."""
+    pinball_p90_s: _builtins.float
+    """The same of the 90th percentile."""
+    pinball_p99_s: _builtins.float
+    """The same of the 99th percentile."""
+    actual_mean_s: _builtins.float
+    """Mean of what happened, in seconds."""
+    def __init__(
+        self,
+        *,
+        time: Global___PredictedTime.ValueType = ...,
+        model: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        depth: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        within_p50: _builtins.float = ...,
+        within_p90: _builtins.float = ...,
+        within_p99: _builtins.float = ...,
+        bias_s: _builtins.float = ...,
+        r2: _builtins.float | None = ...,
+        pinball_p50_s: _builtins.float = ...,
+        pinball_p90_s: _builtins.float = ...,
+        pinball_p99_s: _builtins.float = ...,
+        actual_mean_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_r2", b"_r2", "r2", b"r2"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_r2", b"_r2", "actual_mean_s", b"actual_mean_s", "bias_s", b"bias_s", "depth", b"depth", "gpu", b"gpu", "model", b"model", "pinball_p50_s", b"pinball_p50_s", "pinball_p90_s", b"pinball_p90_s", "pinball_p99_s", b"pinball_p99_s", "r2", b"r2", "samples", b"samples", "time", b"time", "within_p50", b"within_p50", "within_p90", b"within_p90", "within_p99", b"within_p99"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__r2: _TypeAlias = _typing.Literal["r2"]  # noqa: Y015
+    _WhichOneofArgType__r2: _TypeAlias = _typing.Literal["_r2", b"_r2"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__r2) -> _WhichOneofReturnType__r2 | None: ...
+
+Global___CalibrationRow: _TypeAlias = CalibrationRow  # noqa: Y015
 
 @_typing.final
 class Operations(_message.Message):

@@ -44,6 +44,16 @@ class EstimatorStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
                 _registered_method=True)
+        self.Assess = channel.unary_unary(
+                '/qlm.api.v1.Estimator/Assess',
+                request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.FromString,
+                _registered_method=True)
+        self.ImportProfiles = channel.unary_unary(
+                '/qlm.api.v1.Estimator/ImportProfiles',
+                request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesResponse.FromString,
+                _registered_method=True)
         self.GetOutcomes = channel.unary_unary(
                 '/qlm.api.v1.Estimator/GetOutcomes',
                 request_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.GetOutcomesRequest.SerializeToString,
@@ -63,6 +73,22 @@ class EstimatorServicer(object):
 
     def Predict(self, request, context):
         """When a request would start and end if it were sent now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Assess(self, request, context):
+        """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportProfiles(self, request, context):
+        """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
+        that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
+        refuses with NOT_LEADER and names the leader's address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,6 +114,16 @@ def add_EstimatorServicer_to_server(servicer, server):
                     servicer.Predict,
                     request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.SerializeToString,
+            ),
+            'Assess': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assess,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.SerializeToString,
+            ),
+            'ImportProfiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportProfiles,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesResponse.SerializeToString,
             ),
             'GetOutcomes': grpc.unary_unary_rpc_method_handler(
                     servicer.GetOutcomes,
@@ -149,6 +185,60 @@ class Estimator(object):
             '/qlm.api.v1.Estimator/Predict',
             qlm_dot_api_dot_v1_dot_estimator__pb2.PredictRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_estimator__pb2.PredictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Estimator/Assess',
+            qlm_dot_api_dot_v1_dot_estimator__pb2.AssessRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_estimator__pb2.Assessment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportProfiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Estimator/ImportProfiles',
+            qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_estimator__pb2.ImportProfilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

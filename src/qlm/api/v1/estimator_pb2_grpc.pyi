@@ -35,6 +35,13 @@ class EstimatorStub:
     """The newest snapshot of all profiles."""
     Predict: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]
     """When a request would start and end if it were sent now."""
+    Assess: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]
+    """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
+    ImportProfiles: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]
+    """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
+    that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
+    refuses with NOT_LEADER and names the leader's address.
+    """
     GetOutcomes: _grpc.UnaryUnaryMultiCallable[_estimator_pb2.GetOutcomesRequest, _estimator_pb2.Outcomes]
     """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
     refuses with NOT_LEADER and names the leader's address.
@@ -47,6 +54,13 @@ class EstimatorAsyncStub(EstimatorStub):
     """The newest snapshot of all profiles."""
     Predict: _aio.UnaryUnaryMultiCallable[_estimator_pb2.PredictRequest, _estimator_pb2.PredictResponse]  # type: ignore[assignment]
     """When a request would start and end if it were sent now."""
+    Assess: _aio.UnaryUnaryMultiCallable[_estimator_pb2.AssessRequest, _estimator_pb2.Assessment]  # type: ignore[assignment]
+    """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
+    ImportProfiles: _aio.UnaryUnaryMultiCallable[_estimator_pb2.ImportProfilesRequest, _estimator_pb2.ImportProfilesResponse]  # type: ignore[assignment]
+    """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
+    that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
+    refuses with NOT_LEADER and names the leader's address.
+    """
     GetOutcomes: _aio.UnaryUnaryMultiCallable[_estimator_pb2.GetOutcomesRequest, _estimator_pb2.Outcomes]  # type: ignore[assignment]
     """What came of the requests that ended lately, and of the predictions that clients were given. Answered by the leader; a standby
     refuses with NOT_LEADER and names the leader's address.
@@ -68,6 +82,25 @@ class EstimatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_estimator_pb2.PredictResponse, _abc.Awaitable[_estimator_pb2.PredictResponse]]:
         """When a request would start and end if it were sent now."""
+
+    @_abc_1.abstractmethod
+    def Assess(
+        self,
+        request: _estimator_pb2.AssessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimator_pb2.Assessment, _abc.Awaitable[_estimator_pb2.Assessment]]:
+        """Which groups will have how many late requests under the order that the virtual queues have now. Any estimator answers, a standby too."""
+
+    @_abc_1.abstractmethod
+    def ImportProfiles(
+        self,
+        request: _estimator_pb2.ImportProfilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_estimator_pb2.ImportProfilesResponse, _abc.Awaitable[_estimator_pb2.ImportProfilesResponse]]:
+        """Takes rows that were exported, or measured by `qlm profile`, in place of those of the same keys; other rows stay. All or nothing: rows
+        that are damaged or contradict each other are refused with INVALID_FIELD. Answered by the leader, once they are published; a standby
+        refuses with NOT_LEADER and names the leader's address.
+        """
 
     @_abc_1.abstractmethod
     def GetOutcomes(

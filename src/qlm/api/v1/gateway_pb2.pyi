@@ -25,6 +25,9 @@ class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    OUTLOOK_EVERY_S_FIELD_NUMBER: _builtins.int
+    outlook_every_s: _builtins.float
+    """Seconds between two Outlooks while it waits, 1 to 3,600; 0: none. A busy gateway sends fewer."""
     @_builtins.property
     def request(self) -> _request_pb2.Request:
         """Required."""
@@ -33,10 +36,11 @@ class GenerateRequest(_message.Message):
         self,
         *,
         request: _request_pb2.Request | None = ...,
+        outlook_every_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outlook_every_s", b"outlook_every_s", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -145,6 +149,7 @@ class StreamResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    OUTLOOK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """First, and once, on Generate; never on Stream."""
@@ -157,22 +162,55 @@ class StreamResponse(_message.Message):
     def result(self) -> _request_pb2.Result:
         """Last, at a terminal state, without the output."""
 
+    @_builtins.property
+    def outlook(self) -> Global___Outlook:
+        """While it waits, where it was asked for."""
+
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
         tokens: Global___TokenChunk | None = ...,
         result: _request_pb2.Result | None = ...,
+        outlook: Global___Outlook | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "result"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "result", "outlook"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___StreamResponse: _TypeAlias = StreamResponse  # noqa: Y015
+
+@_typing.final
+class Outlook(_message.Message):
+    """A waiting request now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    state: _request_pb2.RequestState.ValueType
+    """ACCEPTED or PLACED."""
+    @_builtins.property
+    def prediction(self) -> _prediction_pb2.Prediction:
+        """Absent where no prediction can be made."""
+
+    def __init__(
+        self,
+        *,
+        state: _request_pb2.RequestState.ValueType = ...,
+        prediction: _prediction_pb2.Prediction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outlook: _TypeAlias = Outlook  # noqa: Y015
 
 @_typing.final
 class TokenChunk(_message.Message):
@@ -273,22 +311,26 @@ class StreamRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    OUTLOOK_EVERY_S_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """As in the request. Empty: "default"."""
     request_id: _builtins.str
     """1 to 128 bytes of printable ASCII. Required."""
     offset: _builtins.int
     """First token wanted; at most the number produced so far."""
+    outlook_every_s: _builtins.float
+    """Seconds between two Outlooks while it waits, 1 to 3,600; 0: none. A busy gateway sends fewer."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
         offset: _builtins.int = ...,
+        outlook_every_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "outlook_every_s", b"outlook_every_s", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,6 +624,8 @@ class RequestStatus(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     ACCEPTED_S_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     state: _request_pb2.RequestState.ValueType
     """What it is now."""
     queue_id: _builtins.str
@@ -598,9 +642,15 @@ class RequestStatus(_message.Message):
     """Runs by an agent so far."""
     accepted_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
+    deadline_s: _builtins.float
+    """Acceptance + SLO, seconds since the epoch by the queue's clock; absent without an SLO in seconds, and at a terminal state."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
         """Absent where no prediction can be made."""
+
+    @_builtins.property
+    def slo(self) -> _request_pb2.Slo:
+        """Its SLO, the gateway's default where it named none; absent at a terminal state."""
 
     def __init__(
         self,
@@ -614,13 +664,20 @@ class RequestStatus(_message.Message):
         attempts: _builtins.int = ...,
         accepted_s: _builtins.float = ...,
         prediction: _prediction_pb2.Prediction | None = ...,
+        slo: _request_pb2.Slo | None = ...,
+        deadline_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_ahead", b"_requests_ahead", "prediction", b"prediction", "requests_ahead", b"requests_ahead"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_requests_ahead", b"_requests_ahead", "deadline_s", b"deadline_s", "prediction", b"prediction", "requests_ahead", b"requests_ahead", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_ahead", b"_requests_ahead", "accepted_s", b"accepted_s", "attempts", b"attempts", "group_id", b"group_id", "instance", b"instance", "output_tokens", b"output_tokens", "prediction", b"prediction", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_requests_ahead", b"_requests_ahead", "accepted_s", b"accepted_s", "attempts", b"attempts", "deadline_s", b"deadline_s", "group_id", b"group_id", "instance", b"instance", "output_tokens", b"output_tokens", "prediction", b"prediction", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slo", b"slo", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
     _WhichOneofReturnType__requests_ahead: _TypeAlias = _typing.Literal["requests_ahead"]  # noqa: Y015
     _WhichOneofArgType__requests_ahead: _TypeAlias = _typing.Literal["_requests_ahead", b"_requests_ahead"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_ahead) -> _WhichOneofReturnType__requests_ahead | None: ...
 
 Global___RequestStatus: _TypeAlias = RequestStatus  # noqa: Y015

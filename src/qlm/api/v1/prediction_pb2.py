@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bqlm/api/v1/prediction.proto\x12\nqlm.api.v1\"\x99\x01\n\nPrediction\x12\x12\n\nwait_p50_s\x18\x01 \x01(\x01\x12\x12\n\nwait_p90_s\x18\x02 \x01(\x01\x12\x18\n\x10\x63ompletion_p50_s\x18\x03 \x01(\x01\x12\x18\n\x10\x63ompletion_p90_s\x18\x04 \x01(\x01\x12\x16\n\x0erequests_ahead\x18\x05 \x01(\x04\x12\x17\n\x0fprofile_version\x18\x06 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bqlm/api/v1/prediction.proto\x12\nqlm.api.v1\"\xcd\x01\n\nPrediction\x12\x12\n\nwait_p50_s\x18\x01 \x01(\x01\x12\x12\n\nwait_p90_s\x18\x02 \x01(\x01\x12\x18\n\x10\x63ompletion_p50_s\x18\x03 \x01(\x01\x12\x18\n\x10\x63ompletion_p90_s\x18\x04 \x01(\x01\x12\x16\n\x0erequests_ahead\x18\x05 \x01(\x04\x12\x17\n\x0fprofile_version\x18\x06 \x01(\x04\x12\x1d\n\x10probability_late\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_probability_lateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qlm.api.v1.prediction_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREDICTION']._serialized_start=44
-  _globals['_PREDICTION']._serialized_end=197
+  _globals['_PREDICTION']._serialized_end=249
 # @@protoc_insertion_point(module_scope)

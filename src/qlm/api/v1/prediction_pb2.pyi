@@ -9,16 +9,16 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Prediction(_message.Message):
-    """When a waiting request starts and ends, as quantiles of the estimator's distributions."""
+    """When a request starts and ends, as quantiles of the estimator's distributions. One that runs has started: its wait is 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -28,6 +28,7 @@ class Prediction(_message.Message):
     COMPLETION_P90_S_FIELD_NUMBER: _builtins.int
     REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
     PROFILE_VERSION_FIELD_NUMBER: _builtins.int
+    PROBABILITY_LATE_FIELD_NUMBER: _builtins.int
     wait_p50_s: _builtins.float
     """Seconds from now to the first start on an engine: median."""
     wait_p90_s: _builtins.float
@@ -40,6 +41,8 @@ class Prediction(_message.Message):
     """Requests expected to be served before it."""
     profile_version: _builtins.int
     """Version of the profile snapshot behind it."""
+    probability_late: _builtins.float
+    """Probability that its SLO is missed; absent where it has no SLO in seconds."""
     def __init__(
         self,
         *,
@@ -49,11 +52,14 @@ class Prediction(_message.Message):
         completion_p90_s: _builtins.float = ...,
         requests_ahead: _builtins.int = ...,
         profile_version: _builtins.int = ...,
+        probability_late: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_probability_late", b"_probability_late", "probability_late", b"probability_late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_p50_s", b"completion_p50_s", "completion_p90_s", b"completion_p90_s", "profile_version", b"profile_version", "requests_ahead", b"requests_ahead", "wait_p50_s", b"wait_p50_s", "wait_p90_s", b"wait_p90_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_probability_late", b"_probability_late", "completion_p50_s", b"completion_p50_s", "completion_p90_s", b"completion_p90_s", "probability_late", b"probability_late", "profile_version", b"profile_version", "requests_ahead", b"requests_ahead", "wait_p50_s", b"wait_p50_s", "wait_p90_s", b"wait_p90_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__probability_late: _TypeAlias = _typing.Literal["probability_late"]  # noqa: Y015
+    _WhichOneofArgType__probability_late: _TypeAlias = _typing.Literal["_probability_late", b"_probability_late"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__probability_late) -> _WhichOneofReturnType__probability_late | None: ...
 
 Global___Prediction: _TypeAlias = Prediction  # noqa: Y015

@@ -123,6 +123,7 @@ class Request(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EXPIRE_AFTER_S_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model, as ListModels gives it. Required."""
@@ -139,6 +140,10 @@ class Request(_message.Message):
     expire_after_s: _builtins.float
     """Seconds after acceptance at which nobody waits for the answer any more: 1 ms to 365 days. The request then ends as EXPIRED.
     Absent: never. This is not the SLO: a late request is still served.
+    """
+    expected_output_tokens: _builtins.int
+    """How many output tokens the client expects; 0: it does not say. A hint: it is followed as far as this tenant's hints proved right, and
+    one above max_tokens counts as that.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
@@ -178,11 +183,12 @@ class Request(_message.Message):
         request_id: _builtins.str = ...,
         expire_after_s: _builtins.float | None = ...,
         trace: Global___TraceContext | None = ...,
+        expected_output_tokens: _builtins.int = ...,
         admission: Global___Admission | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "chat", b"chat", "expire_after_s", b"expire_after_s", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "application", b"application", "chat", b"chat", "expire_after_s", b"expire_after_s", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "application", b"application", "chat", b"chat", "expected_output_tokens", b"expected_output_tokens", "expire_after_s", b"expire_after_s", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expire_after_s: _TypeAlias = _typing.Literal["expire_after_s"]  # noqa: Y015
     _WhichOneofArgType__expire_after_s: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s"]  # noqa: Y015
@@ -421,6 +427,7 @@ class Admission(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    LENGTH_GUESS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, >= 1."""
     output_tokens_max: _builtins.int
@@ -429,20 +436,75 @@ class Admission(_message.Message):
     def slo(self) -> Global___Slo:
         """The SLO with defaults applied."""
 
+    @_builtins.property
+    def length_guess(self) -> Global___LengthGuess:
+        """What was thought of its output's length."""
+
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         output_tokens_max: _builtins.int = ...,
         slo: Global___Slo | None = ...,
+        length_guess: Global___LengthGuess | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["length_guess", b"length_guess", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens_max", b"output_tokens_max", "prompt_tokens", b"prompt_tokens", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length_guess", b"length_guess", "output_tokens_max", b"output_tokens_max", "prompt_tokens", b"prompt_tokens", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class LengthGuess(_message.Message):
+    """The expected output of a request at its arrival, in tokens. It goes with the request, so that all parts agree on it, and back to the
+    estimator with its end.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEDIAN_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    BY_MODEL_FIELD_NUMBER: _builtins.int
+    HINT_TOKENS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    HINT_FEATURE_FIELD_NUMBER: _builtins.int
+    median_tokens: _builtins.float
+    """Median of the requests like it that ended before."""
+    model_tokens: _builtins.float
+    """What the length model says."""
+    expected_tokens: _builtins.int
+    """What is expected: one of these two."""
+    by_model: _builtins.bool
+    """It is the model's."""
+    hint_tokens: _builtins.int
+    """The client's own, at most max_tokens; 0: none."""
+    hint_feature: _builtins.int
+    """Feature of the tenant's hints."""
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Hashed features of the request that are present."""
+
+    def __init__(
+        self,
+        *,
+        median_tokens: _builtins.float = ...,
+        model_tokens: _builtins.float = ...,
+        expected_tokens: _builtins.int = ...,
+        by_model: _builtins.bool = ...,
+        hint_tokens: _builtins.int = ...,
+        features: _abc.Iterable[_builtins.int] | None = ...,
+        hint_feature: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_model", b"by_model", "expected_tokens", b"expected_tokens", "features", b"features", "hint_feature", b"hint_feature", "hint_tokens", b"hint_tokens", "median_tokens", b"median_tokens", "model_tokens", b"model_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LengthGuess: _TypeAlias = LengthGuess  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rich.columns import Columns
@@ -12,8 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from qlm.cli.top.calibration import calibration_table, depth_table
 from qlm_core.request import SloKind
-from qlm_process.cluster_view import AgentView, CalibrationView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
+from qlm_process.cluster_view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
 
 GROUPS_SHOWN_MAX = 6
 """Groups of one virtual queue in a frame; the rest is counted."""
@@ -42,7 +43,9 @@ def frame(view: ClusterView) -> RenderableType:
     if not view.instances:
         parts.append(Text("no instance is known", style="dim"))
     if view.outcomes is not None:
-        parts.append(Columns([_attainment(view.outcomes), _calibration(view.outcomes.calibration)], padding=(0, 3)))
+        calibration = view.outcomes.calibration
+        parts.append(Columns([_attainment(view.outcomes), *([depth_table(calibration)] if calibration.rows else [])], padding=(0, 3)))
+        parts.append(calibration_table(calibration))
         parts.append(_operations(view.outcomes))
     return Group(*parts)
 
@@ -184,24 +187,6 @@ def _share(each: ClassView) -> Text:
         return Text(UNKNOWN, style="dim")
     share = each.attained / each.judged
     return Text(f"{share:.1%}", style="green" if share >= 0.99 else "yellow" if share >= 0.9 else "red")
-
-
-def _calibration(calibration: CalibrationView) -> Table:
-    table = Table(title="predicted against actual completion", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
-    for what, value in _calibration_rows(calibration):
-        table.add_row(Text(what, style="dim"), value)
-    return table
-
-
-def _calibration_rows(calibration: CalibrationView) -> Iterator[tuple[str, str]]:
-    yield "predictions that came", f"{calibration.samples:,}"
-    if not calibration.samples:
-        return
-    yield "ended by the predicted p50", f"{calibration.within_p50:.0%} (50% is right)"
-    yield "ended by the predicted p90", f"{calibration.within_p90:.0%} (90% is right)"
-    yield "error of the median, p50 / p90", f"{calibration.error_p50_s:,.1f} s / {calibration.error_p90_s:,.1f} s"
-    later = "later" if calibration.bias_s >= 0.0 else "earlier"
-    yield "ends in the mean", f"{abs(calibration.bias_s):,.1f} s {later} than predicted"
 
 
 def _operations(outcomes: OutcomesView) -> Text:

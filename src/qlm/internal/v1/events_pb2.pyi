@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from qlm.api.v1 import request_pb2 as _request_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -121,6 +122,17 @@ class RequestEvent(_message.Message):
     SLACK_S_FIELD_NUMBER: _builtins.int
     PREDICTED_P50_S_FIELD_NUMBER: _builtins.int
     PREDICTED_P90_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_P99_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_P50_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_P90_S_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_P99_S_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    N_GPU_FIELD_NUMBER: _builtins.int
+    REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
+    PROFILE_VERSION_FIELD_NUMBER: _builtins.int
+    OWN_WAIT_FIELD_NUMBER: _builtins.int
+    OWN_COMPLETION_FIELD_NUMBER: _builtins.int
+    LENGTH_GUESS_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -152,6 +164,34 @@ class RequestEvent(_message.Message):
     """PREDICTED: seconds from acceptance to the last token, median."""
     predicted_p90_s: _builtins.float
     """PREDICTED: the same, 90th percentile."""
+    predicted_p99_s: _builtins.float
+    """PREDICTED: the same, 99th percentile; 0 where the gateway does not tell it. `model` and `instance` are those of the prediction."""
+    predicted_wait_p50_s: _builtins.float
+    """PREDICTED: seconds from acceptance to the first start on an engine, median; absent where the gateway does not tell it."""
+    predicted_wait_p90_s: _builtins.float
+    """PREDICTED: the same, 90th percentile."""
+    predicted_wait_p99_s: _builtins.float
+    """PREDICTED: the same, 99th percentile."""
+    gpu: _builtins.str
+    """PREDICTED: kind of GPU of the instance."""
+    n_gpu: _builtins.int
+    """PREDICTED: GPUs of the instance."""
+    requests_ahead: _builtins.int
+    """PREDICTED: requests that were expected to be served before it."""
+    profile_version: _builtins.int
+    """PREDICTED: version of the profile snapshot behind it."""
+    @_builtins.property
+    def own_wait(self) -> Global___Moments:
+        """PREDICTED: the wait as the formulas gave it, before calibration; absent where it is as told."""
+
+    @_builtins.property
+    def own_completion(self) -> Global___Moments:
+        """PREDICTED: the same of the completion."""
+
+    @_builtins.property
+    def length_guess(self) -> _request_pb2.LengthGuess:
+        """COMPLETED and FAILED: what the gateway thought of the output's length."""
+
     def __init__(
         self,
         *,
@@ -176,13 +216,55 @@ class RequestEvent(_message.Message):
         slack_s: _builtins.float | None = ...,
         predicted_p50_s: _builtins.float = ...,
         predicted_p90_s: _builtins.float = ...,
+        predicted_p99_s: _builtins.float = ...,
+        predicted_wait_p50_s: _builtins.float | None = ...,
+        predicted_wait_p90_s: _builtins.float = ...,
+        predicted_wait_p99_s: _builtins.float = ...,
+        gpu: _builtins.str = ...,
+        n_gpu: _builtins.int = ...,
+        requests_ahead: _builtins.int = ...,
+        profile_version: _builtins.int = ...,
+        own_wait: Global___Moments | None = ...,
+        own_completion: Global___Moments | None = ...,
+        length_guess: _request_pb2.LengthGuess | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s", "slack_s", b"slack_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "group_id", b"group_id", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "model", b"model", "output_tokens", b"output_tokens", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "gpu", b"gpu", "group_id", b"group_id", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["predicted_wait_p50_s"]  # noqa: Y015
+    _WhichOneofArgType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofReturnType__slack_s: _TypeAlias = _typing.Literal["slack_s"]  # noqa: Y015
     _WhichOneofArgType__slack_s: _TypeAlias = _typing.Literal["_slack_s", b"_slack_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_wait_p50_s) -> _WhichOneofReturnType__predicted_wait_p50_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slack_s) -> _WhichOneofReturnType__slack_s | None: ...
 
 Global___RequestEvent: _TypeAlias = RequestEvent  # noqa: Y015
+
+@_typing.final
+class Moments(_message.Message):
+    """Of a time in seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_S_FIELD_NUMBER: _builtins.int
+    VARIANCE_S2_FIELD_NUMBER: _builtins.int
+    mean_s: _builtins.float
+    """Seconds."""
+    variance_s2: _builtins.float
+    """Seconds squared."""
+    def __init__(
+        self,
+        *,
+        mean_s: _builtins.float = ...,
+        variance_s2: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_s", b"mean_s", "variance_s2", b"variance_s2"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Moments: _TypeAlias = Moments  # noqa: Y015

@@ -1,0 +1,134 @@
+"""How fast predictions are, on one core: single requests of many groups at once and one by one, and a whole cluster assessed.
+
+A made cluster of 100 queues of 20 groups each, of three models on A100s with the shipped profiles and a calibration of each model. CPU time
+of this process, the best of a few rounds: other work on the machine can only make it longer.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from qlm_core.assessment import Assessment
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import GroupView, QueueView, predict_request
+from qlm_core.shipped_profiles import shipped_snapshot
+
+QUEUES = 100
+GROUPS_EACH = 20
+WAITING_MAX = 400
+NOW_S = 1_000.0
+ROUNDS = 5
+
+VECTOR_REQUESTS = 500_000
+"""Requests of one vectorised call: each with its own group, place, prompt, mean and variance of its output."""
+SCALAR_REQUESTS = 2_000
+
+CATALOGUE: Mapping[str, ModelSpec] = {
+    "chat": ModelSpec(name="chat", profile="Mistral-7B"),
+    "code": ModelSpec(name="code", profile="Mistral-7B"),
+    "large": ModelSpec(name="large", profile="Vicuna-13B"),
+}
+
+
+def measure_speed(seed: int) -> dict[str, float]:
+    """`predictions_per_s`: vectorised, moments and p50 and p90 of waits and completions; `scalar_predictions_per_s`: waiting requests one
+    at a time, as a gateway asks. `assess_ms`: 2,000 groups over 100 queues from their views to the late requests of each;
+    `assess_change_ms`: one queue changed and all assessed again; `new_request_ms`: the best of all queues for a request, kept, and
+    `predict_request_ms`: from views."""
+    views = cluster(seed)
+    profiles = replace(shipped_snapshot(), calibration=CalibrationTable(_calibration()))
+    kept = Assessment(CATALOGUE, profiles, views)
+    kept.late(NOW_S)
+    request = _group("new", "chat", 1, 500, NOW_S + 300.0)
+
+    def change() -> None:
+        kept.update(views[seed % QUEUES])
+        kept.late(NOW_S)
+
+    return {
+        "predictions_per_s": VECTOR_REQUESTS / _best_s(_vectorised(kept, seed)),
+        "scalar_predictions_per_s": SCALAR_REQUESTS / _best_s(_one_by_one(kept, views, seed)),
+        "assess_ms": 1e3 * _best_s(lambda: Assessment(CATALOGUE, profiles, views).late(NOW_S)),
+        "assess_change_ms": 1e3 * _best_s(change),
+        "new_request_ms": 1e3 * _best_s(lambda: kept.new(request)),
+        "predict_request_ms": 1e3 * _best_s(lambda: predict_request(views, CATALOGUE, profiles, "chat", 500, 400, NOW_S + 300.0)),
+    }
+
+
+def _calibration() -> tuple[CalibrationProfile, ...]:
+    """A row for each model and time, as a running cluster has learned them."""
+    return tuple(
+        CalibrationProfile(time=time_of, model=model, bias_factor=1.02, variance_factor=1.5, relative_variance=0.001, samples=500.0)
+        for time_of in CalibratedTime
+        for model in CATALOGUE
+    )
+
+
+def cluster(seed: int) -> list[QueueView]:
+    """The virtual queues of all instances, each in the order of deadlines."""
+    chance = random.Random(seed)
+    views: list[QueueView] = []
+    for number in range(QUEUES):
+        name = f"a100-{number}"
+        facts = InstanceFacts(
+            name=name, incarnation=f"{name}/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=tuple(CATALOGUE), active_model="chat"
+        )
+        groups = tuple(
+            _group(
+                f"{name}-{place}", chance.choice(tuple(CATALOGUE)), chance.randint(1, WAITING_MAX), chance.randint(50, 2_000), place * 60.0
+            )
+            for place in range(GROUPS_EACH)
+        )
+        views.append(QueueView(instance=facts, active_model="chat", running=chance.randint(0, 256), groups=groups))
+    return views
+
+
+def _group(group_id: str, model: str, waiting: int, prompt_tokens: int, slack_s: float) -> GroupView:
+    return GroupView(
+        group_id=group_id,
+        model=model,
+        slo_class="64s",
+        token_class="1024",
+        waiting=waiting,
+        waiting_prompt_tokens=waiting * prompt_tokens,
+        first_deadline_s=NOW_S + slack_s,
+        last_deadline_s=NOW_S + slack_s + 30.0,
+    )
+
+
+def _vectorised(kept: Assessment, seed: int) -> Callable[[], object]:
+    chance = np.random.default_rng(seed)
+    groups = chance.integers(0, QUEUES * GROUPS_EACH, VECTOR_REQUESTS)
+    places = chance.integers(0, WAITING_MAX, VECTOR_REQUESTS).astype(np.float64)
+    prompts = chance.integers(10, 4_000, VECTOR_REQUESTS).astype(np.float64)
+    outputs = chance.uniform(20.0, 800.0, VECTOR_REQUESTS)
+    variances = outputs**2
+
+    def predict() -> object:
+        times = kept.table.times(groups, places, prompt_tokens=prompts, output_tokens=outputs, output_variance=variances)
+        return [quantile(share) for quantile in (times.wait_quantile_s, times.completion_quantile_s) for share in (0.5, 0.9)]
+
+    return predict
+
+
+def _one_by_one(kept: Assessment, views: list[QueueView], seed: int) -> Callable[[], object]:
+    chance = random.Random(seed)
+    asked = [(chance.choice(chance.choice(views).groups).group_id, chance.randint(0, WAITING_MAX)) for _ in range(SCALAR_REQUESTS)]
+    return lambda: [kept.waiting(group_id, ahead) for group_id, ahead in asked]
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    """CPU seconds of the quickest round."""
+    best_s = float("inf")
+    for _ in range(ROUNDS):
+        began_s = time.process_time()
+        call()
+        best_s = min(best_s, time.process_time() - began_s)
+    return best_s

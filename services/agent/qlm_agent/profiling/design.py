@@ -1,0 +1,105 @@
+"""Which runs tell how fast an engine is (QLM section 6: "running the model with a single batch of requests on the specific GPU").
+
+A few batches are enough, if they differ in what a step's duration depends on: prefills by themselves of lengths in powers of two (base,
+linear and quadratic part), decode batches of few and many sequences with short prompts (a and b) and some with long ones (c), and a mixed
+load, which the fit does not see and has to predict. About 100,000 prompt tokens and 600 decode steps: 10 to 20 s of an A100 with a 7B
+model, a minute of two with a 70B one. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PREFILL_TOKENS = (16, 128, 512, 1024, 2048, 4096, 8192)
+PREFILL_REPEATS = 3
+SHORT_PROMPT_TOKENS = 32
+SHORT_SEQUENCES = (1, 4, 16, 64, 256)
+LONG_PROMPTS = ((4, 3000), (16, 1500), (16, 3000))
+"""Sequences, and prompt tokens of each."""
+DECODE_STEPS = 48
+"""Steps that all sequences of a decode batch make together."""
+
+PREFILL_BUDGET_TOKENS = 50_000
+"""Most prompt tokens of one batch."""
+KV_SHARE = 0.8
+"""Of the engine's KV that a batch may take, so that nothing is preempted."""
+CHUNK_TOKENS_LEAST = 1024
+"""An engine is taken to prefill at least so much in a step while others decode: who starts first makes that many tokens more meanwhile."""
+
+MIXED_SEQUENCES = 32
+MIXED_RUNS = 96
+MIXED_PROMPT_TOKENS = 256
+MIXED_OUTPUT_TOKENS = (32, 64, 96)
+"""Outputs of the mixed load in turn, so that its runs do not end together."""
+
+OFFLOAD_SEQUENCES = (1, 4, 8, 12)
+OFFLOAD_PROMPT_TOKENS = 2000
+OFFLOAD_CYCLES = 3
+"""How often each of them goes to host memory and back."""
+OFFLOAD_STEPS = 2_000
+"""Most tokens that a run makes while it waits to be offloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What an engine can take, in tokens and sequences."""
+
+    context_tokens_max: int
+    kv_capacity_tokens: int
+    batch_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Runs that begin together and decode together for `steps` steps: each makes `output_tokens`."""
+
+    sequences: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """The experiment. `prefills`: prompt tokens of runs by themselves, in order; `offloads`: sequences of the batches that are moved to
+    host memory."""
+
+    prefills: tuple[int, ...]
+    batches: tuple[Batch, ...]
+    mixed_sequences: int
+    offload_prompt_tokens: int
+    offloads: tuple[int, ...]
+
+
+def design(limits: EngineLimits) -> Design:
+    """What fits into this engine. Raises ValueError for one too small to be measured."""
+    if limits.batch_max < 4 or limits.context_tokens_max < 256 or limits.kv_capacity_tokens < 2048:
+        raise ValueError(f"an engine is profiled with at least 4 sequences, 256 tokens of context and 2,048 of KV, got {limits}")
+    longest = min(limits.context_tokens_max - 1, math.floor(KV_SHARE * limits.kv_capacity_tokens))
+    lengths = sorted({min(tokens, longest) for tokens in PREFILL_TOKENS})
+    shorts = [_batch(min(sequences, limits.batch_max), SHORT_PROMPT_TOKENS) for sequences in SHORT_SEQUENCES]
+    room = min(limits.context_tokens_max, math.floor(KV_SHARE * limits.kv_capacity_tokens)) - 2 * DECODE_STEPS
+    longs = [_batch(min(sequences, limits.batch_max), min(tokens, room)) for sequences, tokens in LONG_PROMPTS]
+    batches = tuple(dict.fromkeys(_shrunk(batch, limits) for batch in (*shorts, *longs)))
+    offload_tokens = min(OFFLOAD_PROMPT_TOKENS, limits.context_tokens_max // 2)
+    offload_max = min(limits.batch_max, math.floor(KV_SHARE * limits.kv_capacity_tokens / (2 * offload_tokens)))
+    mixed_max = math.floor(KV_SHARE * limits.kv_capacity_tokens / (MIXED_PROMPT_TOKENS + max(MIXED_OUTPUT_TOKENS)))
+    return Design(
+        prefills=tuple(lengths) * PREFILL_REPEATS,
+        batches=batches,
+        mixed_sequences=max(1, min(MIXED_SEQUENCES, limits.batch_max, mixed_max)),
+        offload_prompt_tokens=offload_tokens,
+        offloads=tuple(sorted({min(sequences, offload_max) for sequences in OFFLOAD_SEQUENCES if offload_max})),
+    )
+
+
+def _batch(sequences: int, prompt_tokens: int) -> Batch:
+    behind = math.ceil(sequences * prompt_tokens / CHUNK_TOKENS_LEAST)
+    return Batch(sequences=sequences, prompt_tokens=prompt_tokens, output_tokens=DECODE_STEPS + behind)
+
+
+def _shrunk(batch: Batch, limits: EngineLimits) -> Batch:
+    """With as many sequences as fit."""
+    each = batch.prompt_tokens + batch.output_tokens
+    fit = min(math.floor(KV_SHARE * limits.kv_capacity_tokens / each), PREFILL_BUDGET_TOKENS // batch.prompt_tokens)
+    return batch if fit >= batch.sequences else _batch(max(1, fit), batch.prompt_tokens)

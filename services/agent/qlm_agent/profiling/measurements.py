@@ -1,0 +1,65 @@
+"""What was measured of an engine. Durations are of its profile's clock (a simulated engine's time scale is taken out), in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeWindow:
+    """`steps` decode steps over `sequences` that held `context_tokens` in the mean, in all. Steps are not whole where the engine did not
+    tell when one ended."""
+
+    steps: float
+    sequences: int
+    context_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """One prefill by itself, of a prompt, or of a prompt and `produced` tokens of an earlier attempt."""
+
+    tokens: int
+    seconds: float
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransfer:
+    """KV of `tokens` moved between GPU and host memory."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedLoad:
+    """A batch of `sequences` that is filled up whenever a run ends, for a while: what prefills cost those that decode. The tokens are those
+    of the time in between; `context_tokens`: of all sequences, in the mean."""
+
+    sequences: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    context_tokens: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurements:
+    """All of one model on one engine. `loads_cold_s`, `loads_warm_s`: from disk to host memory, from there to the GPU. `weights_gb`,
+    `kv_bytes_per_token`: 0 where the engine does not tell. `notes`: what could not be measured, and why."""
+
+    model: str
+    kv_capacity_tokens: int = 0
+    weights_gb: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    prefill_chunk_tokens: int = 0
+    loads_cold_s: list[float] = field(default_factory=list)
+    loads_warm_s: list[float] = field(default_factory=list)
+    prefills: list[Prefill] = field(default_factory=list)
+    windows: list[DecodeWindow] = field(default_factory=list)
+    offloads: list[KvTransfer] = field(default_factory=list)
+    mixed: MixedLoad | None = None
+    engine_s: float = 0.0
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,230 @@
+"""Carries out a profiling experiment on an engine, whatever stands behind the port."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+
+from qlm_agent.engine import Engine, ModelLoadFailed, Tier
+from qlm_agent.profiling.design import (
+    MIXED_OUTPUT_TOKENS,
+    MIXED_PROMPT_TOKENS,
+    MIXED_RUNS,
+    OFFLOAD_CYCLES,
+    OFFLOAD_STEPS,
+    Batch,
+    Design,
+    EngineLimits,
+    design,
+)
+from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, MixedLoad, Prefill
+from qlm_agent.profiling.runs import EngineRuns, ProfiledRun
+from qlm_core.model import ModelSpec
+
+WINDOWS = 4
+"""Into how many windows the steps of a batch are divided, so that their scatter shows."""
+WARM_LOADS = 3
+RESUMED = 2
+"""Runs of each long batch that are attempted again."""
+
+
+class Profiler:
+    """Measures one model. `clock`: the engine's, seconds. `time_scale`: how many times faster than its profile a simulated engine runs.
+    `limit_s`: of that profile's clock; when it is over no further batch begins."""
+
+    def __init__(self, engine: Engine, spec: ModelSpec, *, clock: Callable[[], float], time_scale: float, limit_s: float) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._clock = clock
+        self._scale = time_scale
+        self._limit_s = limit_s
+        self._began_s = 0.0
+        self.found = Measurements(model=spec.name)
+
+    async def measure(self, timeout_s: float, prefix: str) -> Measurements:
+        """All of the experiment; the engine is started, and the model active afterwards. `timeout_s`: longest wait for the engine to tell
+        anything. Raises ProfilingFailed, ModelLoadFailed, EngineBusy, and ValueError for an engine too small to be measured."""
+        self._began_s = self._clock()
+        await self._loads()
+        stats = self._engine.stats()
+        self.found.kv_capacity_tokens = stats.kv_capacity_tokens
+        limits = EngineLimits(
+            context_tokens_max=self._spec.context_tokens_max,
+            kv_capacity_tokens=stats.kv_capacity_tokens,
+            batch_max=stats.batch_max,
+        )
+        plan = design(limits)
+        runs = EngineRuns(self._engine, self._spec.name, self._spec.vocabulary_size, prefix, timeout_s)
+        async with runs.reading():
+            await self._all(plan, runs)
+        self.found.engine_s = self._elapsed_s()
+        return self.found
+
+    async def _all(self, plan: Design, runs: EngineRuns) -> None:
+        """In turn, so that whatever the limit leaves can be fitted: prefills once, batches, then the rest."""
+        lengths = len(set(plan.prefills))
+        await self._prefills(runs, plan.prefills[:lengths])
+        for batch in plan.batches:
+            if self._left(f"a batch of {batch.sequences} with {batch.prompt_tokens} tokens each"):
+                await self._batch(runs, batch)
+        if self._left("the mixed load"):
+            await self._mixed(runs, plan.mixed_sequences)
+        if self._left("repeated prefills"):
+            await self._prefills(runs, plan.prefills[lengths:])
+        if self._left("KV transfers"):
+            await self._offloads(runs, plan)
+
+    def _elapsed_s(self) -> float:
+        return (self._clock() - self._began_s) * self._scale
+
+    def _left(self, what: str) -> bool:
+        """Whether there is time for it."""
+        if self._elapsed_s() < self._limit_s:
+            return True
+        self.found.notes.append(f"the limit of {self._limit_s:g} s left no time for {what}")
+        return False
+
+    # Models -----------------------------------------------------------------------------------------------------------
+
+    async def _loads(self) -> None:
+        """From wherever the model is to the GPU, by way of the disk where the engine can be made to."""
+        name = self._spec.name
+        try:
+            if self._engine.tier(name) is Tier.WARM:
+                await self._engine.load_model(name, Tier.COLD)
+            if self._engine.tier(name) is Tier.COLD:
+                before = self._engine.stats().host_memory_used_bytes
+                self.found.loads_cold_s.append(self._scale * await self._engine.load_model(name, Tier.WARM))
+                self.found.weights_gb = (self._engine.stats().host_memory_used_bytes - before) / 1e9
+        except ModelLoadFailed as error:
+            self.found.notes.append(f"loads from disk were not measured: {error.message}")
+        if self._engine.tier(name) is not Tier.ACTIVE:
+            warm = self._engine.tier(name) is Tier.WARM
+            took_s = self._scale * await self._engine.load_model(name, Tier.ACTIVE)
+            if warm:
+                self.found.loads_warm_s.append(took_s)
+        try:
+            for _ in range(WARM_LOADS - len(self.found.loads_warm_s)):
+                await self._engine.load_model(name, Tier.WARM)
+                self.found.loads_warm_s.append(self._scale * await self._engine.load_model(name, Tier.ACTIVE))
+        except ModelLoadFailed as error:
+            self.found.notes.append(f"loads from host memory were not measured: {error.message}")
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    async def _prefills(self, runs: EngineRuns, lengths: Sequence[int]) -> None:
+        for tokens in lengths:
+            if self._left(f"a prefill of {tokens} tokens"):
+                run = await runs.start(tokens, 1)
+                await runs.ends([run])
+                self._prefilled(run)
+
+    def _prefilled(self, run: ProfiledRun) -> None:
+        seconds = self._scale * (run.first_s - run.started_s)
+        if seconds > 0.0:
+            tokens = run.prompt_tokens + run.resumed_tokens
+            self.found.prefills.append(Prefill(tokens=tokens, seconds=seconds, resumed=run.resumed_tokens > 0))
+
+    async def _batch(self, runs: EngineRuns, batch: Batch) -> None:
+        started = await runs.start_together(batch.sequences, batch.prompt_tokens, batch.output_tokens)
+        await runs.ends(started)
+        self.found.windows += windows_of(started, self._scale)
+        if batch.prompt_tokens > MIXED_PROMPT_TOKENS:
+            for run in started[:RESUMED]:
+                again = await runs.resume(run)
+                await runs.ends([again])
+                self._prefilled(again)
+
+    async def _mixed(self, runs: EngineRuns, sequences: int) -> None:
+        """From when the batch is full and its first run has ended until no run is left to fill it up with."""
+        outputs = itertools.cycle(MIXED_OUTPUT_TOKENS)
+        live = [await runs.start(MIXED_PROMPT_TOKENS, next(outputs)) for _ in range(sequences)]
+        everyone = list(live)
+        while len(everyone) < MIXED_RUNS:
+            await runs.one_ends(live)
+            ended = [run for run in live if run.ended]
+            live = [run for run in live if not run.ended]
+            fresh = [await runs.start(MIXED_PROMPT_TOKENS, next(outputs)) for _ in ended]
+            live += fresh
+            everyone += fresh
+        await runs.ends(everyone)
+        self.found.mixed = mixed_of(everyone, sequences, self._scale)
+
+    async def _offloads(self, runs: EngineRuns, plan: Design) -> None:
+        """Moves batches to host memory and back."""
+        if not self._engine.stats().host_kv_capacity_tokens or not plan.offloads:
+            self.found.notes.append("KV transfers were not measured: the engine cannot offload")
+            return
+        room = self._spec.context_tokens_max - plan.offload_prompt_tokens
+        for sequences in plan.offloads:
+            started = await runs.start_together(sequences, plan.offload_prompt_tokens, min(OFFLOAD_STEPS, room))
+            await runs.begin(started)
+            moved: list[KvTransfer] = []
+            for _ in range(OFFLOAD_CYCLES):
+                moved += await self._cycle([run.run_id for run in started])
+            if moved:
+                # The clock is read by a task that may be late, and is never early: the least is the nearest.
+                self.found.offloads.append(min(moved, key=lambda transfer: transfer.seconds / transfer.tokens))
+            await runs.abort(started)
+
+    async def _cycle(self, names: Sequence[str]) -> list[KvTransfer]:
+        """Moves runs to host memory and back at once; those transfers that moved something, and all of it."""
+        before = self._engine.stats()
+        away, seconds = await self._timed(self._engine.offload(names))
+        after = self._engine.stats()
+        tokens = after.host_kv_used_tokens - before.host_kv_used_tokens
+        if tokens <= 0:
+            return []
+        self.found.kv_bytes_per_token = (after.host_memory_used_bytes - before.host_memory_used_bytes) / tokens
+        moved = [KvTransfer(tokens=tokens, seconds=seconds)]
+        back, seconds = await self._timed(self._engine.restore(list(away)))
+        return [*moved, KvTransfer(tokens=tokens, seconds=seconds)] if len(back) == len(away) else moved
+
+    async def _timed(self, operation: Awaitable[Sequence[str]]) -> tuple[Sequence[str], float]:
+        began_s = self._clock()
+        found = await operation
+        return found, self._scale * (self._clock() - began_s)
+
+
+def windows_of(runs: Sequence[ProfiledRun], scale: float) -> list[DecodeWindow]:
+    """The time that all of them decoded in, from the last first token to the first end, by the tellings of the run that began last."""
+    last = max(runs, key=lambda run: run.first_s)
+    until_s = min(run.points[-1][0] for run in runs)
+    told = [(at_s, float(tokens)) for at_s, tokens in last.points if last.first_s < at_s <= until_s]
+    if not told and last.first_s < until_s:
+        # Told too seldom: its steps were alike until the others began to end, and nearly so afterwards.
+        told = [(until_s, last.tokens_at(until_s))]
+    points = [(last.first_s, 1.0), *told]
+    every = max(1, len(points) // WINDOWS)
+    ends = [*points[every::every][: WINDOWS - 1], points[-1]]
+    found = []
+    began_s, began = points[0]
+    for at_s, tokens in ends:
+        steps = tokens - began
+        if steps <= 0.0:
+            continue
+        middle_s = 0.5 * (began_s + at_s)
+        context = sum(run.prompt_tokens + run.tokens_at(middle_s) for run in runs)
+        found.append(DecodeWindow(steps=steps, sequences=len(runs), context_tokens=context, seconds=scale * (at_s - began_s)))
+        began_s, began = at_s, tokens
+    return found
+
+
+def mixed_of(runs: Sequence[ProfiledRun], sequences: int, scale: float) -> MixedLoad | None:
+    """What went on between the first end and the last start; None where nothing did."""
+    from_s, until_s = min(run.points[-1][0] for run in runs), max(run.first_s for run in runs)
+    if until_s <= from_s:
+        return None
+
+    def made(at_s: float) -> float:
+        return sum(run.tokens_at(at_s) for run in runs)
+
+    middle_s = 0.5 * (from_s + until_s)
+    alive = [run for run in runs if run.first_s <= middle_s < run.points[-1][0]]
+    return MixedLoad(
+        sequences=sequences,
+        seconds=scale * (until_s - from_s),
+        prompt_tokens=sum(run.prompt_tokens for run in runs if from_s < run.first_s <= until_s),
+        output_tokens=round(made(until_s) - made(from_s)),
+        context_tokens=sum(run.prompt_tokens + run.tokens_at(middle_s) for run in alive) * sequences / max(1, len(alive)),
+    )

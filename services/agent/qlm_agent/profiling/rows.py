@@ -1,0 +1,90 @@
+"""From what was fitted to a row of the hardware profiles, and to the text of a file of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import yaml
+
+from qlm_agent.profiling.fitting import Fitted
+from qlm_agent.profiling.measurements import Measurements
+from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.model import ModelFacts
+
+DIGITS = 4
+"""Significant digits of a figure: more than any of them is known to."""
+
+_FIGURES = tuple(
+    field.name
+    for field in fields(HardwareProfile)
+    if field.name not in {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", "drifting_since_s"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledModel:
+    """A measured row. `before`: what was believed of the pair, None for a pair of which nothing was known."""
+
+    row: HardwareProfile
+    before: HardwareProfile | None
+    fitted: Fitted
+    measured: Measurements
+
+    @property
+    def evidence(self) -> str:
+        """What the row rests on, in a line."""
+        fitted, measured = self.fitted, self.measured
+        mixed = "" if fitted.mixed_error is None else f", {fitted.mixed_error:+.1%} on a mixed load that the fit did not see"
+        return (
+            f"measured by qlm profile in {measured.engine_s:.0f} s: {len(measured.windows)} decode windows off by "
+            f"{fitted.decode_error:.1%}, {len(measured.prefills)} prefills by {fitted.prefill_error:.1%}{mixed}"
+        )
+
+
+def profiled(
+    fitted: Fitted, measured: Measurements, *, gpu: str, n_gpu: int, profile: str, before: HardwareProfile | None, facts: ModelFacts | None
+) -> ProfiledModel:
+    """The row of a pair. What could not be measured is what was believed before; each such figure gets a note. Raises ValueError where
+    nothing was."""
+    known: dict[str, float] = {name: figure.value for name, figure in fitted.figures.items()}
+    known["kv_capacity_tokens"] = measured.kv_capacity_tokens
+    weights_gb = measured.weights_gb or (facts.weights_gb if facts is not None else 0.0)
+    kv_bytes = measured.kv_bytes_per_token or (facts.kv_bytes_per_token if facts is not None else 0.0)
+    known |= {name: value for name, value in (("weights_gb", weights_gb), ("kv_bytes_per_token", round(kv_bytes))) if value}
+    missing = [name for name in _FIGURES if name not in known]
+    if missing and before is None:
+        raise ValueError(f"could not be measured, and nothing is known of {profile} on {n_gpu} x {gpu}: {', '.join(missing)}")
+    for name in missing:
+        known[name] = getattr(before, name)
+        measured.notes.append(f"{name} was not measured: it is what was believed before")
+    rounded = {name: value if isinstance(value, int) else float(f"{value:.{DIGITS}g}") for name, value in known.items()}
+    figures: dict[str, Any] = rounded
+    row = HardwareProfile(gpu=gpu, n_gpu=n_gpu, model=profile, origin=ORIGIN_MEASURED, **figures)
+    return ProfiledModel(row=row, before=before, fitted=fitted, measured=measured)
+
+
+def table_text(models: Sequence[ProfiledModel]) -> str:
+    """A file in the format of the shipped table (qlm_core/data/hardware_profiles.yaml), which `qlm profiles import` takes."""
+    source = {
+        "from": "qlm profile",
+        "licence": "ours",
+        "what": "runs of known sizes through the engine itself; figures that it cannot tell are those believed before",
+    }
+    parts = ("decode", "prefill", "load", "memory")
+    document = {
+        "sources": {"profiling_run": source},
+        "profiles": [
+            {
+                "gpu": model.row.gpu,
+                "n_gpu": model.row.n_gpu,
+                "model": model.row.model,
+                "evidence": model.evidence,
+                "sources": {part: ["profiling_run"] for part in parts},
+                **{name: getattr(model.row, name) for name in _FIGURES},
+            }
+            for model in models
+        ],
+    }
+    return yaml.safe_dump(document, sort_keys=False, width=140)

@@ -1,0 +1,147 @@
+"""Output lengths of one class of requests, old ones fading, with those that have not ended taken for what they tell: lower bounds.
+
+A finished request that made a tokens says "exactly a"; one that runs and has made a, or was cancelled then, says "more than a". To leave
+the latter out underestimates, since the long ones are still running when the short ones have finished. The estimate is Kaplan and Meier's
+(Nonparametric estimation from incomplete observations, JASA 1958) on the bins of `LengthCurve`, where a request weighs by when it started,
+not by when it ended: a window over ends would hold, beside the long requests that run, those that started long before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from qlm_core.length_curve import BINS, UPPERS, FloatArray, LengthCurve, bin_of
+
+RESCALE_EXPONENT = 60.0
+"""Weights grow by e^60 before all are divided."""
+WEIGHT_MIN = 1e-3
+"""A finish that weighs less says nothing any more."""
+OUTLIER_FACTOR = 8.0
+"""An output longer than this times what is usual in the class counts as so long. A class that really grew shows several of them, which are
+usual then, and so its bound grows."""
+OUTLIERS_MAX = 3.0
+USUAL_SHARE_MAX = 0.995
+"""Usual is what all but so many of its finishes stay below, or this share of them."""
+BOUND_EVERY = 16
+"""Finishes between two looks at what is usual."""
+SAMPLES_TRUSTED = 20.0
+USUAL_SHARE_MIXED = 0.95
+"""With fewer finishes than this, usual is what this share of the class and the wider one together stay below."""
+
+_MIDDLES: FloatArray = (np.array([1, *(upper + 1 for upper in UPPERS[:-1])]) + np.array(UPPERS)) / 2.0
+"""Of the bins, in tokens."""
+
+
+class FadingLengths:
+    """One class. `clock`: its finishes so far; a request that started when it was c weighs exp(-(clock - c) / memory)."""
+
+    def __init__(self, memory: float) -> None:
+        self.clock = 0.0
+        self._rate = -math.log1p(-1.0 / memory)
+        self._origin = 0.0
+        self._ended: FloatArray = np.zeros(BINS)
+        self._tokens: FloatArray = np.zeros(BINS)
+        self._given_up: FloatArray = np.zeros(BINS)
+        self._bound_tokens = math.inf
+        self._bound_clock = -math.inf
+
+    def restore(self, samples: float, curve: LengthCurve, mean_tokens: float) -> None:
+        """Begins with a published curve and mean, as of so many finishes now."""
+        self.clock = 1.0
+        self._ended = curve.shares * samples
+        self._tokens = self._ended * _MIDDLES * (mean_tokens / float(curve.shares @ _MIDDLES))
+
+    def finish(self, output_tokens: float, started: float, wider: Callable[[], LengthCurve]) -> None:
+        """A request made so many tokens and ended. `started`: this class's clock at its start. `wider`: gives
+        what the class leans on."""
+        self._rescale()
+        if self.clock - self._bound_clock >= BOUND_EVERY:
+            self._bound_tokens = OUTLIER_FACTOR * self._usual_most(wider())
+            self._bound_clock = self.clock
+        tokens = min(output_tokens, self._bound_tokens)
+        self.clock += 1.0
+        weight, index = self._weight(started), bin_of(tokens)
+        self._ended[index] += weight
+        self._tokens[index] += weight * tokens
+
+    def give_up(self, produced_tokens: float, started: float) -> None:
+        """A request was cancelled, expired or failed after so many tokens."""
+        self._rescale()
+        if produced_tokens >= 1.0:
+            self._given_up[bin_of(min(produced_tokens, self._bound_tokens))] += self._weight(started)
+
+    def forget(self, samples_kept: float) -> None:
+        """What it knows weighs at most as much as so many finishes now."""
+        factor = min(1.0, samples_kept / max(self.samples, 1e-9))
+        for weights in (self._ended, self._tokens, self._given_up):
+            weights *= factor
+
+    @property
+    def samples(self) -> float:
+        """Finishes, faded."""
+        return float(self._ended.sum()) * self._now()
+
+    def censored(self, running: FloatArray) -> float:
+        """Requests that are only known to be longer than something, faded."""
+        return float(self._given_up.sum()) * self._now() + float(running.sum())
+
+    def running_of(self, lower_bounds: Iterable[tuple[float, float]]) -> FloatArray:
+        """Weights by bin of requests that run: (tokens made at least, clock at their start) of each."""
+        running: FloatArray = np.zeros(BINS)
+        for tokens, started in lower_bounds:
+            if tokens >= 1.0:
+                running[bin_of(min(tokens, self._bound_tokens))] += math.exp(-self._rate * max(0.0, self.clock - 1.0 - started))
+        return running
+
+    def curve(self, running: FloatArray, wider: LengthCurve) -> LengthCurve | None:
+        """The distribution; None before anything has finished. What outlives all that finished is spread as the wider class's lengths
+        are there, or as long again where that has none so long."""
+        ended = self._ended * self._now()
+        if ended.sum() < WEIGHT_MIN:
+            return None
+        alive = ended + self._given_up * self._now() + running
+        # Those lost in a bin were at risk in half of it (the actuarial rule).
+        at_risk = np.cumsum(alive[::-1])[::-1] - 0.5 * (alive - ended)
+        hazard = np.divide(ended, at_risk, out=np.zeros(BINS), where=at_risk > 0.0)
+        surviving = np.cumprod(1.0 - np.minimum(hazard, 1.0))
+        shares = np.concatenate([[1.0], surviving[:-1]]) - surviving
+        left = float(surviving[-1])
+        if left > 0.0:
+            last = int(np.flatnonzero(alive > 0.0)[-1])
+            beyond = np.where(np.arange(BINS) > last, wider.shares, 0.0)
+            if beyond.sum() < 1e-6:
+                beyond[bin_of(2.0 * UPPERS[last])] = 1.0
+            shares = shares + left * beyond / beyond.sum()
+        return LengthCurve(np.maximum(shares, 0.0))
+
+    def moments(self, curve: LengthCurve) -> tuple[float, float]:
+        """Mean and variance of a curve of this class: of each bin the mean of what finished in it, rather than its middle."""
+        means = np.divide(self._tokens, self._ended, out=_MIDDLES.copy(), where=self._ended > 0.0)
+        mean = float(curve.shares @ means)
+        return mean, max(0.0, float(curve.shares @ means**2) - mean * mean)
+
+    def _usual_most(self, wider: LengthCurve) -> float:
+        samples = self.samples
+        own = self.curve(np.zeros(BINS), wider)
+        if own is None:
+            return wider.quantile(USUAL_SHARE_MIXED)
+        if samples >= SAMPLES_TRUSTED:
+            return own.quantile(min(USUAL_SHARE_MAX, 1.0 - OUTLIERS_MAX / samples))
+        return own.mixed(wider, samples / (samples + SAMPLES_TRUSTED)).quantile(USUAL_SHARE_MIXED)
+
+    def _weight(self, started: float) -> float:
+        return math.exp(self._rate * (min(started, self.clock) - self._origin))
+
+    def _now(self) -> float:
+        """What a stored weight is multiplied by, so that the newest finish weighs one if it started just before."""
+        return math.exp(-self._rate * max(0.0, self.clock - 1.0 - self._origin))
+
+    def _rescale(self) -> None:
+        if self._rate * (self.clock - self._origin) > RESCALE_EXPONENT:
+            factor = self._now()
+            for weights in (self._ended, self._tokens, self._given_up):
+                weights *= factor
+            self._origin = self.clock - 1.0

@@ -1,0 +1,161 @@
+"""Learns how long the answer to each request will be, from finished requests: a linear model of hashed features, in the logarithm of the
+output, under absolute error, so that it aims at a median as its rival is one (Koenker and Bassett, "Regression quantiles", 1978).
+
+The learner is river's (incremental, one request at a time) with AdaGrad steps (Duchi et al., JMLR 2011): a feature that is seldom there,
+such as a small tenant, takes large steps, a common one small ones. `LengthMonitor` decides whether the model is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qlm_core.length_features import ANCHOR_TOKENS, hint_value
+from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
+
+if TYPE_CHECKING:
+    from river.linear_model import LinearRegression
+    from river.optim import AdaGrad
+
+RATE = 0.2
+"""First step of a feature's weight, in logarithms of tokens."""
+CURVATURE_MAX = 1e4
+"""Steps shrink no further than after 40,000 requests with a feature (each adds a quarter), so that a change is followed at any age."""
+MONITOR_MEMORY = 500.0
+"""Finished requests of a model after which an old comparison weighs 1 / e."""
+SAMPLES_MIN = 50
+"""Comparisons before a model is used."""
+USE_SCORE, DROP_SCORE = 3.0, 0.0
+"""The model comes into use where it is nearer than the median by so many standard errors (which are looked at after every request, so two
+would often be chance), and leaves it where it is no nearer."""
+MODELS_MAX = 1_024
+"""Served models that are judged."""
+
+
+def load_library() -> tuple[ModuleType, ModuleType]:
+    """river's `optim` and `linear_model`. The first call takes more than a second, so it is left until there is something to learn, and a
+    process with an event loop makes it in a thread."""
+    return importlib.import_module("river.optim"), importlib.import_module("river.linear_model")
+
+
+@dataclass(slots=True)
+class LengthMonitor:
+    """Compares predicted with produced lengths of one served model: absolute errors at arrival of the model and of the group's median."""
+
+    used: bool = False
+    samples: int = 0
+    weight: float = 0.0
+    median_error: float = 0.0
+    model_error: float = 0.0
+    variance: float = 0.0  # of their difference
+
+    def compare(self, median_error: float, model_error: float) -> None:
+        kept = self.weight * (1.0 - 1.0 / MONITOR_MEMORY)
+        self.weight = kept + 1.0
+        self.samples += 1
+        share = 1.0 / self.weight
+        gap = (median_error - model_error) - self.gain_tokens
+        self.median_error += share * (median_error - self.median_error)
+        self.model_error += share * (model_error - self.model_error)
+        self.variance = (1.0 - share) * (self.variance + share * gap * gap)
+        if self.samples >= SAMPLES_MIN:
+            least = DROP_SCORE if self.used else USE_SCORE
+            self.used = self.gain_tokens > least * math.sqrt(self.variance / self.weight)
+
+    @property
+    def gain_tokens(self) -> float:
+        return self.median_error - self.model_error
+
+
+@dataclass(slots=True)
+class LengthPredictor:
+    """Empty, or as restored. `learned`: finished requests learned from."""
+
+    learned: int = 0
+    _base: dict[int, float] = field(default_factory=dict)
+    _monitors: dict[str, LengthMonitor] = field(default_factory=dict)
+    _optimizer: AdaGrad | None = None
+    _learner: LinearRegression | None = None
+    _published: LengthModel = NO_LENGTH_MODEL
+    _published_at: int = 0
+
+    def restore(self, model: LengthModel) -> None:
+        """Goes on from a published model: its weights stay as they are and what is learned is added. An empty one changes nothing."""
+        if model == NO_LENGTH_MODEL:
+            return
+        self._base = dict(zip(model.features, model.weights, strict=True))
+        self._published, self._published_at = model, self.learned
+        self._monitors.clear()
+        for score in model.scores[:MODELS_MAX]:
+            weight = min(float(score.samples), MONITOR_MEMORY)
+            self._monitors[score.model] = LengthMonitor(
+                score.used, score.samples, weight, score.median_error_tokens, score.model_error_tokens, score.median_error_tokens**2
+            )
+        self._start()
+        assert self._optimizer is not None
+        self._optimizer.g2.update(zip(model.features, model.curvatures, strict=True))
+
+    def learn(self, model: str, guess: LengthGuess, output_tokens: int) -> None:
+        """One finished request and what was thought of it at its arrival: first judged, then learned from."""
+        if model not in self._monitors and len(self._monitors) >= MODELS_MAX:
+            return
+        monitor = self._monitors.setdefault(model, LengthMonitor())
+        monitor.compare(abs(guess.median_tokens - output_tokens), abs(guess.model_tokens - output_tokens))
+        if self._learner is None:
+            self._start()
+        assert self._learner is not None
+        values = dict.fromkeys(guess.features, 1.0)
+        fixed = sum(self._base.get(feature, 0.0) for feature in values)
+        told = hint_value(guess.hint_tokens, float(fixed + self._learner.predict_one(values)))
+        if told:
+            values[guess.hint_feature] = told
+            fixed += self._base.get(guess.hint_feature, 0.0) * told
+        self._learner.learn_one(values, math.log(output_tokens / ANCHOR_TOKENS) - fixed)
+        self.learned += 1
+
+    def model(self) -> LengthModel:
+        """The model as it is now, with its largest weights."""
+        if self.learned == self._published_at:
+            return self._published
+        assert self._learner is not None
+        assert self._optimizer is not None
+        fresh = self._learner.weights
+        weights = {key: self._base.get(key, 0.0) + fresh.get(key, 0.0) for key in self._base.keys() | fresh.keys()}
+        kept = sorted(sorted(weights, key=lambda key: (-abs(weights[key]), key))[:WEIGHTS_MAX])
+        curvatures = self._optimizer.g2
+        for key, curvature in curvatures.items():
+            if curvature > CURVATURE_MAX:
+                curvatures[key] = CURVATURE_MAX
+        self._published = LengthModel(
+            features=tuple(kept),
+            weights=_in_single_precision([weights[key] for key in kept]),
+            curvatures=_in_single_precision([curvatures.get(key, 0.0) for key in kept]),
+            scores=tuple(_score(model, monitor) for model, monitor in sorted(self._monitors.items())),
+        )
+        self._published_at = self.learned
+        return self._published
+
+    def _start(self) -> None:
+        optim, linear_model = load_library()
+        self._optimizer = optim.AdaGrad(RATE)
+        self._learner = linear_model.LinearRegression(optimizer=self._optimizer, loss=optim.losses.Quantile(0.5), intercept_lr=0.0)
+
+
+def _in_single_precision(values: list[float]) -> tuple[float, ...]:
+    """As a message carries them, so that gateways and this process predict the same."""
+    return tuple(np.array(values, dtype=np.float32).astype(np.float64).tolist())
+
+
+def _score(model: str, monitor: LengthMonitor) -> LengthScore:
+    return LengthScore(
+        model=model,
+        used=monitor.used,
+        samples=monitor.samples,
+        median_error_tokens=monitor.median_error,
+        model_error_tokens=monitor.model_error,
+    )

@@ -1,0 +1,70 @@
+"""Requests that this gateway took since it looked at the queue, which that look does not show. Pure; begins anew with each look.
+
+Without them, all requests of a burst would be told that nobody is ahead of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+
+from qlm_core.prediction import GroupView, QueueView
+
+STALE_JOINED_MIN = 8
+STALE_SHARE = 0.5
+"""A prediction is made anew when so many more have joined its queue, and so large a share of those that were ahead of it."""
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Requests that come at the same place: the first of them as a group of one, how many there are and what their prompts hold."""
+
+    first: GroupView
+    waiting: int = 0
+    prompt_tokens: int = 0
+
+    def group(self, group_id: str) -> GroupView:
+        return replace(self.first, group_id=group_id, waiting=self.waiting, waiting_prompt_tokens=self.prompt_tokens)
+
+
+class Joined:
+    """By instance, as groups of requests that are alike."""
+
+    def __init__(self) -> None:
+        self._by_instance: dict[str, dict[Hashable, _Alike]] = {}
+        self._counts: dict[str, int] = {}
+
+    def count(self, instance: str) -> int:
+        return self._counts.get(instance, 0)
+
+    def add(self, instance: str, kind: Hashable, prompt_tokens: int, first: Callable[[], GroupView]) -> None:
+        """A request that is expected to be served by an instance. `first`: makes the group of one that stands for its kind."""
+        alike = self._by_instance.setdefault(instance, {})
+        known = alike.get(kind)
+        if known is None:
+            known = alike[kind] = _Alike(first())
+        known.waiting += 1
+        known.prompt_tokens += prompt_tokens
+        self._counts[instance] = self.count(instance) + 1
+
+    def on(self, view: QueueView) -> QueueView:
+        """The queue with them in their places: before the first group of a later band, or of a later first deadline in theirs."""
+        alike = self._by_instance.get(view.instance.name)
+        if alike is None:
+            return view
+        joined = (each.group(f"+{number}") for number, each in enumerate(alike.values()))
+        return replace(view, groups=tuple(_merged(view.groups, joined)))
+
+
+def is_stale(requests_ahead: int, joined_since: int) -> bool:
+    """Whether a prediction with so many ahead is off by too much once `joined_since` have joined its queue."""
+    return joined_since >= max(STALE_JOINED_MIN, STALE_SHARE * requests_ahead)
+
+
+def _merged(groups: Iterable[GroupView], joined: Iterable[GroupView]) -> list[GroupView]:
+    merged = list(groups)
+    for group in joined:
+        key = (group.band, group.first_deadline_s)
+        place = next((place for place, other in enumerate(merged) if (other.band, other.first_deadline_s) > key), len(merged))
+        merged.insert(place, group)
+    return merged

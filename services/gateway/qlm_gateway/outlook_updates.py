@@ -1,0 +1,60 @@
+"""What a stream is told while its request waits: the newest prediction, now and then, within what a gateway can afford to look up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qlm.api.v1.gateway_pb2 import Outlook as OutlookMessage
+from qlm_core.errors import NotFound, Unavailable, invalid_field
+from qlm_core.request import RequestKey, RequestState
+from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.status import asked_of, predict_live
+from qlm_gateway.wire import STATES
+from qlm_queue.port import Queue
+from qlm_queue.values import TerminalRecord
+
+EVERY_MIN_S = 1.0
+EVERY_MAX_S = 3_600.0
+LOOKS_PER_S_MAX = 50.0
+"""Of all streams of a gateway together, two calls to the queue each; a stream beyond it is told the next time."""
+
+
+class OutlookUpdates:
+    """`monotonic`: seconds of a clock that never goes back."""
+
+    def __init__(self, queue: Queue, watch: QueueWatch, monotonic: Callable[[], float]) -> None:
+        self._queue = queue
+        self._watch = watch
+        self._monotonic = monotonic
+        self._looks = LOOKS_PER_S_MAX
+        self._counted_s = monotonic()
+
+    async def of(self, key: RequestKey) -> OutlookMessage | None:
+        """A request that waits now; None for one that does not, and where it is too much to look."""
+        outlook = self._watch.outlook
+        if outlook is None or not self._may_look():
+            return None
+        try:
+            found = await self._queue.find(key)
+            if isinstance(found, TerminalRecord) or found.state is RequestState.RUNNING:
+                return None
+            ahead = await self._queue.requests_ahead(key) if found.state is RequestState.PLACED else None
+        except (NotFound, Unavailable):  # the stream itself notices, and says so
+            return None
+        return OutlookMessage(state=STATES[found.state], prediction=predict_live(found, asked_of(found), outlook, ahead=ahead))
+
+    def _may_look(self) -> bool:
+        now_s = self._monotonic()
+        self._looks = min(LOOKS_PER_S_MAX, self._looks + (now_s - self._counted_s) * LOOKS_PER_S_MAX)
+        self._counted_s = now_s
+        if self._looks < 1.0:
+            return False
+        self._looks -= 1.0
+        return True
+
+
+def checked_every_s(every_s: float) -> float:
+    """Seconds between two updates; 0: none. Raises InvalidRequest."""
+    if every_s != 0.0 and not EVERY_MIN_S <= every_s <= EVERY_MAX_S:
+        raise invalid_field("outlook_every_s", f"0, or from {EVERY_MIN_S:g} to {EVERY_MAX_S:g}")
+    return every_s

@@ -1,0 +1,198 @@
+"""The commands `qlm profiles`, `qlm profiles export` and `qlm profiles import`: what the estimator knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import grpc
+from rich.console import Console, Group
+from rich.table import Table
+
+from qlm.api.v1 import estimator_pb2, gateway_pb2
+from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.cli.options import address_option
+from qlm.wire_errors import from_rpc_error
+from qlm_core.errors import InvalidRequest, QlmError, Unavailable
+from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.profile import ProfileSnapshot
+from qlm_process import profile_wire
+from qlm_process.profile_file import dump_profiles, parse_profiles
+
+CALL_TIMEOUT_S = 10.0
+MESSAGE_BYTES_MAX = 64 << 20
+Answer = TypeVar("Answer")
+F = TypeVar("F", bound=Callable[..., Any])
+
+ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
+
+
+def _estimator_option(command: F) -> F:
+    return click.option(
+        "--estimator", metavar="HOST:PORT", help="An estimator. Default: the leader, as the gateway at --address names it."
+    )(command)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_estimator_option
+@address_option
+@click.pass_context
+def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses: tuple[str, ...]) -> None:
+    """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is; or export and import them.
+
+    `prior`: how much of an instance's slowdown still is what was believed before it ran anything. `drift`: since when it has run otherwise
+    than it did.
+
+    Exit codes: 0 done; 1 no estimator answered, or there is nothing to export; 2 wrong use, or a damaged file.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = (estimator, addresses)
+        return
+    snapshot = _profiles(estimator, addresses)
+    if as_json:
+        click.echo(json.dumps(_document(snapshot)))
+        return
+    Console().print(Group(_pairs(snapshot), _instances(snapshot)))
+
+
+@profiles.command("export")
+@click.argument("file", type=click.Path(dir_okay=False), default="-")
+@click.pass_obj
+def export_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> None:
+    """Write what was learned, measured or imported as YAML to FILE, or to standard output. Rows that QLM ships are left out."""
+    snapshot = _profiles(*where)
+    try:
+        text = dump_profiles(snapshot)
+    except ValueError as error:
+        raise click.ClickException(f"nothing was exported: {error}") from error
+    if file == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(file, error.strerror) from error
+
+
+@profiles.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.pass_obj
+def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> None:
+    """Give the rows of FILE ("-": standard input) to the estimator, in place of those of the same keys: an export, or what `qlm profile`
+    wrote.
+
+    All or nothing. Exit codes: 0 published; 1 no estimator took them; 2 the file is damaged, with what is wrong."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        snapshot = parse_profiles(text)
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is one
+        raise click.UsageError(f"{file}: {error}") from error
+    request = estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(snapshot))
+    try:
+        answer = _asked(*where, lambda stub: stub.ImportProfiles(request, timeout=CALL_TIMEOUT_S))
+    except InvalidRequest as error:
+        raise click.UsageError(f"{file}: {error.message}") from error
+    click.echo(f"{answer.hardware} hardware and {answer.workload} workload rows are in version {answer.version}")
+
+
+def _profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
+    return profile_wire.from_proto(
+        _asked(estimator, addresses, lambda stub: stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=CALL_TIMEOUT_S))
+    )
+
+
+def _asked(estimator: str | None, addresses: tuple[str, ...], call: Callable[[EstimatorStub], Answer]) -> Answer:
+    """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
+    address = estimator or _leader(addresses)
+    try:
+        return _ask(address, call)
+    except QlmError as error:
+        leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
+        if not leader or leader == address:
+            raise
+        return _ask(leader, call)
+
+
+def _ask(address: str, call: Callable[[EstimatorStub], Answer]) -> Answer:
+    options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        try:
+            return call(EstimatorStub(channel))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def _leader(addresses: tuple[str, ...]) -> str:
+    """The leading estimator's address, as the first gateway that answers knows it."""
+    failures: list[QlmError] = []
+    for address in addresses:
+        with grpc.insecure_channel(address) as channel:
+            try:
+                found = GatewayStub(channel).QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=CALL_TIMEOUT_S).estimator
+            except grpc.RpcError as error:
+                failures.append(from_rpc_error(error))
+                continue
+        if found:
+            return found
+        failures.append(Unavailable("no estimator leads"))
+    raise failures[0]
+
+
+def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
+    hardware = [
+        {
+            "gpu": row.gpu,
+            "n_gpu": row.n_gpu,
+            "model": row.model,
+            "instance": row.instance,
+            "origin": ORIGINS[row.origin],
+            "slowdown": row.slowdown,
+            "samples": row.samples,
+            "prior_share": row.prior_share if row.instance else 1.0,
+            "drifting_since_s": row.drifting_since_s,
+        }
+        for row in snapshot.hardware
+    ]
+    return {"version": snapshot.version, "made_s": snapshot.made_s, "hardware": hardware, "workload_rows": len(snapshot.workload)}
+
+
+def _pairs(snapshot: ProfileSnapshot) -> Table:
+    table = _table(f"pairs of GPUs and model, version {snapshot.version}", ("GPUs", "model", "from"))
+    for name in ("step of 1", "step of 32", "prefill of 1,000", "KV tokens", "swap warm", "cold"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in snapshot.hardware:
+        if not row.instance:
+            steps = [f"{row.decode_step_s(sequences, 500.0 * sequences) * 1e3:.1f} ms" for sequences in (1, 32)]
+            loads = [f"{row.swap_s(warm=warm):.1f} s" for warm in (True, False)]
+            prefill = f"{row.prefill_s(1_000) * 1e3:.0f} ms"
+            table.add_row(_gpus(row), row.model, ORIGINS[row.origin], *steps, prefill, f"{row.kv_capacity_tokens:,}", *loads)
+    return table
+
+
+def _instances(snapshot: ProfileSnapshot) -> Table:
+    table = _table("instances, as measured", ("instance", "GPUs", "model", "prior from"))
+    for name in ("slowdown", "runs", "prior", "drift"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in snapshot.hardware:
+        if row.instance:
+            drift = "" if not row.drifting_since_s else f"for {max(0.0, snapshot.made_s - row.drifting_since_s):,.0f} s"
+            figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}", drift)
+            table.add_row(row.instance, _gpus(row), row.model, ORIGINS[row.origin], *figures)
+    return table
+
+
+def _table(title: str, headings: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _gpus(row: HardwareProfile) -> str:
+    return f"{row.n_gpu} x {row.gpu}"

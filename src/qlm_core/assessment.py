@@ -1,0 +1,182 @@
+"""What is expected of all virtual queues as they are ordered now: which groups will have how many late requests, when a request at any
+place starts and ends, and what a new request would find.
+
+On one profile snapshot. A queue that changed costs O(its groups); a request at a known place costs O(1), on arrays less than a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from qlm_core.calibration import CalibrationProfile
+from qlm_core.errors import Unavailable
+from qlm_core.lateness import lateness
+from qlm_core.model import ModelSpec
+from qlm_core.new_request import calibration_of, predict_new, prediction_of
+from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.queue_columns import QueueGroups, together
+from qlm_core.queue_model import Integers
+from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_times import queue_times
+from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable
+
+
+class Assessment:
+    """Keeps what was worked out of each queue until that queue changes. Queues that hold a group without a profile of its model there are
+    in `unpredictable`, and nothing else is said of them."""
+
+    def __init__(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot, views: Iterable[QueueView] = ()) -> None:
+        """Costs O(groups of `views`)."""
+        self.profiles = profiles
+        self._reader = QueueReader(catalogue, profiles)
+        self._calibrated = {row.instance for row in profiles.calibration.rows}
+        every = list(views)
+        kept, self._groups = self._reader.read(every)
+        self._views = {view.instance.name: view for view in kept}
+        self.unpredictable = {view.instance.name for view in every} - self._views.keys()
+        self._worked_out: RequestTable | None = None
+        self._late: tuple[float, Floats, Floats] | None = None
+        self._numbered()
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The queues that are predicted, in the order of their numbers."""
+        return tuple(self._views)
+
+    @property
+    def table(self) -> RequestTable:
+        """What single requests are predicted from. The number of a group is `first[queue]` + its place on the queue. Costs O(groups) when
+        it is first asked for."""
+        if self._worked_out is None:
+            self._worked_out = self._work_out(list(self._views.values()), self._groups)
+        return self._worked_out
+
+    @property
+    def first(self) -> Integers:
+        """[queues + 1]: the number of each queue's first group, and of all groups."""
+        return self._groups.first
+
+    # Changing ---------------------------------------------------------------------------------------------------------
+
+    def update(self, view: QueueView) -> None:
+        """A queue as it is now, new or changed. Costs O(its groups)."""
+        name = view.instance.name
+        try:
+            groups = self._reader.read_one(view)
+        except Unavailable:
+            self.remove(name)
+            self.unpredictable.add(name)
+            return
+        self.unpredictable.discard(name)
+        known = self._index.get(name)
+        begin, end = (len(self._index), len(self._index)) if known is None else (known, known + 1)
+        self._views[name] = view
+        self._replace(begin, end, [view], groups)
+
+    def remove(self, instance: str) -> None:
+        """A queue that is there no more."""
+        self.unpredictable.discard(instance)
+        number = self._index.get(instance)
+        if number is not None:
+            del self._views[instance]
+            self._replace(number, number + 1, [], self._groups.queues(0, 0))
+
+    def _replace(self, begin: int, end: int, views: Sequence[QueueView], groups: QueueGroups) -> None:
+        """Puts queues in the place of queues [begin, end)."""
+        before = self._groups
+        low, high = int(before.first[begin]), int(before.first[end])
+        self._groups = together([before.queues(0, begin), groups, before.queues(end, len(before.first) - 1)])
+        old, late = self._worked_out, self._late
+        self._numbered()
+        if old is None:
+            return
+        new = self._work_out(views, groups)
+        columns = np.concatenate((old.columns[:low], new.columns, old.columns[high:]))
+        self._worked_out = RequestTable(columns=columns, calibrated=old.calibrated or new.calibrated)
+        if late is not None:
+            fresh = lateness(new, groups.rows, late[0])
+            counts, seconds = (np.concatenate((was[:low], now, was[high:])) for was, now in zip(late[1:], fresh, strict=True))
+            self._late = (late[0], counts, seconds)
+
+    def _numbered(self) -> None:
+        self._index = {name: number for number, name in enumerate(self._views)}
+        self._place_of: dict[str, tuple[str, int]] | None = None
+        self._late = None
+
+    def _work_out(self, views: Sequence[QueueView], groups: QueueGroups) -> RequestTable:
+        busy = np.flatnonzero(np.diff(groups.first))
+        if not len(busy):
+            return RequestTable(columns=np.zeros((0, TABLE_ROWS)), calibrated=False)
+        times = queue_times(groups if len(busy) == len(views) else groups.chosen(busy))
+        return RequestTable.of(times, self._calibrations(views))
+
+    def _calibrations(self, views: Sequence[QueueView]) -> Calibrations | None:
+        if not self.profiles.calibration.rows:
+            return None
+        rows: list[tuple[CalibrationProfile, CalibrationProfile]] = []
+        known: dict[tuple[str, str, int, str], int] = {}
+        of: list[int] = []
+        for view in views:
+            facts = view.instance
+            own = facts.name if facts.name in self._calibrated else ""
+            number: dict[str, int] = {}
+            for group in view.groups:
+                model = group.model
+                if model not in number:
+                    key = (model, facts.gpu, facts.n_gpu, own)
+                    if key not in known:
+                        known[key] = len(rows)
+                        rows.append(calibration_of(self.profiles, view, model))
+                    number[model] = known[key]
+                of.append(number[model])
+        return Calibrations(rows=rows, of=np.array(of, dtype=np.int64))
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    def late(self, now_s: float) -> tuple[Floats, Floats]:
+        """Expected late requests, and expected tardiness in request-seconds, of each group in the order of the numbers. `now_s`: by the
+        clock that deadlines have. Costs O(groups), once for each `now_s`."""
+        if self._late is None or self._late[0] != now_s:
+            self._late = (now_s, *lateness(self.table, self._groups.rows, now_s))
+        return self._late[1], self._late[2]
+
+    def number_of(self, group_id: str) -> tuple[str, int] | None:
+        """The instance and the number of a group; None for one that is not here."""
+        if self._place_of is None:
+            first = self._groups.first.tolist()
+            self._place_of = {
+                group.group_id: (name, first[number] + place)
+                for number, (name, view) in enumerate(self._views.items())
+                for place, group in enumerate(view.groups)
+            }
+        return self._place_of.get(group_id)
+
+    def waiting(self, group_id: str, requests_ahead: int, *, prompt_tokens: int | None = None) -> RequestPrediction | None:
+        """A request of a group with so many before it on its virtual queue; None where the group is not here. `prompt_tokens`: its own,
+        where they are known. Costs O(1) in the requests, and a sum over the groups ahead."""
+        found = self.number_of(group_id)
+        if found is None:
+            return None
+        instance, number = found
+        begin = int(self._groups.first[self._index[instance]])
+        before = int(self._groups.count[begin:number].sum())
+        position = min(max(requests_ahead - before, 0), max(int(self._groups.count[number]) - 1, 0))
+        view = self._views[instance]
+        prompt = None if prompt_tokens is None else [float(prompt_tokens)]
+        times = self.table.times([number], [float(position)], prompt_tokens=prompt, calibrated=False)
+        return prediction_of(self.profiles, view, view.groups[number - begin].model, times, 0, requests_ahead)
+
+    def new(self, request: GroupView, now_s: float | None = None, *, on: str = "") -> RequestPrediction | None:
+        """A new request, as a group of one (`qlm_core.new_request`): on the instance `on` if that can be predicted, else where it would end
+        first. None where no instance that serves its model can be predicted. `now_s`: the clock that deadlines have, to tell where the
+        agent would evict what runs. Costs one pass over the groups, or over those of the one queue."""
+        number = self._index.get(on)
+        if number is not None:
+            found = predict_new(self._reader, [self._views[on]], self._groups.queues(number, number + 1), request, now_s)
+            if found is not None:
+                return found
+        return predict_new(self._reader, list(self._views.values()), self._groups, request, now_s)

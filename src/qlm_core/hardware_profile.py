@@ -1,0 +1,110 @@
+"""A hardware profile: how fast one model runs on one kind of GPU (QLM section 6: Theta, P, d, and the swap times of its table 2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+HardwareKey = tuple[str, int, str]
+"""(gpu, n_gpu, profile name)."""
+
+ORIGIN_SHIPPED = ""
+ORIGIN_FACTS = "facts"
+ORIGIN_MEASURED = "measured"
+ORIGINS = (ORIGIN_SHIPPED, ORIGIN_FACTS, ORIGIN_MEASURED)
+"""Where the figures of a row come from: the table that QLM ships, arithmetic on facts of GPU and model, or a run of `qlm profile`."""
+
+_TIMES = (
+    "decode_a_ms",
+    "decode_b_ms_per_seq",
+    "decode_c_ms_per_context_token",
+    "prefill_base_ms",
+    "prefill_ms_per_token",
+    "prefill_ms_per_token_squared",
+    "load_disk_to_cpu_s",
+    "load_cpu_to_gpu_s",
+    "kv_swap_us_per_token",
+    "recompute_us_per_token",
+)
+"""Fields of a hardware profile that are durations, or durations for something."""
+
+
+FIGURE_MAX = 1e12
+"""More is no time of an engine, nor a size, and would overflow in predictions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile:
+    """How fast a model runs on a GPU (see estimator.proto for the fields). `model` is the name of a profile, as in `ModelSpec.profile`.
+    `instance`: "" in a row of the pair; else the row was learned there. All times of decode and prefill are multiplied by `slowdown`.
+    `samples`: runs behind `slowdown`; `prior_share`: how much of it is still the pair's own row, 1 for all. `drifting_since_s`: seconds of
+    the queue's clock from when the instance runs otherwise than it did, 0 where it does not."""
+
+    gpu: str
+    n_gpu: int
+    model: str
+    instance: str = ""
+    weights_gb: float
+    kv_bytes_per_token: int
+    kv_capacity_tokens: int
+    decode_a_ms: float
+    decode_b_ms_per_seq: float
+    decode_c_ms_per_context_token: float
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    prefill_ms_per_token_squared: float = 0.0
+    load_disk_to_cpu_s: float
+    load_cpu_to_gpu_s: float
+    kv_swap_us_per_token: float
+    recompute_us_per_token: float
+    slowdown: float = 1.0
+    samples: int = 0
+    prior_share: float = 0.0
+    origin: str = ORIGIN_SHIPPED
+    drifting_since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        name_of_row = f"hardware profile {self.gpu} x{self.n_gpu} {self.model}"
+        for name in ("weights_gb", "drifting_since_s", *_TIMES):
+            value = getattr(self, name)
+            if not 0.0 <= value <= FIGURE_MAX:  # False for NaN
+                raise ValueError(f"{name_of_row}: {name} is finite and >= 0, got {value}")
+        if not (math.isfinite(self.slowdown) and self.slowdown > 0.0 and self.decode_a_ms > 0.0):
+            raise ValueError(f"{name_of_row}: slowdown and decode_a_ms are > 0")
+        if self.n_gpu < 1 or self.kv_capacity_tokens < 1 or self.samples < 0:
+            raise ValueError(f"{name_of_row}: n_gpu, kv_capacity_tokens >= 1, samples >= 0")
+        if not 0.0 <= self.prior_share <= 1.0:
+            raise ValueError(f"{name_of_row}: prior_share is from 0 to 1, got {self.prior_share}")
+        if self.origin not in ORIGINS:
+            raise ValueError(f"{name_of_row}: origin is one of {', '.join(repr(each) for each in ORIGINS)}, got {self.origin!r}")
+
+    @property
+    def key(self) -> HardwareKey:
+        return (self.gpu, self.n_gpu, self.model)
+
+    def decode_step_s(self, sequences: float, context_tokens: float) -> float:
+        """Seconds of one decode step over so many sequences, which hold `context_tokens` in all: d(B) of QLM section 6."""
+        per_sequence = self.decode_b_ms_per_seq * sequences + self.decode_c_ms_per_context_token * context_tokens
+        return self.slowdown * (self.decode_a_ms + per_sequence) * 1e-3
+
+    def prefill_s(self, prompt_tokens: float) -> float:
+        """Seconds of one prefill by itself: P of QLM section 6, equation 1, with attention's quadratic part."""
+        return self.slowdown * self.prefill_base_ms * 1e-3 + self.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
+
+    def prefill_work_s(self, prompt_tokens: float, prompt_tokens_squared: float = 0.0) -> float:
+        """Seconds that prefills add to a full engine: without their base, which the decode step they ride with pays anyway.
+        `prompt_tokens`: of all of them; `prompt_tokens_squared`: the sum of the square of each, 0 to leave attention's part out."""
+        each_ms = self.prefill_ms_per_token * prompt_tokens + self.prefill_ms_per_token_squared * prompt_tokens_squared
+        return self.slowdown * each_ms * 1e-3
+
+    def swap_s(self, warm: bool) -> float:
+        """Seconds to make this model the active one: S of QLM table 2, from host memory (warm) or from disk."""
+        return self.load_cpu_to_gpu_s if warm else self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s
+
+    def scaled(self, time_scale: float) -> HardwareProfile:
+        """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it."""
+        if not (math.isfinite(time_scale) and time_scale > 0.0):
+            raise ValueError(f"a time scale is finite and > 0, got {time_scale}")
+        if time_scale == 1.0:
+            return self
+        return replace(self, **{name: getattr(self, name) / time_scale for name in _TIMES})

@@ -1,0 +1,137 @@
+"""Where a new request would be served, and when it would start and end: under earliest deadline first inside the priority bands.
+
+On each instance that serves its model and is not draining it would come before the first group of a later band, or of its own band with a
+later first deadline; the instance where it would end first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qlm_core.calibration import UNCALIBRATED, CalibratedTime, CalibrationProfile
+from qlm_core.clearing import Head, would_clear
+from qlm_core.distribution import Normal
+from qlm_core.errors import Unavailable
+from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.queue_columns import BAND, DEADLINE, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, SERVICE, SWAP, QueueGroups
+from qlm_core.queue_model import Integers
+from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_times import queue_times
+from qlm_core.request import SloKind
+from qlm_core.request_times import RequestTable, RequestTimes
+from qlm_core.service_arrays import ServiceColumns
+
+
+def predict_new(
+    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
+) -> RequestPrediction | None:
+    """A new request, as a group of one, beside the groups of the views, which `reader` read. `now_s`: the clock that deadlines have; None:
+    what runs ends before another model comes, also where the agent would evict it. None where no instance can be predicted. Costs one
+    pass over the groups."""
+    able = [number for number, view in enumerate(views) if may_serve(view, request.model) and _known(reader, view, request)]
+    if not able:
+        return None
+    chosen = [views[number] for number in able]
+    groups = groups if len(able) == len(views) else groups.chosen(np.array(able))
+    places = _places(groups, request)
+    rows = reader.request_rows(chosen, request)
+    if now_s is not None:
+        groups = replace(groups, lead=_cleared(reader, chosen, groups, places, rows, request, now_s))
+    whole, at = groups.inserted(places, rows)
+    found = RequestTable.of(queue_times(whole)).times(at, np.zeros(len(at)))
+    before = [int(groups.count[begin:end].sum()) for begin, end in zip(groups.first[:-1], places, strict=True)]
+    ends_s = [
+        calibration_of(reader.profiles, view, request.model)[1].applied(normal_at(found.completion_s, found.completion_variance, at)).mean
+        for at, view in enumerate(chosen)
+    ]
+    best = ends_s.index(min(ends_s))
+    return prediction_of(reader.profiles, chosen[best], request.model, found, best, before[best])
+
+
+def may_serve(view: QueueView, model: str) -> bool:
+    """Whether an instance may be given requests of a model."""
+    return not view.instance.draining and model in view.instance.models
+
+
+def slo_band(views: Iterable[QueueView]) -> int:
+    """The priority band of requests with an SLO, as the groups that wait show it; 0, the default, where none does."""
+    shown = (group.band for view in views for group in view.groups if group.slo_kind is not SloKind.PRIORITY)
+    return next(shown, 0)
+
+
+def prediction_of(
+    profiles: ProfileSnapshot, view: QueueView, model: str, times: RequestTimes, at: int, requests_ahead: int
+) -> RequestPrediction:
+    """One of the times as they came from the formulas, calibrated, as a value."""
+    of_wait, of_completion = calibration_of(profiles, view, model)
+    wait = normal_at(times.wait_s, times.wait_variance, at)
+    completion = normal_at(times.completion_s, times.completion_variance, at)
+    return RequestPrediction(
+        instance=view.instance.name,
+        wait=of_wait.applied(wait),
+        completion=of_completion.applied(completion),
+        requests_ahead=requests_ahead,
+        profile_version=profiles.version,
+        prefill_s=float(times.prefill_s[at]),
+        own_wait=None if of_wait is UNCALIBRATED else wait,
+        own_completion=None if of_completion is UNCALIBRATED else completion,
+    )
+
+
+def calibration_of(profiles: ProfileSnapshot, view: QueueView, model: str) -> tuple[CalibrationProfile, CalibrationProfile]:
+    """The rows that waits and completions of a model on an instance are calibrated by."""
+    table = profiles.calibration
+    if not table.rows:
+        return UNCALIBRATED, UNCALIBRATED
+    return table.row(CalibratedTime.WAIT, model, view.instance), table.row(CalibratedTime.COMPLETION, model, view.instance)
+
+
+def normal_at(mean: Floats, variance: Floats, at: int) -> Normal:
+    """One of the normals that two arrays hold."""
+    return Normal(float(mean[at]), float(variance[at]))
+
+
+def _cleared(
+    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, places: Integers, rows: Floats, request: GroupView, now_s: float
+) -> Floats:
+    """What runs on each instance, without what would give way to the request (QLM section 5): on those where it comes first and wants
+    another model. A group that stands first already has been looked at by its agent, which let what runs go on."""
+    lead = groups.lead.copy()
+    for number in np.flatnonzero(places == groups.first[:-1]).tolist():
+        view = views[number]
+        if not view.runners or not view.running or view.active_model == request.model:
+            continue
+        served = ServiceColumns(*rows[SERVICE:, number])
+        own_s = 0.0 if request.slo_kind is SloKind.FIRST_TOKEN else served.output * (served.step_base_s + served.sequence_s)
+        head = Head(
+            band=request.band,
+            deadline_s=request.first_deadline_s,
+            requests=1,
+            service_s=float(rows[SWAP, number] + served.prefill_s + own_s),
+        )
+        way = reader.giving_way(view)
+        if would_clear(view.runners, float(lead[LEAD_DRAIN, number]), way, head, now_s):
+            lead[LEAD_DRAIN, number], lead[LEAD_DRAIN_VARIANCE, number] = way.clear_s, 0.0
+    return lead
+
+
+def _known(reader: QueueReader, view: QueueView, request: GroupView) -> bool:
+    try:
+        reader.engine(view, request.model)
+    except Unavailable:
+        return False
+    return True
+
+
+def _places(groups: QueueGroups, request: GroupView) -> Integers:
+    """The number of the group of each queue in front of which a request comes; that of the first group behind the queue for its end."""
+    band, deadline_s = groups.rows[BAND], groups.rows[DEADLINE]
+    later = np.flatnonzero((band > request.band) | ((band == request.band) & (deadline_s > request.first_deadline_s)))
+    following = np.append(later, band.size)[np.searchsorted(later, groups.first[:-1])]
+    places: Integers = np.minimum(following, groups.first[1:])
+    return places

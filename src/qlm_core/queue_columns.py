@@ -1,0 +1,106 @@
+"""Groups of virtual queues as columns: what the model of the queue takes (`qlm_core.queue_model`), and what is known of each beside it.
+
+The columns of many queues are put together, cut apart and inserted into at no cost worth counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlm_core.normal_arrays import Floats
+from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE, Integers, Leads, QueueColumns
+from qlm_core.service_arrays import ServiceColumns
+
+(ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
+"""Rows of what is known of a group."""
+(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT) = range(9, 14)
+"""Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch."""
+SERVICE = 14
+"""The first of the rows of `ServiceColumns`, in the order of its fields."""
+ROWS = SERVICE + 11
+
+(LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE) = range(SUMS, SUMS + 3)
+"""The rows of what runs behind those of `Leads.left`."""
+LEAD_ROWS = SUMS + 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueGroups:
+    """Groups of queues as columns: `rows` [ROWS, groups]; `lead` [LEAD_ROWS, queues]; `first` [queues + 1]: where each queue begins and the
+    last ends; `arrivals_per_s` [queues]."""
+
+    rows: Floats
+    lead: Floats
+    first: Integers
+    arrivals_per_s: Floats
+
+    @property
+    def count(self) -> Floats:
+        row: Floats = self.rows[COUNT]
+        return row
+
+    @property
+    def service(self) -> ServiceColumns:
+        return ServiceColumns(*self.rows[SERVICE : SERVICE + 11])
+
+    @property
+    def leads(self) -> Leads:
+        """What the engines do now, as the model of the queue takes it."""
+        lead = self.lead
+        return Leads(model=lead[LEAD_MODEL], left=lead[:SUMS], drain_s=lead[LEAD_DRAIN], drain_variance=lead[LEAD_DRAIN_VARIANCE])
+
+    def columns(self) -> QueueColumns:
+        """What the model of the queue takes. Every queue has a group."""
+        rows, served = self.rows, self.service
+        each = np.empty((SUMS, rows.shape[1]))
+        each[REQUESTS] = 1.0
+        each[PREFILL] = served.prefill_work_s
+        each[DECODE] = served.output * served.token_s
+        each[VARIANCE] = served.output_variance * served.token_s**2
+        each[SEATS] = 1.0 / served.batch
+        each[LEFT] = each[SEATS] * served.batch_left_s
+        return QueueColumns(first=self.first[:-1], each=each, count=rows[COUNT], model=rows[MODEL], swap_s=rows[SWAP], warm_s=rows[WARM])
+
+    def queues(self, begin: int, end: int) -> QueueGroups:
+        """Those with numbers [begin, end)."""
+        low, high = int(self.first[begin]), int(self.first[end])
+        return QueueGroups(
+            rows=self.rows[:, low:high],
+            lead=self.lead[:, begin:end],
+            first=self.first[begin : end + 1] - low,
+            arrivals_per_s=self.arrivals_per_s[begin:end],
+        )
+
+    def chosen(self, numbers: Integers) -> QueueGroups:
+        """Some of the queues, by ascending numbers."""
+        sizes = np.diff(self.first)
+        wanted = np.zeros(len(sizes), dtype=np.bool_)
+        wanted[numbers] = True
+        return QueueGroups(
+            rows=self.rows[:, np.repeat(wanted, sizes)],
+            lead=self.lead[:, numbers],
+            first=np.concatenate(([0], np.cumsum(sizes[numbers]))),
+            arrivals_per_s=self.arrivals_per_s[numbers],
+        )
+
+    def inserted(self, places: Integers, rows: Floats) -> tuple[QueueGroups, Integers]:
+        """One more group in each queue, `rows` [ROWS, queues], in front of the group with that number (the queue's end included); and the
+        numbers that they have then."""
+        at = places + np.arange(len(places))
+        whole = np.insert(self.rows, places, rows, axis=1)
+        made = QueueGroups(rows=whole, lead=self.lead, first=self.first + np.arange(len(self.first)), arrivals_per_s=self.arrivals_per_s)
+        return made, at
+
+
+def together(parts: Sequence[QueueGroups]) -> QueueGroups:
+    """The queues of all parts, in their order. Needs at least one part."""
+    sizes = np.concatenate([np.diff(part.first) for part in parts])
+    return QueueGroups(
+        rows=np.concatenate([part.rows for part in parts], axis=1),
+        lead=np.concatenate([part.lead for part in parts], axis=1),
+        first=np.concatenate(([0], np.cumsum(sizes))),
+        arrivals_per_s=np.concatenate([part.arrivals_per_s for part in parts]),
+    )

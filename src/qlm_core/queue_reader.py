@@ -1,0 +1,338 @@
+"""From what is known of virtual queues (`QueueView`) to columns, on one profile snapshot.
+
+Each group is one column: its counts, its class's service on its engine and what a swap to its model takes. The columns of many queues are
+worked out in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from qlm_core.batch_mix import BatchMix, batch_mix, mixed
+from qlm_core.clearing import GivingWay, giving_way
+from qlm_core.distribution import Normal
+from qlm_core.errors import Unavailable
+from qlm_core.instance import InstanceFacts
+from qlm_core.length_curve import LONGEST_OF, longest_among
+from qlm_core.model import ModelSpec
+from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import service
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
+from qlm_core.queue_columns import (
+    COUNT,
+    DEADLINE,
+    ENGINE,
+    FIRST_TOKEN,
+    LEAD_DRAIN,
+    LEAD_DRAIN_VARIANCE,
+    LEAD_MODEL,
+    LEAD_ROWS,
+    LONGEST_OUTPUT,
+    MODEL,
+    PREFILL_BASE,
+    PREFILL_SQUARE,
+    PREFILL_TOKEN,
+    PROMPT,
+    ROWS,
+    SERVICE,
+    SWAP,
+    WARM,
+    QueueGroups,
+)
+from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, VARIANCE, Integers
+from qlm_core.request import SloKind
+from qlm_core.service_arrays import EngineColumns, ServiceColumns, longest_of_each, services
+
+GROUP_FIGURES = 14
+RUNNER_FIGURES = 12
+"""Figures of a group and of a class that runs, as they are collected."""
+
+NOT_OF_CLASS = -1.0
+"""In place of a class where a group's outputs are told."""
+
+
+class QueueReader:
+    """Reads views on one snapshot. Keeps the engines and classes that it saw; at most one for each instance and model, and one for each
+    class that the snapshot or a view names, so it lives no longer than they do."""
+
+    def __init__(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
+        self.profiles = profiles
+        self._catalogue = catalogue
+        self._engines: dict[tuple[str, str], tuple[InstanceFacts, int]] = {}
+        self._profiles_of: list[tuple[HardwareProfile, float]] = []
+        self._columns: EngineColumns | None = None
+        self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
+        self._longest: list[Longest] = []  # by the last of the figures of a class
+        self._models: dict[str, float] = {"": -1.0}
+        self._mix: BatchMix | None = None  # of each engine as it was read last
+
+    def read(self, views: Iterable[QueueView]) -> tuple[list[QueueView], QueueGroups]:
+        """The views that can be predicted, and their groups. One with a group whose model has no profile on its instance is left out."""
+        kept: list[QueueView] = []
+        groups: list[tuple[float, ...]] = []
+        runners: list[tuple[float, ...]] = []
+        sizes: list[int] = []
+        for view in views:
+            try:
+                own, running = self._view_rows(view, len(kept))
+            except Unavailable:
+                continue
+            kept.append(view)
+            groups += own
+            runners += running
+            sizes.append(len(own))
+        return kept, self._made(kept, groups, runners, sizes)
+
+    def read_one(self, view: QueueView) -> QueueGroups:
+        """One view. Raises Unavailable (NO_PREDICTION) where a group's model is not in the catalogue or has no profile on the instance."""
+        groups, runners = self._view_rows(view, 0)
+        return self._made([view], groups, runners, [len(groups)])
+
+    def request_rows(self, views: Sequence[QueueView], group: GroupView) -> Floats:
+        """The same group on each of the instances, as [ROWS, views]. Raises Unavailable as `read_one` does."""
+        told = _columns([self._group_row(self._engine_row(view, group.model), group) for view in views], GROUP_FIGURES)
+        return self._group_rows(told, self._services(told[0], told[8:12]))
+
+    def giving_way(self, view: QueueView) -> GivingWay:
+        """What it takes that all that runs on an instance gives way. Raises Unavailable as `read_one` does."""
+        workload = self.profiles.workload_for(view.active_model, "", "")
+        hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
+        running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
+        return giving_way(running, workload.prompt_tokens_mean, view.running, hardware)
+
+    def model_code(self, model: str) -> float:
+        """The number that stands for a model here; "" is that of no model."""
+        return self._models.setdefault(model, float(len(self._models)))
+
+    def _view_rows(self, view: QueueView, number: int) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        engine_of = {model: self._engine_row(view, model) for model in {group.model: None for group in view.groups}}
+        groups = [self._group_row(engine_of[group.model], group) for group in view.groups]
+        runners: list[tuple[float, ...]] = []
+        if view.running > 0 and view.active_model:
+            told = sum(runner.count for runner in view.runners)
+            rest = (RunningView(slo_class="", token_class="", count=view.running - told),) if told < view.running else ()
+            known = engine_of.get(view.active_model)
+            engine = self.engine(view, view.active_model) if known is None else int(known[0])
+            runners = [self._runner_row(view, number, engine, runner) for runner in (*view.runners, *rest) if runner.count]
+        return groups, runners
+
+    def _engine_row(self, view: QueueView, model: str) -> tuple[float, float, float]:
+        """The engine, the model's number, and whether it is warm."""
+        return self.engine(view, model), self.model_code(model), 1.0 if model in view.warm_models else 0.0
+
+    def _group_row(self, engine: tuple[float, float, float], group: GroupView) -> tuple[float, ...]:
+        waiting, first_s, last_s = group.waiting, group.first_deadline_s, group.last_deadline_s
+        key = (group.model, group.slo_class, group.token_class, group.output_tokens_max)
+        lengths = self._classes.get(key)
+        if lengths is None:
+            lengths = self._classes[key] = self._class(*key)
+        if group.output_tokens is not None:
+            known = _capped(group.output_tokens, group.output_tokens_max)
+            lengths = (lengths[0], known.mean, known.variance, NOT_OF_CLASS)
+        return (
+            *engine,
+            waiting,
+            first_s,
+            first_s if last_s is None else last_s,
+            group.band,
+            group.slo_kind is SloKind.FIRST_TOKEN,
+            group.waiting_prompt_tokens / waiting if waiting else 0.0,
+            *lengths,
+            group.output_tokens_max,
+        )
+
+    def _runner_row(self, view: QueueView, number: int, engine: int, runner: RunningView) -> tuple[float, ...]:
+        """One class of what runs: its left tokens in all (-1: as many as the class's requests have left in the mean) and their variance;
+        how unlike each other they are beyond that, as a sum of squares, and the most that one of them is expected to have left."""
+        model = view.active_model
+        workload = self.profiles.workload_for(model, runner.slo_class, runner.token_class)
+        output = _capped(workload.output_tokens, runner.output_tokens_max)
+        left, spread = -1.0, output.variance * runner.count
+        unlike = longest = 0.0
+        if view.running_output_left is not None:
+            left, spread = view.running_output_left.mean * runner.count, view.running_output_left.variance * runner.count
+        elif runner.produced_tokens:
+            produced = np.array(runner.produced_tokens, dtype=np.float64)
+            means, variances = self.profiles.output_curve_for(model, runner.slo_class, runner.token_class).left_of(produced)
+            # A token is left at least, and no more than the limit leaves.
+            means = np.clip(means, 1.0, np.maximum(1.0, runner.output_tokens_max - produced))
+            left, spread = float(means.sum()), float(variances.sum())
+            unlike, longest = float(((means - means.mean()) ** 2).sum()), float(means.max())
+        else:
+            longest = longest_among(self.profiles.longest_output_for(model, runner.slo_class, runner.token_class), runner.count)
+        prompt = workload.prompt_tokens_mean if runner.prompt_tokens is None else runner.prompt_tokens / runner.count
+        hardware = self._profiles_of[engine][0]
+        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens) + hardware.kv_swap_us_per_token * runner.offloaded_tokens * 1e-6
+        return (
+            number,
+            engine,
+            runner.count,
+            prompt,
+            workload.prompt_tokens_variance,
+            output.mean,
+            output.variance,
+            left,
+            spread,
+            outstanding_s,
+            unlike,
+            longest,
+        )
+
+    def engine(self, view: QueueView, model: str) -> int:
+        """The number of a model's engine on an instance. Raises Unavailable (NO_PREDICTION) where it has no profile there."""
+        instance = view.instance
+        known = self._engines.get((instance.name, model))
+        found = None if known is None or (known[0] is not instance and known[0] != instance) else known[1]
+        if found is None:
+            spec = self._catalogue.get(model)
+            hardware = None if spec is None else self.profiles.hardware_for(instance, spec)
+            if hardware is None:
+                raise Unavailable(
+                    f"no hardware profile of {model} on {instance.gpu} x{instance.n_gpu}",
+                    reason="NO_PREDICTION",
+                    details={"model": model, "instance": instance.name},
+                )
+            found = len(self._profiles_of)
+            self._engines[instance.name, model] = (instance, found)
+            self._profiles_of.append((hardware, float(instance.batch_max)))
+            self._columns = None
+        return found
+
+    def _class(self, model: str, slo_class: str, token_class: str, output_tokens_max: float) -> tuple[float, float, float, float]:
+        """Variance of the prompts of a class, mean and variance of its outputs, and where the longest of them are told."""
+        workload = self.profiles.workload_for(model, slo_class, token_class)
+        output = _capped(workload.output_tokens, output_tokens_max)
+        # The spread of all of a model's prompts says nothing of one token class.
+        spread = workload.prompt_tokens_variance if workload.token_class == token_class else 0.0
+        self._longest.append(self.profiles.longest_output_for(model, slo_class, token_class))
+        return (spread, output.mean, output.variance, len(self._longest) - 1.0)
+
+    def _made(
+        self, views: Sequence[QueueView], groups: Sequence[tuple[float, ...]], runners: Sequence[tuple[float, ...]], sizes: Sequence[int]
+    ) -> QueueGroups:
+        lead = np.zeros((LEAD_ROWS, len(views)))
+        lead[LEAD_MODEL] = [self.model_code(view.active_model) for view in views]
+        waiting, running = _columns(groups, GROUP_FIGURES), _columns(runners, RUNNER_FIGURES)
+        alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[8:12], running[3:7]), axis=1))
+        of = np.concatenate((waiting[0], running[1])).astype(np.int64)
+        if of.size:
+            # Who runs counts by what is left of it, as so much of a request.
+            left = np.where(running[7] < 0.0, running[2], running[7] / running[5])
+            prompts = np.concatenate((waiting[8], running[3]))
+            mix = batch_mix(self._engine_columns(), of, np.concatenate((waiting[3], left)), prompts, alone)
+            self._mix = mix.over(self._mix, of)
+        if runners:
+            self._fill_lead(lead, running, alone.part(len(groups), None))
+        return QueueGroups(
+            rows=self._group_rows(waiting, alone.part(None, len(groups))),
+            lead=lead,
+            first=np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64)))),
+            arrivals_per_s=np.array([view.arrivals_per_s for view in views], dtype=np.float64),
+        )
+
+    def _services(self, of: Floats, figures: Floats) -> ServiceColumns:
+        """Of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs."""
+        return services(self._engine_columns(), of.astype(np.int64), *figures)
+
+    def _engine_columns(self) -> EngineColumns:
+        if self._columns is None:
+            self._columns = EngineColumns.of(self._profiles_of)
+        return self._columns
+
+    def _group_rows(self, told: Floats, alone: ServiceColumns) -> Floats:
+        """The columns of groups, by their figures [GROUP_FIGURES, groups] and their services alone."""
+        rows = np.zeros((ROWS, told.shape[1]))
+        if not told.shape[1]:
+            return rows
+        engine, of = self._engine_columns(), told[0].astype(np.int64)
+        served = self._mixed(alone, of)
+        rows[ENGINE], rows[MODEL], rows[COUNT] = told[0], told[1], told[3]
+        rows[WARM] = engine.warm_s[of]
+        rows[SWAP] = np.where(told[2] > 0.0, rows[WARM], engine.cold_s[of])
+        rows[DEADLINE : FIRST_TOKEN + 1] = told[4:8]
+        rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
+        rows[PREFILL_SQUARE], rows[PROMPT] = engine.prefill_square_s[of], told[8]
+        rows[LONGEST_OUTPUT] = np.minimum(self._longest_outputs(served, told[3], told[12]), told[13])
+        rows[SERVICE:] = _service_rows(served)
+        return rows
+
+    def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> Floats:
+        """Of so many requests of each class, as far as they are in one batch."""
+        among = np.clip(count, 1.0, np.minimum(served.batch, LONGEST_OF[-1]))
+        place = np.log2(np.maximum(among, 1.0))
+        under = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
+        of = of_class.astype(np.int64)
+        table = np.array(self._longest) if self._longest else np.zeros((1, len(LONGEST_OF)))
+        low, high = table[of, under], table[of, under + 1]
+        found: Floats = np.maximum(low + (place - under) * (high - low), served.output)
+        other = of_class == NOT_OF_CLASS
+        if other.any():
+            found[other] = longest_of_each(served.output[other], served.output_variance[other], among[other])[0]
+        return found
+
+    def _mixed(self, served: ServiceColumns, of: Integers) -> ServiceColumns:
+        mix = self._mix
+        return served if mix is None or int(of.max(initial=-1)) >= len(mix.batch) else mixed(served, of, mix)
+
+    def _fill_lead(self, lead: Floats, told: Floats, alone: ServiceColumns) -> None:
+        """Sums over the classes that run; the engine is drained when the last of all of them has ended."""
+        queue, of, count = told[0].astype(np.int64), told[1].astype(np.int64), told[2]
+        served = self._mixed(alone, of)
+        renewal = told[7] < 0.0
+        left = np.where(renewal, count * alone.left_tokens, told[7])
+        queues = lead.shape[1]
+
+        def summed(value: Floats) -> Floats:
+            return np.bincount(queue, weights=value, minlength=queues).astype(np.float64)
+
+        share = count / served.batch
+        lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(told[9]), summed(left * served.token_s)
+        lead[VARIANCE], lead[SEATS] = summed(told[8] * served.token_s**2), summed(share)
+        lead[LEFT] = summed(count * alone.left_tokens * served.token_s)
+        # The last to end: of those that run for good, a whole output at the most; where more is known, what is known.
+        each = np.where(renewal, served.output, left / count)
+        total = np.maximum(lead[REQUESTS], 1.0)
+        mean = summed(count * each) / total
+        variance = (summed(told[8] + told[10]) + summed(count * (each - mean[queue]) ** 2)) / total
+        longest, spread = longest_of_each(mean, variance, total)
+        np.maximum.at(longest, queue, told[11])
+        base_s = np.zeros(queues)
+        base_s[queue] = served.step_base_s
+        lead[LEAD_DRAIN] = longest * base_s + summed(left * served.sequence_s) + lead[PREFILL]
+        lead[LEAD_DRAIN_VARIANCE] = spread * base_s**2
+
+
+def _columns(rows: Sequence[tuple[float, ...]], width: int) -> Floats:
+    """The rows as the columns of an array. (`np.array` takes three times as long.)"""
+    return np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width).reshape(len(rows), width).T
+
+
+def _capped(output: Normal, most: float) -> Normal:
+    """An output under a limit: a token at least."""
+    if most == math.inf:
+        return output
+    found = output.capped(most)
+    return found if found.mean >= 1.0 else Normal(1.0, found.variance)
+
+
+def _service_rows(served: ServiceColumns) -> Floats:
+    return np.array(
+        (
+            served.output,
+            served.output_variance,
+            served.batch,
+            served.step_s,
+            served.token_s,
+            served.prefill_s,
+            served.prefill_work_s,
+            served.left_tokens,
+            served.sequence_s,
+            served.step_base_s,
+            served.joining_s,
+        )
+    )

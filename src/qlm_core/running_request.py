@@ -1,0 +1,43 @@
+"""When a request that runs now will end: what it has left, given what it has made, in the batch that it runs in (QLM equation 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qlm_core.distribution import Normal
+from qlm_core.model import ModelSpec
+from qlm_core.prediction_service import service
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.profile import ProfileSnapshot
+
+
+def predict_running(
+    view: QueueView, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot, request: GroupView, produced_tokens: int
+) -> RequestPrediction | None:
+    """`request`: as a group of one; `produced_tokens`: its output so far, 0 before its first token. None without a profile of its model on
+    this instance. One whose KV is in host memory ends later than this: from outside it runs. Raises ValueError for a negative output."""
+    spec = catalogue.get(request.model)
+    hardware = None if spec is None else profiles.hardware_for(view.instance, spec)
+    if hardware is None:
+        return None
+    key = (request.model, request.slo_class, request.token_class)
+    served = service(request.waiting_prompt_tokens, profiles.workload_for(*key).output_tokens, hardware, view.instance.batch_max)
+    room_tokens = max(1.0, request.output_tokens_max - produced_tokens)
+    left = _between(profiles.output_curve_for(*key).left(float(produced_tokens)), 1.0, room_tokens)
+    behind = sum(group.waiting for group in view.groups if group.model == request.model)
+    decode = replace(served, output=left).decode(view.running, behind)
+    return RequestPrediction(
+        instance=view.instance.name,
+        wait=Normal.point(0.0),
+        completion=decode if produced_tokens else decode.shifted(served.prefill_s),
+        requests_ahead=0,
+        profile_version=profiles.version,
+        prefill_s=0.0 if produced_tokens else served.prefill_s,
+    )
+
+
+def _between(tokens: Normal, low: float, high: float) -> Normal:
+    """What lies between two bounds has its mean there, and a variance of at most a quarter of their distance squared (Popoviciu)."""
+    inside = tokens.floored(low).capped(high)
+    return Normal(min(max(inside.mean, low), high), min(inside.variance, (high - low) ** 2 / 4.0))

@@ -1,0 +1,73 @@
+"""Length guesses and the length model between the wire (request.proto, estimator.proto) and `qlm_core.length_model`."""
+
+from __future__ import annotations
+
+from qlm.api.v1 import estimator_pb2, request_pb2
+from qlm_core.length_model import LengthGuess, LengthModel, LengthScore
+
+
+def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:
+    return request_pb2.LengthGuess(
+        median_tokens=guess.median_tokens,
+        model_tokens=guess.model_tokens,
+        expected_tokens=guess.expected_tokens,
+        by_model=guess.by_model,
+        hint_tokens=guess.hint_tokens,
+        features=guess.features,
+        hint_feature=guess.hint_feature,
+    )
+
+
+def guess_from_proto(message: request_pb2.LengthGuess) -> LengthGuess:
+    """Raises ValueError for figures that no gateway writes."""
+    return LengthGuess(
+        median_tokens=message.median_tokens,
+        model_tokens=message.model_tokens,
+        expected_tokens=message.expected_tokens,
+        by_model=message.by_model,
+        hint_tokens=message.hint_tokens,
+        features=tuple(message.features),
+        hint_feature=message.hint_feature,
+    )
+
+
+def predicted_output_tokens(admission: request_pb2.Admission) -> int:
+    """The output that the length model predicted for a stored request; 0 where it was not in use."""
+    return admission.length_guess.expected_tokens if admission.length_guess.by_model else 0
+
+
+def model_to_proto(model: LengthModel) -> estimator_pb2.LengthModel:
+    return estimator_pb2.LengthModel(
+        features=model.features,
+        weights=model.weights,
+        curvatures=model.curvatures,
+        scores=[
+            estimator_pb2.LengthScore(
+                model=score.model,
+                used=score.used,
+                samples=score.samples,
+                median_error_tokens=score.median_error_tokens,
+                model_error_tokens=score.model_error_tokens,
+            )
+            for score in model.scores
+        ],
+    )
+
+
+def model_from_proto(message: estimator_pb2.LengthModel) -> LengthModel:
+    """Raises ValueError for figures that no estimator writes."""
+    return LengthModel(
+        features=tuple(message.features),
+        weights=tuple(message.weights),
+        curvatures=tuple(message.curvatures),
+        scores=tuple(
+            LengthScore(
+                model=score.model,
+                used=score.used,
+                samples=score.samples,
+                median_error_tokens=score.median_error_tokens,
+                model_error_tokens=score.model_error_tokens,
+            )
+            for score in message.scores
+        ),
+    )

@@ -1,0 +1,95 @@
+"""The length model in a whole cluster: learned from two tenants, published, used at acceptance, kept over a restart of the estimator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+
+import qlm
+from qlm.api.v1.estimator_pb2 import GetProfilesRequest
+from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm_core.length_features import LengthFacts
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_process import profile_wire
+from running_cluster import RunningCluster, gone, wait_until
+
+SETTINGS = {"agent.simulated.time_scale": "50", "estimator.publish_every_s": "0.2"}
+PATIENCE_S = 60.0
+MODEL = "mistral-7b"
+OUTPUT_TOKENS = {"terse": 8, "verbose": 300}
+
+
+def ask(client: qlm.Client, number: int) -> None:
+    """One request whose answer has the length that its tenant is known for, give or take."""
+    tenant = ("terse", "verbose")[number % 2]
+    prompt = [number % 1_000] * 20 + [LENGTH_TOKEN_BASE + OUTPUT_TOKENS[tenant] + number % 3]
+    client.submit(MODEL, prompt, slo_s=600.0, request_id=f"r{number}", tenant=tenant)
+    assert client.result(f"r{number}", tenant=tenant, wait_s=PATIENCE_S) is not None
+
+
+def said(cluster: RunningCluster, event: str) -> list[dict[str, object]]:
+    """What the estimator logged under a name."""
+    lines = (cluster.state_dir / "logs" / "estimator-0.log").read_text().splitlines()
+    return [entry for entry in map(json.loads, (line for line in lines if event in line)) if entry["event"] == event]
+
+
+def published(cluster: RunningCluster) -> ProfileSnapshot:
+    """The newest profiles, as any estimator tells them."""
+    (estimator,) = cluster.state.of("estimator")
+    with grpc.insecure_channel(estimator.address) as channel:
+        return profile_wire.from_proto(EstimatorStub(channel).GetProfiles(GetProfilesRequest(), timeout=PATIENCE_S))
+
+
+def expected(snapshot: ProfileSnapshot, tenant: str) -> int:
+    """What a gateway expects of the next request of a tenant."""
+    facts = LengthFacts(model=MODEL, tenant=tenant, prompt_tokens=21)
+    return snapshot.length_model.guess(facts, snapshot.output_curve_for(MODEL, "1024s", "64").median_tokens, 8_000).expected_tokens
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+    with RunningCluster(tmp_path / "state", SETTINGS) as cluster, qlm.Client(cluster.address) as client:
+        wait_until(lambda: all(model.instances for model in client.models()), PATIENCE_S, "the gateway knows who can serve")
+        yield cluster
+
+
+def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: RunningCluster) -> None:
+    numbers = count()
+    with qlm.Client(cluster.address) as client, ThreadPoolExecutor(8) as pool:
+
+        def used() -> bool:
+            list(pool.map(lambda _: ask(client, next(numbers)), range(16)))
+            return bool(said(cluster, "length_model_used"))
+
+        wait_until(used, 2 * PATIENCE_S, "the length model is used")
+
+        def grouped() -> bool:
+            list(pool.map(lambda _: ask(client, next(numbers)), range(16)))
+            rows = {row.token_class: row.output_tokens_mean for row in published(cluster).workload if row.slo_class == "1024s"}
+            return rows.get("64/o16", 1e9) < 20.0 and rows.get("64/o1024", 0.0) > 200.0
+
+        wait_until(grouped, PATIENCE_S, "requests are in the class of their predicted output")
+
+    before = published(cluster)
+    assert before.length_model.used_for(MODEL)
+    assert expected(before, "terse") == pytest.approx(9, abs=3)
+    assert expected(before, "verbose") == pytest.approx(301, rel=0.25)
+    (score,) = before.length_model.scores
+    assert score.gain > 0.3
+
+    (estimator,) = cluster.state.of("estimator")
+    os.kill(estimator.pid, signal.SIGKILL)
+    wait_until(lambda: gone(estimator.pid), PATIENCE_S, "the estimator is dead")
+    cluster.wait_for(lambda state: state.ready and state.of("estimator")[0].pid != estimator.pid)
+    after = published(cluster)
+    for tenant in ("terse", "verbose"):
+        assert expected(after, tenant) == pytest.approx(expected(before, tenant), rel=0.1)

@@ -1,0 +1,105 @@
+"""`qlm profile` and `qlm profiles` as a user runs them: a real process, a real cluster, a real signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from running_cluster import RunningCluster
+
+COMMAND_TIMEOUT_S = 90.0
+FAST = ("--set", "agent.simulated.time_scale=50")
+
+
+def arguments(*words: str) -> list[str]:
+    return [sys.executable, "-m", "qlm.cli", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments(*words), capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=environment(), cwd=folder, check=False
+    )
+
+
+def test_an_engine_is_profiled_and_its_rows_reach_a_running_queue(tmp_path: Path) -> None:
+    done = run("profile", "--name", "h100-0", "--model", "mistral-7b", *FAST, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("decode_a_ms", "95% interval", "Theta", "epsilon", "qlm-profile.yaml"):
+        assert word in done.stdout
+    (entry,) = yaml.safe_load((tmp_path / "qlm-profile.yaml").read_text("utf-8"))["profiles"]
+    assert (entry["gpu"], entry["n_gpu"], entry["model"]) == ("H100-80GB", 1, "Mistral-7B")
+    assert 7.2 * 0.8 < entry["decode_a_ms"] < 7.2 * 1.2
+
+    with RunningCluster(tmp_path / "state", {"agent.simulated.time_scale": "20"}) as cluster:
+        where = ("profiles", "--address", cluster.address)
+        taken = run(*where, "import", "qlm-profile.yaml", folder=tmp_path)
+        assert (taken.returncode, taken.stdout.startswith("1 hardware and 0 workload rows are in version")) == (0, True), taken.stderr
+        shown = json.loads(run(*where, "--json", folder=tmp_path).stdout)
+        assert [row["gpu"] for row in shown["hardware"] if row["origin"] == "measured"] == ["H100-80GB"]
+        exported = run(*where, "export", folder=tmp_path)
+        assert yaml.safe_load(exported.stdout)["hardware"][0]["decode_a_ms"] == entry["decode_a_ms"]
+
+
+def test_json_holds_the_row_its_intervals_and_its_errors(tmp_path: Path) -> None:
+    done = run("profile", "--model", "vicuna-13b", "--json", "-o", "rows.yaml", *FAST, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (model,) = document["models"]
+    low, high = model["intervals"]["decode_a_ms"]
+    assert low <= model["row"]["decode_a_ms"] <= high
+    assert 0.0 < model["decode_error"] < 0.1
+    assert (document["file"], (tmp_path / "rows.yaml").exists()) == ("rows.yaml", True)
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        arguments("profile", "--model", "mistral-7b"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    ) as process:
+        assert process.stderr is not None
+        assert "mistral-7b (Mistral-7B) on 1 x A100-80GB" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=COMMAND_TIMEOUT_S)
+        assert process.returncode == 1
+    assert "nothing was written" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "agent.gpu=B300"), "no model of models has a profile on 1 x B300"),
+        (("--name", "h100-0", "--set", "agent.gpu=B300"), "the GPU 'B300' is not known, but"),
+        (("--model", "gpt"), "--model gpt: not a model of this agent; may be mistral-7b"),
+        (("--limit", "0"), "--limit"),
+        (("--set", "agent.simulated.bias_max=9"), "agent.simulated.bias_max"),
+    ],
+)
+def test_wrong_use_is_named(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = run("profile", *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    done = run("profile", "--model", "mistral-7b", "-o", "nowhere/rows.yaml", *FAST, folder=tmp_path)
+    assert done.returncode == 1
+    assert "nowhere/rows.yaml" in done.stderr

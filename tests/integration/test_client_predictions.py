@@ -1,0 +1,172 @@
+"""What a client is told of its request: at acceptance, by its status, on its stream while it waits, and when it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+
+import qlm
+from qlm.api.v1 import gateway_pb2, request_pb2
+from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.errors import InvalidRequest, QueueFull
+from qlm.values import Outlook, Prediction, RequestState
+from qlm.wire_errors import STATUS_TRAILER, RpcFailure
+from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
+from qlm_queue.values import Bounds
+
+from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
+
+PROMPT = [5, 6, 7]
+SLO_S = 20.0
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with open_rig(tmp_path) as opened:
+        yield opened
+
+
+async def looking(rig: Rig) -> GatewayRun:
+    """A gateway that has seen the instance."""
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
+        while not all(model.instances for model in await client.models()):
+            await asyncio.sleep(0.02)
+    return gateway
+
+
+def check(prediction: Prediction | None) -> Prediction:
+    assert prediction is not None
+    assert 0.0 <= prediction.wait_p50_s <= prediction.wait_p90_s
+    assert 0.0 < prediction.completion_p50_s <= prediction.completion_p90_s
+    assert prediction.wait_p50_s <= prediction.completion_p50_s
+    return prediction
+
+
+async def test_acceptance_and_status_tell_when_it_starts_and_ends_and_how_likely_it_is_late(rig: Rig) -> None:
+    gateway = await looking(rig)
+    async with qlm.AsyncClient(gateway.address) as client:
+        accepted = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r")
+        late = check(accepted.prediction).probability_late
+        assert late is not None
+        assert late < 0.01
+        hopeless = await client.submit(MODEL, PROMPT, slo_s=0.01, max_tokens=2_000, request_id="hopeless")
+        assert check(hopeless.prediction).probability_late == pytest.approx(1.0, abs=0.05)
+        priority = await client.submit(MODEL, PROMPT, slo=qlm.Slo.priority_of(3), request_id="priority")
+        assert check(priority.prediction).probability_late is None
+
+        for placed in (False, True):
+            if placed:
+                await rig.agent.place()
+            request = (await client.status("r")).request
+            assert request is not None
+            assert request.state is (RequestState.PLACED if placed else RequestState.ACCEPTED)
+            assert (request.requests_ahead == 0) if placed else (request.requests_ahead is None)
+            assert request.slo == qlm.Slo.completion(SLO_S)
+            assert request.deadline_s == pytest.approx(accepted.accepted_s + SLO_S)
+            assert check(request.prediction).probability_late is not None
+        priority_now = (await client.status("priority")).request
+        assert priority_now is not None
+        assert (priority_now.slo, priority_now.deadline_s) == (qlm.Slo.priority_of(3), None)
+
+        await rig.agent.pull()
+        running = (await client.status("r")).request
+        assert running is not None
+        assert running.state is RequestState.RUNNING
+        left = check(running.prediction)
+        assert left.wait_p90_s == 0.0
+        assert running.deadline_s is not None
+        await rig.agent.step(7)
+        nearly_done = (await client.status("r")).request
+        assert nearly_done is not None
+        assert nearly_done.output_tokens == 7
+        assert check(nearly_done.prediction).completion_p50_s < left.completion_p50_s  # of 8 tokens at most
+        repeated = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r")
+        assert (repeated.duplicate, repeated.prediction) == (True, None)
+
+
+async def test_a_stream_tells_its_outlook_while_it_waits_and_not_after(rig: Rig) -> None:
+    gateway = await looking(rig)
+    told: list[Outlook] = []
+    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
+        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=4, outlook_every_s=1.0, on_outlook=told.append)
+        assert stream.prediction is None
+        await stream.wait_accepted()
+        first = check(stream.prediction)
+        reading = asyncio.create_task(_read(stream))
+        while not told:
+            await asyncio.sleep(0.02)
+        assert [outlook.state for outlook in told] == [RequestState.ACCEPTED]
+        assert stream.prediction is told[-1].prediction is not first
+        await rig.agent.place()
+        while RequestState.PLACED not in {outlook.state for outlook in told}:
+            await asyncio.sleep(0.02)
+        check(told[-1].prediction)
+        rig.serve()
+        assert await reading == 4
+        assert stream.prediction is None
+        assert stream.result is not None
+
+
+async def test_a_stream_of_an_accepted_request_tells_it_too_and_one_that_did_not_ask_does_not(rig: Rig) -> None:
+    gateway = await looking(rig)
+    told: list[Outlook] = []
+    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
+        await client.submit(MODEL, PROMPT, max_tokens=4, request_id="r")
+        asking = client.stream("r", outlook_every_s=1.0, on_outlook=told.append)
+        silent_told: list[Outlook] = []
+        silent = client.stream("r", on_outlook=silent_told.append)
+        readers = [asyncio.create_task(_read(stream)) for stream in (asking, silent)]
+        while len(told) < 2:
+            await asyncio.sleep(0.02)
+        rig.serve()
+        assert await asyncio.gather(*readers) == [4, 4]
+        assert silent_told == []
+
+
+async def _read(stream: qlm.TokenStream) -> int:
+    return sum([chunk.count async for chunk in stream])
+
+
+@pytest.mark.parametrize("every_s", [-1.0, 0.5, float("nan"), float("inf"), 3_601.0])
+async def test_an_absurd_pace_is_refused(rig: Rig, every_s: float) -> None:
+    gateway = await rig.gateway()
+    async with qlm.AsyncClient(gateway.address) as client:
+        for stream in (client.generate(MODEL, PROMPT, outlook_every_s=every_s), client.stream("r", outlook_every_s=every_s)):
+            with pytest.raises(InvalidRequest) as raised:
+                await anext(stream)
+            assert raised.value.details["field"] == "outlook_every_s"
+
+
+async def test_a_refused_request_is_told_when_to_come_again(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, Bounds(queue_max=100, tenant_max=2, class_max=50)) as rig:
+        gateway = await looking(rig)
+        async with qlm.AsyncClient(gateway.address) as client:
+            for number in range(2):
+                await client.submit(MODEL, PROMPT, request_id=f"r{number}", tenant="a")
+            hints = []
+            for number in range(3):
+                with pytest.raises(QueueFull) as raised:
+                    await client.submit(MODEL, PROMPT, request_id=f"more{number}", tenant="a")
+                assert raised.value.details["bound"] == "tenant"
+                hints.append(raised.value.retry_after_s)
+            assert all(hint is not None and RETRY_AFTER_MIN_S <= hint <= RETRY_AFTER_MAX_S for hint in hints)
+            await client.submit(MODEL, PROMPT, request_id="other", tenant="b")
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            request = request_pb2.Request(model=MODEL, text="x", tenant="a")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await GatewayStub(channel).Submit(gateway_pb2.SubmitRequest(request=request), timeout=PATIENCE_S)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailers = cast(RpcFailure, refused.value).trailing_metadata() or ()
+        (trailer,) = (value for key, value in trailers if key == STATUS_TRAILER)
+        retry = RetryInfo()
+        assert any(detail.Unpack(retry) for detail in Status.FromString(trailer).details)
+        assert retry.retry_delay.ToNanoseconds() >= RETRY_AFTER_MIN_S * 1e9

@@ -1,0 +1,191 @@
+"""`qlm profile` on a real engine behind the port: what it finds is what the engine does, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from qlm_agent.config import AgentConfig
+from qlm_agent.engine import EngineFailure, EngineOutput, EngineRequest, FailureKind, Tier
+from qlm_agent.engines import engine_of
+from qlm_agent.profiling.fitting import fit
+from qlm_agent.profiling.measurements import Measurements
+from qlm_agent.profiling.measuring import Profiler
+from qlm_agent.profiling.runs import ProfilingFailed
+from qlm_agent.profiling.session import profile_engine, until_stopped
+from qlm_agent.simulated.engine import SimulatedEngine
+from qlm_agent.simulated.timing import InstanceNoise
+from qlm_core.errors import ConfigError
+from qlm_core.shipped_profiles import shipped_snapshot
+
+SHIPPED = shipped_snapshot()
+SCALE = 20.0
+
+
+def config_of(*, gpu: str = "A100-80GB", models: Sequence[str] = ("m",), **simulated: object) -> AgentConfig:
+    known = [
+        {"name": "m", "profile": "Mistral-7B"},
+        {"name": "same", "profile": "Mistral-7B"},
+        {"name": "v", "profile": "Vicuna-13B", "context_tokens_max": 2048},
+    ]
+    engine = {"time_scale": SCALE, "host_memory_gb": 64.0, **simulated}
+    return AgentConfig.model_validate({"models": known, "agent": {"gpu": gpu, "models": list(models), "simulated": engine}})
+
+
+def bias_of(config: AgentConfig) -> float:
+    """What the profiler does not know."""
+    simulated = config.agent.simulated
+    return InstanceNoise(seed=simulated.seed, instance=config.agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max).bias
+
+
+@pytest.mark.parametrize(("gpu", "model", "seed"), [("A100-80GB", "m", 5), ("A10", "m", 6), ("A100-80GB", "v", 7)])
+async def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> None:
+    config = config_of(gpu=gpu, models=(model,), seed=seed)
+    (found,) = await profile_engine(config, SHIPPED, (), limit_s=600.0, say=lambda _: None, clock=time.monotonic)
+    bias, row, truth = bias_of(config), found.row, found.before
+    assert truth is not None
+    assert (row.gpu, row.n_gpu, row.model, row.origin) == (gpu, 1, truth.model, "measured")
+    assert row.weights_gb == pytest.approx(truth.weights_gb, rel=0.001)
+    assert row.kv_bytes_per_token == pytest.approx(truth.kv_bytes_per_token, rel=0.01)
+    assert row.kv_capacity_tokens == truth.kv_capacity_tokens
+    for sequences, context in ((1, 500), (32, 16_000), (64, 5_000), (200, 10_000)):
+        assert row.decode_step_s(sequences, context) == pytest.approx(bias * truth.decode_step_s(sequences, context), rel=0.05)
+    for tokens in (500, 1_500):
+        assert row.prefill_s(tokens) == pytest.approx(bias * truth.prefill_s(tokens), rel=0.1)
+    # One cold load, a few warm ones and KV transfers: each with 5% of noise, and with what a clock twenty times faster adds.
+    assert row.load_disk_to_cpu_s == pytest.approx(bias * truth.load_disk_to_cpu_s, rel=0.2)
+    assert row.load_cpu_to_gpu_s == pytest.approx(bias * truth.load_cpu_to_gpu_s, rel=0.2)
+    assert row.kv_swap_us_per_token == pytest.approx(bias * truth.kv_swap_us_per_token, rel=0.5)
+    assert row.recompute_us_per_token == pytest.approx(bias * truth.recompute_us_per_token, rel=0.2)
+    # The mixed load is predicted by a fit that did not see it.
+    assert found.fitted.mixed_error == pytest.approx(0.0, abs=0.1)
+    assert found.fitted.epsilon is not None
+    assert found.fitted.epsilon > 1.1
+    assert found.measured.notes == []
+    assert found.measured.engine_s < 200.0
+
+
+async def test_one_model_of_each_profile_unless_they_are_named() -> None:
+    config = config_of(models=("m", "same", "v"), time_scale=50.0)
+
+    async def profiled(*names: str) -> list[str]:
+        found = await profile_engine(config, SHIPPED, names, limit_s=100_000.0, say=lambda _: None, clock=time.monotonic)
+        return [each.measured.model for each in found]
+
+    assert await profiled() == ["m", "v"]
+    assert await profiled("same") == ["same"]
+    with pytest.raises(ConfigError, match=r"nobody: not a model of this agent; may be m, same, v"):
+        await profiled("nobody")
+
+
+async def test_the_limit_leaves_out_what_it_left_no_time_for() -> None:
+    (found,) = await profile_engine(config_of(), SHIPPED, (), limit_s=17.0, say=lambda _: None, clock=time.monotonic)
+    assert found.measured.engine_s < 30.0
+    assert any("left no time for KV transfers" in note for note in found.measured.notes)
+    assert found.row.kv_swap_us_per_token == 6.2
+    assert found.row.decode_a_ms == pytest.approx(bias_of(config_of()) * 12.0, rel=0.1)
+
+
+async def test_a_limit_too_short_for_a_fit_is_an_error() -> None:
+    with pytest.raises(ProfilingFailed, match="too few measurements"):
+        await profile_engine(config_of(), SHIPPED, (), limit_s=1.0, say=lambda _: None, clock=time.monotonic)
+
+
+async def test_an_engine_that_cannot_offload_is_profiled_without() -> None:
+    config = config_of(host_kv_gb=0.0, time_scale=50.0)
+    (found,) = await profile_engine(config, SHIPPED, (), limit_s=300.0, say=lambda _: None, clock=time.monotonic)
+    assert "the engine cannot offload" in " ".join(found.measured.notes)
+    assert found.row.kv_swap_us_per_token == 6.2
+
+
+async def test_an_engine_without_host_memory_is_profiled_without_loads() -> None:
+    config = config_of(host_memory_gb=1.0, time_scale=50.0)
+    (found,) = await profile_engine(config, SHIPPED, (), limit_s=300.0, say=lambda _: None, clock=time.monotonic)
+    assert "loads from disk were not measured" in " ".join(found.measured.notes)
+    assert (found.row.load_disk_to_cpu_s, found.row.load_cpu_to_gpu_s, found.row.weights_gb) == (4.5, 0.84, 14.48)
+
+
+class _Engine(SimulatedEngine):
+    """The simulated one, with a fault that a test sets."""
+
+    fails = False
+    silent = False
+    stopped = False
+
+    async def add(self, request: EngineRequest) -> None:
+        if not self.silent:
+            await super().add(request)
+
+    async def outputs(self) -> Sequence[EngineOutput]:
+        found = await super().outputs()
+        if self.fails:
+            return [
+                EngineOutput(each.run_id, b"", 0.0, 0.0, 0.0, failure=EngineFailure(kind=FailureKind.BROKEN, message="on fire"))
+                for each in found
+            ]
+        return found
+
+    async def stop(self) -> None:
+        self.stopped = True
+        await super().stop()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[_Engine]:
+    made = engine_of(config_of(), SHIPPED).engine
+    made.__class__ = _Engine
+    assert isinstance(made, _Engine)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def profiler_of(engine: _Engine) -> Profiler:
+    spec = next(model.spec() for model in config_of().models if model.name == "m")
+    return Profiler(engine, spec, clock=time.monotonic, time_scale=SCALE, limit_s=600.0)
+
+
+async def test_a_failing_engine_ends_it_with_its_words(engine: _Engine) -> None:
+    engine.fails = True
+    with pytest.raises(ProfilingFailed, match="on fire"):
+        await profiler_of(engine).measure(5.0, "p")
+    assert engine.stats().running == 0
+
+
+async def test_a_silent_engine_ends_it_in_time(engine: _Engine) -> None:
+    engine.silent = True
+    with pytest.raises(ProfilingFailed, match=r"told nothing for 0\.2 s"):
+        await profiler_of(engine).measure(0.2, "p")
+
+
+async def test_a_model_that_is_active_already_is_measured_there(engine: _Engine) -> None:
+    await engine.load_model("m", Tier.ACTIVE)
+    profiler = profiler_of(engine)
+    found: Measurements = await profiler.measure(5.0, "p")
+    assert found.loads_cold_s == []
+    assert len(found.loads_warm_s) == 3
+    assert fit(found).decode_error < 0.05
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.offloaded, stats.host_kv_used_tokens) == (0, 0, 0, 0)
+
+
+async def test_a_cancelled_run_leaves_nothing_on_the_engine(engine: _Engine) -> None:
+    task = asyncio.create_task(profiler_of(engine).measure(5.0, "p"))
+    while engine.stats().running < 16:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.offloaded) == (0, 0, 0)
+    assert [each for each in asyncio.all_tasks() if each.get_name().startswith("profiling")] == []
+
+
+async def test_a_stop_in_the_middle_gives_nothing() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, stop.set)
+    assert await until_stopped(config_of(time_scale=1.0), SHIPPED, (), limit_s=600.0, say=lambda _: None, stop=stop) == []
+    assert [each for each in asyncio.all_tasks() if each.get_name().startswith("profiling")] == []

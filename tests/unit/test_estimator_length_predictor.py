@@ -1,0 +1,144 @@
+"""The length model as it learns: which requests it tells apart, when it is used, what of hints it believes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlm_core.length_features import LengthFacts
+from qlm_core.length_model import LengthModel
+from qlm_estimator.length_predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
+from qlm_process import length_wire
+
+MEDIAN = 100.0
+
+
+def learn(predictor: LengthPredictor, facts: LengthFacts, output_tokens: int) -> None:
+    """One request: predicted with what is published now, then learned from."""
+    predictor.learn(facts.model, predictor.model().guess(facts, MEDIAN, 1 << 20), output_tokens)
+
+
+def expected(model: LengthModel, facts: LengthFacts) -> int:
+    return model.guess(facts, MEDIAN, 1 << 20).expected_tokens
+
+
+def facts_of(tenant: str, **more: object) -> LengthFacts:
+    return LengthFacts(**{"model": "chat", "tenant": tenant, "prompt_tokens": 200, **more})  # type: ignore[arg-type]
+
+
+def taught(seed: int = 1, requests: int = 1_000) -> LengthPredictor:
+    """Two tenants around one median: one short, one long."""
+    rng, predictor = np.random.default_rng(seed), LengthPredictor()
+    for _ in range(requests):
+        tenant = ("short", "long")[int(rng.integers(2))]
+        output = max(1, round(float(rng.lognormal(np.log(30 if tenant == "short" else 300), 0.5))))
+        learn(predictor, facts_of(tenant), output)
+    return predictor
+
+
+def test_tenants_are_told_apart() -> None:
+    model = taught().model()
+    assert model.used_for("chat")
+    assert expected(model, facts_of("short")) == pytest.approx(30, rel=0.25)
+    assert expected(model, facts_of("long")) == pytest.approx(300, rel=0.25)
+    score = model.scores[0]
+    assert score.gain > 0.5
+    assert score.model_error_tokens < score.median_error_tokens
+
+
+def test_where_nothing_tells_them_apart_the_model_is_not_used() -> None:
+    for seed in range(5):
+        rng, predictor = np.random.default_rng(seed), LengthPredictor()
+        used = 0
+        for _ in range(1_500):
+            learn(predictor, facts_of(f"tenant {rng.integers(200)}"), max(1, round(float(rng.lognormal(np.log(100), 0.8)))))
+            used += predictor.model().used_for("chat")
+        assert used < 75
+
+
+def test_it_switches_itself_off_when_it_no_longer_wins() -> None:
+    monitor = LengthMonitor()
+    for number in range(200):
+        monitor.compare(10.0, 5.0 + number % 3)
+        assert monitor.used == (number + 1 >= SAMPLES_MIN)
+    for _ in range(1_000):
+        monitor.compare(5.0, 8.0)
+    assert not monitor.used
+    assert monitor.model_error == pytest.approx(8.0, rel=0.1)
+    for number in range(3_000):  # neither wins
+        monitor.compare(5.0 + number % 2, 6.0 - number % 2)
+        assert not monitor.used
+
+
+def test_a_relation_that_ends_is_unlearned() -> None:
+    predictor, rng = taught(), np.random.default_rng(2)
+    for _ in range(800):  # the tenants are alike now
+        learn(predictor, facts_of(("short", "long")[int(rng.integers(2))]), max(1, round(float(rng.lognormal(np.log(100), 0.3)))))
+    model = predictor.model()
+    assert expected(model, facts_of("short")) == pytest.approx(100, rel=0.25)
+    assert expected(model, facts_of("long")) == pytest.approx(100, rel=0.25)
+
+
+@pytest.mark.parametrize(("honest", "follows"), [(True, True), (False, False)])
+def test_hints_are_followed_as_far_as_they_proved_right(honest: bool, follows: bool) -> None:
+    rng, predictor = np.random.default_rng(3), LengthPredictor()
+    for _ in range(1_500):
+        output = max(1, round(float(rng.lognormal(np.log(100), 1.0))))
+        hint = output if honest else round(float(np.exp(rng.uniform(0.0, 12.0))))
+        learn(predictor, facts_of("acme", hint_tokens=hint), output)
+    model = predictor.model()
+    assert model.used_for("chat") == follows
+    told = [model.guess(facts_of("acme", hint_tokens=hint), MEDIAN, 1 << 20).model_tokens for hint in (20, 100, 500)]
+    if follows:
+        assert told == pytest.approx([20, 100, 500], rel=0.35)
+    else:
+        assert max(told) / min(told) < 2.0
+    # Another tenant's hints have proved nothing yet.
+    stranger = [model.guess(facts_of("new", hint_tokens=hint), MEDIAN, 1 << 20).model_tokens for hint in (20, 500)]
+    assert stranger[0] == pytest.approx(stranger[1])
+
+
+def test_absurd_hints_break_nothing() -> None:
+    predictor = LengthPredictor()
+    for hint in (0, 1, 2**32 - 1) * 100:
+        learn(predictor, facts_of("acme", hint_tokens=hint), 100)
+    assert expected(predictor.model(), facts_of("acme", hint_tokens=2**32 - 1)) <= 300
+
+
+def test_the_same_requests_teach_the_same_model() -> None:
+    assert taught(requests=300).model() == taught(requests=300).model()
+
+
+def test_learning_goes_on_from_a_published_model() -> None:
+    model = length_wire.model_from_proto(length_wire.model_to_proto(taught().model()))
+    again = LengthPredictor()
+    again.restore(model)
+    assert again.model() == model
+    for _ in range(20):
+        learn(again, facts_of("short"), 30)
+    later = again.model()
+    assert later.used_for("chat")
+    assert expected(later, facts_of("short")) == pytest.approx(30, rel=0.3)
+    assert expected(later, facts_of("long")) == pytest.approx(expected(model, facts_of("long")), rel=0.1)
+
+
+def test_an_old_model_still_follows_a_change() -> None:
+    model = taught().model()
+    aged = LengthPredictor()
+    aged.restore(replace(model, curvatures=(1e9,) * len(model.curvatures)))
+    for _ in range(1_500):
+        learn(aged, facts_of("short"), 300)
+    assert expected(aged.model(), facts_of("short")) == pytest.approx(300, rel=0.25)
+
+
+def test_models_are_judged_apart() -> None:
+    predictor = taught()
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        facts = LengthFacts(model="code", tenant="short", prompt_tokens=200)
+        learn(predictor, facts, max(1, round(float(rng.lognormal(np.log(100), 0.8)))))
+    model = predictor.model()
+    assert [score.model for score in model.scores] == ["chat", "code"]
+    assert (model.used_for("chat"), model.used_for("code")) == (True, False)

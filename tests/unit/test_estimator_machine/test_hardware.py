@@ -1,0 +1,209 @@
+"""Hardware rows of the machine: the prior's weight, pairs without a row of their own, drift, and rows that somebody brings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.hardware_prior import hardware_prior
+from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profile import ProfileSnapshot
+from qlm_estimator.base_rows import ROWS_MAX, BaseRows, prior_s
+from qlm_estimator.events import DriftFound, HardwareUnknown
+from qlm_estimator.machine import Learning
+
+from .driver import BEGAN_MS, INSTANCE, SHIPPED, Driver, duration_s
+
+A100 = next(row for row in SHIPPED.hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
+H200 = replace(INSTANCE, gpu="H200")
+
+
+def runs(driver: Driver, count: int, seconds: float, *, from_s: float = 0.0) -> float:
+    """Runs one after the other of so many seconds each; the time of the last end."""
+    for number in range(count):
+        began_s = from_s + number * (seconds + 1.0)
+        driver.run(began_s, began_s + seconds, f"{from_s}-{number}")
+    return from_s + count * (seconds + 1.0)
+
+
+def learned(driver: Driver) -> HardwareProfile:
+    (row,) = driver.learned()
+    return row
+
+
+def test_the_prior_gives_way_to_data_by_its_weight() -> None:
+    """Posterior mean and share as the conjugate update has them."""
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200, slowdown=1.5)
+    runs(driver, 10, seconds)
+    row = learned(driver)
+    assert row.samples == 10
+    assert row.slowdown == pytest.approx(1.0 + 0.5 * (1.0 - row.prior_share), rel=0.02)
+    assert row.prior_share == pytest.approx(60.0 / (60.0 + 10 * seconds / 1.5), rel=0.05)
+    assert row.origin == ""
+
+
+def test_a_prior_from_facts_gives_way_sooner() -> None:
+    shares = []
+    for instance in (INSTANCE, H200):
+        driver = Driver()
+        driver.seen(instances=(instance,))
+        runs(driver, 10, 5.0)
+        shares.append(learned(driver).prior_share)
+    assert shares[1] < 0.8 * shares[0]
+
+
+def test_the_weights_of_priors_are_in_the_order_of_their_trust() -> None:
+    facts = hardware_prior("H200", 1, "Mistral-7B")
+    assert facts is not None
+    assert prior_s(facts) < prior_s(A100) < prior_s(replace(A100, origin=ORIGIN_MEASURED))
+
+
+def test_a_pair_never_seen_is_learned_from_facts() -> None:
+    driver = Driver()
+    driver.seen(instances=(H200,))
+    runs(driver, 5, 4.0)
+    row = learned(driver)
+    assert (row.gpu, row.origin, row.samples, row.instance) == ("H200", ORIGIN_FACTS, 5, "a")
+    prior = hardware_prior("H200", 1, "Mistral-7B")
+    assert prior in driver.machine.snapshot.hardware  # told beside the shipped ones
+    assert driver.noted == []
+
+
+def test_a_pair_of_which_nothing_is_known_is_told_once() -> None:
+    driver = Driver()
+    unknown = replace(INSTANCE, gpu="B300")
+    driver.seen(instances=(unknown,))
+    driver.seen(instances=(unknown, INSTANCE))
+    notes = [each for each in driver.noted if isinstance(each, HardwareUnknown)]
+    assert {(note.gpu, note.n_gpu, note.model) for note in notes} == {("B300", 1, "Mistral-7B"), ("B300", 1, "Vicuna-13B")}
+    assert len(notes) == 2
+    assert "'B300' is not known" in notes[0].why
+    driver.run(0.0, 3.0, "1")
+    assert driver.machine.counts.lengths == 1
+
+
+def test_a_drift_is_told_shown_and_learned_fast() -> None:
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    changed_s = runs(driver, 100, seconds)
+    assert driver.noted == []
+    assert learned(driver).drifting_since_s == 0.0
+    runs(driver, 40, 2.0 * seconds, from_s=changed_s)
+    (note,) = driver.noted
+    assert isinstance(note, DriftFound)
+    assert (note.instance, note.model) == ("a", "Mistral-7B")
+    assert note.change == pytest.approx(2.0, rel=0.1)
+    assert note.since_s == pytest.approx(BEGAN_MS / 1e3 + changed_s + 2.0 * seconds, abs=1.0)
+    assert driver.machine.counts.drifts == 1
+    row = learned(driver)
+    assert row.drifting_since_s == note.since_s
+    assert row.slowdown == pytest.approx(2.0, rel=0.05)
+    assert row.samples <= 40
+
+
+def test_without_a_drift_the_same_runs_teach_slowly() -> None:
+    """What the drift is worth: runs that differ too little to be one are averaged with the past."""
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    changed_s = runs(driver, 100, seconds)
+    runs(driver, 40, 1.2 * seconds, from_s=changed_s)
+    assert driver.noted == []
+    assert learned(driver).slowdown < 1.1
+
+
+def test_an_instance_settles_after_a_drift() -> None:
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    changed_s = runs(driver, 100, seconds)
+    runs(driver, 300, 2.0 * seconds, from_s=changed_s)
+    assert learned(driver).drifting_since_s == 0.0
+    assert driver.machine.counts.drifts == 1
+
+
+def test_a_restored_row_says_what_the_published_one_said() -> None:
+    driver = Driver()
+    driver.seen()
+    changed_s = runs(driver, 100, duration_s(200))
+    runs(driver, 40, duration_s(200, slowdown=2.0), from_s=changed_s)
+    row = learned(driver)
+    again = Driver()
+    again.restore(driver.machine.snapshot)
+    again.seen()
+    again.run(0.0, duration_s(200, slowdown=row.slowdown))
+    found = learned(again)
+    assert found.slowdown == pytest.approx(row.slowdown, rel=0.02)
+    assert found.samples == row.samples + 1
+    assert found.drifting_since_s == row.drifting_since_s
+    assert found.prior_share == pytest.approx(row.prior_share, rel=0.1) or found.prior_share < 0.05
+
+
+def test_brought_rows_replace_those_of_their_keys_and_are_published_at_once() -> None:
+    driver = Driver()
+    driver.seen()
+    runs(driver, 10, duration_s(200, slowdown=1.5))
+    before = learned(driver)
+    published = len(driver.published)
+    measured = replace(A100, origin=ORIGIN_MEASURED, decode_a_ms=2.0 * A100.decode_a_ms, decode_b_ms_per_seq=2.0 * A100.decode_b_ms_per_seq)
+    measured = replace(measured, decode_c_ms_per_context_token=2.0 * A100.decode_c_ms_per_context_token)
+    other = replace(A100, instance="b", slowdown=1.3, samples=50, prior_share=0.2)
+    driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(measured, other)))
+    assert len(driver.published) == published + 1
+    rows = {(row.instance, row.key): row for row in driver.published[-1].hardware}
+    assert rows["", A100.key] == measured
+    # Their runs took as long as they did, and are now held against a row that is half as fast.
+    assert rows["b", A100.key].slowdown == pytest.approx((1.3 * 300.0 - 60.0 + 74.0) / (2.0 * 240.0 + 74.0), rel=0.001)
+    assert 0.75 < rows["a", A100.key].slowdown < 1.0
+    assert (rows["a", A100.key].samples, before.samples) == (10, 10)
+    assert len(driver.published[-1].hardware) == len(SHIPPED.hardware) + 2
+
+
+def test_measured_rows_survive_a_restart_and_shipped_ones_follow_the_program() -> None:
+    driver = Driver()
+    measured = replace(A100, gpu="L4", origin=ORIGIN_MEASURED, kv_capacity_tokens=10_000)
+    old = replace(A100, decode_a_ms=99.0)  # as another version of QLM shipped it
+    driver.restore(ProfileSnapshot(version=3, made_s=1.0, hardware=(measured, old)))
+    driver.seen()
+    driver.run(0.0, 5.0)
+    driver.tick(100.0)
+    rows = {row.key: row for row in driver.machine.snapshot.hardware if not row.instance}
+    assert rows[measured.key] == measured
+    assert rows[A100.key] == A100
+
+
+def test_rows_that_are_kept_are_bounded() -> None:
+    base = BaseRows(shipped=SHIPPED.hardware)
+    assert base.take(replace(A100, gpu=f"gpu-{number}", origin=ORIGIN_MEASURED) for number in range(ROWS_MAX + 10)) == ROWS_MAX + 10
+    for n_gpu in range(1, ROWS_MAX + 10):
+        assert base.of("H200", n_gpu, "Mistral-7B") is not None
+    assert len(base.rows()) == len(SHIPPED.hardware) + 2 * ROWS_MAX
+    assert base.of("gpu-0", 1, "Mistral-7B") is None
+    assert base.of("gpu-20", 1, "Mistral-7B") is not None
+
+
+@pytest.mark.parametrize("finished_s", [float("nan"), float("inf"), -1.0, 1e300])
+def test_absurd_ends_are_not_believed(finished_s: float) -> None:
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    for number in range(20):
+        driver.run(10.0 * number, 10.0 * number + seconds, str(number), finished_s=finished_s)
+    assert learned(driver).slowdown == pytest.approx(1.0, rel=0.05)
+
+
+def test_clocks_that_step_teach_nothing_absurd() -> None:
+    """The queue's clock goes an hour back and then forward in the middle of runs: entry ids never go back, so the time between does."""
+    driver = Driver(Learning(publish_every_s=0.1))
+    driver.seen()
+    seconds = duration_s(200)
+    at_s = runs(driver, 60, seconds)
+    driver.run(at_s, at_s + 3600.0, "step")
+    runs(driver, 20, seconds, from_s=at_s + 3600.0)
+    row = learned(driver)
+    assert row.slowdown == pytest.approx(1.0, rel=0.05)
+    assert row.drifting_since_s == 0.0

@@ -1,0 +1,64 @@
+"""How many outlooks a gateway looks up for its streams."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from qlm.api.v1.request_pb2 import REQUEST_STATE_ACCEPTED, SLO_KIND_COMPLETION, Admission, Request, Slo
+from qlm_core.errors import InvalidRequest
+from qlm_core.request import RequestKey
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.outlook_updates import LOOKS_PER_S_MAX, OutlookUpdates, checked_every_s
+from qlm_gateway.queue_watch import QueueWatch
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.values import Acceptance, Bounds
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_looks_are_bounded_by_the_second() -> None:
+    clock = Clock()
+    queue = MemoryQueue("test", Bounds(), clock)
+    key = RequestKey("default", "r")
+    slo = Slo(kind=SLO_KIND_COMPLETION, seconds=60.0)
+    body = Request(model="m", text="x", admission=Admission(prompt_tokens=1, output_tokens_max=1, slo=slo))
+    acceptance = Acceptance(key=key, body=body.SerializeToString(), digest=b"0" * 16, gateway="", slo_class="64s", prompt_tokens=1)
+    await queue.accept(acceptance)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock)
+    updates = OutlookUpdates(queue, watch, clock)
+    assert await updates.of(key) is None  # nothing was looked at yet
+    await watch.fresh()
+    most = int(LOOKS_PER_S_MAX)
+    for elapsed_s, expected in ((0.0, most), (0.125, most // 8), (1_000.0, most)):
+        clock.now_s += elapsed_s
+        found = [await updates.of(key) for _ in range(3 * most)]
+        told = [outlook for outlook in found if outlook is not None]
+        assert len(told) == expected
+        assert {(outlook.state, outlook.HasField("prediction")) for outlook in told} == {(REQUEST_STATE_ACCEPTED, False)}
+
+
+async def test_what_does_not_wait_has_no_outlook() -> None:
+    clock = Clock()
+    queue = MemoryQueue("test", Bounds(), clock)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock)
+    await watch.fresh()
+    assert await OutlookUpdates(queue, watch, clock).of(RequestKey("default", "nobody")) is None
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1.0, 3_600.0])
+def test_a_pace_that_may_be_asked_for(every_s: float) -> None:
+    assert checked_every_s(every_s) == every_s
+
+
+@pytest.mark.parametrize("every_s", [-1.0, 0.99, 3_601.0, math.nan, math.inf])
+def test_one_that_may_not(every_s: float) -> None:
+    with pytest.raises(InvalidRequest):
+        checked_every_s(every_s)

@@ -1,0 +1,161 @@
+"""The bench of the estimator on traces that are made here: everything runs, and the truth is one that can be checked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from qlm_core.instance import InstanceFacts
+from qlm_load.__main__ import main
+from qlm_load.azure_shape import input_tokens_at, output_tokens_at
+from qlm_load.bench_estimator.figures import BY_KEY, p90_cells, runs_of
+from qlm_load.bench_estimator.multi import predict_multi
+from qlm_load.bench_estimator.runs import seeds_of
+from qlm_load.bench_estimator.scores import Judged, coverage_cells, farthest, mape_by_depth, r2
+from qlm_load.bench_estimator.single import GPU, Shift, models, predict_run
+from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
+from qlm_load.bench_estimator.workloads import MODEL, Arrival, arrivals, load_trace, stretched
+from qlm_load.trace import TraceRow
+
+
+def azure_like(rows: int, seed: int = 1) -> tuple[Arrival, ...]:
+    """Requests of the lengths of the Azure trace, in a Poisson stream."""
+    rng = np.random.default_rng(seed)
+    times_s = np.cumsum(rng.exponential(1.0, rows))
+    made = []
+    for at_s in times_s.tolist():
+        prompt = input_tokens_at(float(rng.random()))
+        output = output_tokens_at(float(rng.random()), prompt)
+        made.append(TraceRow(arrival_s=at_s, input_tokens=prompt, output_tokens=output))
+    return arrivals(made)
+
+
+def write_trace(folder: Path, name: str, rows: int) -> None:
+    lines = ["arrival_s,input_tokens,output_tokens"]
+    lines += [f"{each.arrival_s},{each.prompt_tokens},{each.output_tokens}" for each in azure_like(rows)]
+    with gzip.open(folder / f"{name}.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def run(requests: tuple[Arrival, ...], seed: int = 1) -> tuple[list[Happened], TrueInstance]:
+    facts = InstanceFacts(name="one", incarnation="one/1", gpu=GPU, n_gpu=1, engine="simulated", models=(MODEL,))
+    instance = TrueInstance.of(facts, models(), seed)
+    instance.load(0.0, MODEL)
+
+    def assign(request: Arrival) -> str:
+        instance.append(request)
+        return "one"
+
+    return list(happenings(requests, {"one": instance}, assign)), instance
+
+
+def test_every_request_is_served_once_and_first_come_first_served() -> None:
+    requests = stretched(azure_like(400), 20.0)
+    seen, instance = run(requests)
+    for kind in (Kind.ARRIVED, Kind.PULLED, Kind.STARTED, Kind.COMPLETED):
+        assert sorted(each.number for each in seen if each.kind is kind) == list(range(400))
+    pulled = [each.number for each in seen if each.kind is Kind.PULLED]
+    assert pulled == sorted(pulled)
+    assert instance.runs.running == 0
+    assert instance.runs.kv_reserved == 0
+    times = {kind: {each.number: each.at_s for each in seen if each.kind is kind} for kind in Kind}
+    assert all(times[Kind.ARRIVED][n] <= times[Kind.PULLED][n] <= times[Kind.STARTED][n] < times[Kind.COMPLETED][n] for n in range(400))
+
+
+def test_the_same_seed_gives_the_same_truth_and_another_another() -> None:
+    requests = stretched(azure_like(100), 5.0)
+    assert run(requests)[0] == run(requests)[0]
+    assert run(requests, 1)[0] != run(requests, 2)[0]
+
+
+def test_predictions_of_a_small_run_are_near_what_comes() -> None:
+    judged, duration_s = predict_run(azure_like(1_500), 1, predicted_max=300)
+    assert 100 < len(judged) < 300
+    assert judged.arrival_s.min() >= 0.4 * duration_s
+    assert r2(judged.wait_s, judged.actual_wait_s) > 0.5
+    assert (judged.actual_completion_s > judged.actual_wait_s).all()
+
+
+def test_a_shift_makes_waits_longer_and_is_learned() -> None:
+    requests = azure_like(1_500)
+    calm, _ = predict_run(requests, 1, predicted_max=200)
+    slow, duration_s = predict_run(requests, 1, Shift(at_share=0.5, slowness=2.0), predicted_max=200)
+    assert slow.actual_wait_s[-1] > 1.5 * calm.actual_wait_s[-1]
+    late = slow.where(slow.arrival_s > 0.9 * duration_s)
+    assert late.wait_s.mean() == pytest.approx(late.actual_wait_s.mean(), rel=0.25)
+
+
+def test_three_models_on_two_kinds_of_gpu_are_swapped_and_predicted() -> None:
+    judged = predict_multi(azure_like(900), 1, 200)
+    assert set(judged.model.tolist()) == {0, 1, 2}
+    assert np.isfinite(judged.wait_s).all()
+    assert np.abs(judged.wait_s - judged.actual_wait_s).mean() < 0.6 * judged.actual_wait_s.mean()
+
+
+def test_scores_of_known_values() -> None:
+    actual = np.linspace(1.0, 100.0, 100)
+    judged = Judged(
+        arrival_s=actual,
+        model=np.repeat([0, 1], 50),
+        depth=actual,
+        wait_s=actual * 1.1,
+        wait_deviation_s=np.full(100, 1.0),
+        actual_wait_s=actual,
+        completion_s=actual,
+        completion_deviation_s=np.zeros(100),
+        actual_completion_s=actual,
+    )
+    assert r2(actual, actual) == 1.0
+    assert mape_by_depth(judged) == pytest.approx([10.0] * 10)
+    assert coverage_cells(judged, judged.wait_within(0.0)) == {"0": [100.0] * 10, "1": [100.0] * 10}
+    assert judged.completion_within(0.0).all()
+    assert set(p90_cells({"azure": [judged], "multi": [judged]})) == {"single", "multi 0", "multi 1"}
+    assert farthest([85.0, 99.0, 91.0], 90.0) == 99.0
+
+
+def test_keys_name_the_runs_they_need() -> None:
+    assert runs_of(["r2_wait_azure"]) == ("azure",)
+    assert runs_of(["assess_ms"]) == ()
+    assert runs_of(["p90_coverage_after_shift"]) == ("lengths_double", "throughput_halves")
+    assert runs_of(list(BY_KEY)) == ("azure", "mooncake", "servegen", "multi", "lengths_double", "throughput_halves")
+
+
+def test_seeds_are_ranges_or_lists() -> None:
+    assert seeds_of("1-5") == (1, 2, 3, 4, 5)
+    assert seeds_of("3,7") == (3, 7)
+    for wrong in ("", "a", "2-1", "1,1"):
+        with pytest.raises(ValueError, match=r"seeds|invalid"):
+            seeds_of(wrong)
+
+
+def test_the_arrivals_of_a_tick_are_spread_over_it(tmp_path: Path) -> None:
+    (tmp_path / "mooncake_conversation.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "0,10,10\n" * 50 + "3,10,10\n")
+    requests = load_trace(tmp_path, "mooncake", seed=1)
+    gaps = np.diff([each.arrival_s for each in requests])
+    assert (gaps > 0.0).all()
+    assert gaps.max() < 3.0
+
+
+def test_the_command_prints_all_keys_and_draws(tmp_path: Path) -> None:
+    write_trace(tmp_path, "azure_conv_2023", 600)
+    out = tmp_path / "out"
+    options = ["--traces", str(tmp_path), "--seeds", "1", "--only", "r2_wait_azure", "--predicted-max", "100", "--processes", "1"]
+    result = CliRunner().invoke(main, ["bench", "estimator", "--json", "--plot", "--out", str(out), *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert set(document) == {*BY_KEY, "context"}
+    assert math.isfinite(document["r2_wait_azure"])
+    assert document["r2_wait_mooncake"] is None
+    assert {path.name for path in out.iterdir()} == {"wait.png", "completion.png", "reliability.png"}
+
+
+def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["bench", "estimator", "--traces", str(tmp_path), "--only", "r2_wait_azure", "--processes", "1"])
+    assert result.exit_code == 2
+    assert "azure_conv_2023" in result.output

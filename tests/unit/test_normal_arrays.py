@@ -1,0 +1,43 @@
+"""Arrays of normals say what `Normal` says of each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.distribution import Normal
+from qlm_core.normal_arrays import below, beyond, density, floored
+
+normals = st.builds(Normal, st.floats(-1e4, 1e4), st.one_of(st.just(0.0), st.floats(1e-9, 1e7)))
+
+
+@given(st.lists(normals, min_size=1, max_size=20))
+def test_floored_as_one_by_one(each: list[Normal]) -> None:
+    mean, variance = floored(np.array([one.mean for one in each]), np.array([one.variance for one in each]))
+    for at, one in enumerate(each):
+        expected = one.floored(0.0)
+        # Beyond eight deviations a normal is taken to be on one side.
+        assert mean[at] == pytest.approx(expected.mean, rel=1e-9, abs=1e-12 + 1e-13 * one.deviation)
+        assert variance[at] == pytest.approx(expected.variance, rel=1e-9, abs=1e-12 * one.variance + 1e-18)
+
+
+@given(st.lists(st.tuples(normals, st.one_of(st.just(math.inf), st.floats(-1e4, 1e4))), min_size=1, max_size=20))
+def test_beyond_as_one_by_one(each: list[tuple[Normal, float]]) -> None:
+    means, variances = np.array([one.mean for one, _ in each]), np.array([one.variance for one, _ in each])
+    above, excess = beyond(means, variances, np.array([value for _, value in each]))
+    for at, (one, value) in enumerate(each):
+        assert above[at] == pytest.approx(one.probability_above(value), abs=1e-14)
+        assert excess[at] == pytest.approx(one.expected_excess(value), rel=1e-9, abs=1e-12 + 1e-13 * one.deviation)
+
+
+def test_shapes_are_kept() -> None:
+    z = np.array([[0.0, -30.0], [30.0, 1.0]])
+    assert below(z).shape == density(z).shape == (2, 2)
+    assert below(z)[0, 0] == 0.5
+    assert below(z)[0, 1] > 0.0, "the far tail is not rounded away"
+    mean, variance = floored(z, np.ones((2, 2)))
+    assert mean.shape == variance.shape == (2, 2)

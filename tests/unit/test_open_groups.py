@@ -1,0 +1,67 @@
+"""Where a new request would join: the newest open group of its key, as the planner does it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.open_groups import BATCHES, SPREAD_FRACTION, OpenGroups
+from qlm_core.prediction_views import GroupView, QueueView
+from qlm_core.request import SloKind
+
+SLO_S = 60.0
+
+
+def group(deadline_s: float, *, waiting: int = 10, model: str = "m", kind: SloKind = SloKind.COMPLETION, tokens: str = "256") -> GroupView:
+    return GroupView(
+        group_id=f"{deadline_s}",
+        model=model,
+        slo_kind=kind,
+        slo_class="64s",
+        token_class=tokens,
+        waiting=waiting,
+        waiting_prompt_tokens=waiting,
+        first_deadline_s=deadline_s,
+    )
+
+
+def view(name: str, *groups: GroupView, draining: bool = False) -> QueueView:
+    facts = InstanceFacts(name=name, incarnation=name, gpu="G", n_gpu=1, engine="simulated", models=("m",), draining=draining, batch_max=8)
+    return QueueView(instance=facts, active_model="m", running=0, groups=groups)
+
+
+REQUEST = group(100.0, waiting=1)
+
+
+def test_it_joins_the_newest_group_of_its_key_wherever_that_is() -> None:
+    found = OpenGroups([view("a", group(90.0)), view("b", group(95.0), group(80.0)), view("c", group(99.0, model="other"))])
+    assert found.instance_for(REQUEST, SLO_S) == "b"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [group(95.0, model="n"), group(95.0, tokens="1024"), group(95.0, kind=SloKind.FIRST_TOKEN), replace(group(95.0), slo_class="32s")],
+)
+def test_groups_of_other_keys_are_none_to_join(other: GroupView) -> None:
+    assert OpenGroups([view("a", other)]).instance_for(REQUEST, SLO_S) == ""
+
+
+def test_a_full_group_and_one_of_far_deadlines_are_none_to_join() -> None:
+    full = group(95.0, waiting=int(BATCHES * 8))
+    assert OpenGroups([view("a", full)]).instance_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([view("a", replace(full, waiting=full.waiting - 1))]).instance_for(REQUEST, SLO_S) == "a"
+    far = group(100.0 - SPREAD_FRACTION * SLO_S - 1.0)
+    assert OpenGroups([view("a", far)]).instance_for(REQUEST, SLO_S) == ""
+
+
+def test_priorities_have_no_deadlines_to_be_apart() -> None:
+    queue = view("a", group(math.inf, kind=SloKind.PRIORITY))
+    assert OpenGroups([queue]).instance_for(group(math.inf, kind=SloKind.PRIORITY), math.inf) == "a"
+
+
+def test_nothing_joins_an_instance_that_drains() -> None:
+    assert OpenGroups([view("a", group(95.0), draining=True)]).instance_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([]).instance_for(REQUEST, SLO_S) == ""

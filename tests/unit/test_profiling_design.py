@@ -1,0 +1,57 @@
+"""The experiment of `qlm profile` fits into any engine, and varies what it has to tell apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_agent.profiling.design import DECODE_STEPS, KV_SHARE, PREFILL_BUDGET_TOKENS, PREFILL_REPEATS, EngineLimits, design
+
+LIMITS = st.builds(
+    EngineLimits,
+    context_tokens_max=st.integers(256, 200_000),
+    kv_capacity_tokens=st.integers(2_048, 10_000_000),
+    batch_max=st.integers(4, 2_000),
+)
+
+
+@given(LIMITS)
+def test_everything_fits(limits: EngineLimits) -> None:
+    plan = design(limits)
+    room = KV_SHARE * limits.kv_capacity_tokens
+    for batch in plan.batches:
+        each = batch.prompt_tokens + batch.output_tokens
+        assert 1 <= batch.sequences <= limits.batch_max
+        assert each <= limits.context_tokens_max
+        assert batch.sequences * each <= room
+        assert batch.sequences * batch.prompt_tokens <= PREFILL_BUDGET_TOKENS
+        assert batch.output_tokens >= DECODE_STEPS
+    assert all(1 <= tokens < limits.context_tokens_max for tokens in plan.prefills)
+    assert 1 <= plan.mixed_sequences <= limits.batch_max
+    for sequences in plan.offloads:
+        assert 1 <= sequences <= limits.batch_max
+        assert sequences * plan.offload_prompt_tokens <= room
+    assert sum(plan.prefills) <= PREFILL_REPEATS * 2 * 8_192
+
+
+@given(LIMITS)
+def test_base_sequences_and_context_can_be_told_apart(limits: EngineLimits) -> None:
+    plan = design(limits)
+    assert len({batch.sequences for batch in plan.batches}) >= 2
+    assert len({batch.prompt_tokens for batch in plan.batches}) >= 2
+    assert len(set(plan.prefills)) >= 3
+
+
+def test_a_large_engine_gets_the_whole_experiment() -> None:
+    plan = design(EngineLimits(context_tokens_max=8_192, kv_capacity_tokens=460_784, batch_max=256))
+    assert [batch.sequences for batch in plan.batches] == [1, 4, 16, 64, 256, 4, 16, 16]
+    assert max(plan.prefills) == 8_191
+    assert plan.offloads == (1, 4, 8, 12)
+
+
+@pytest.mark.parametrize("limits", [(100, 10_000, 16), (8_192, 100, 16), (8_192, 10_000, 1)])
+def test_an_engine_too_small_is_refused(limits: tuple[int, int, int]) -> None:
+    context, kv, batch = limits
+    with pytest.raises(ValueError, match="is profiled with at least"):
+        design(EngineLimits(context_tokens_max=context, kv_capacity_tokens=kv, batch_max=batch))

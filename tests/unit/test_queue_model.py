@@ -1,0 +1,276 @@
+"""The one model of virtual queues: many at once as each alone, one group at a time as all at once, arrays as single values."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qlm_core.batch_mix import batch_mix, mixed
+from qlm_core.distribution import Normal
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import GroupTime, GroupView, QueueView, RunningView, group_times, service
+from qlm_core.prediction_service import longest_of
+from qlm_core.profile import HardwareProfile
+from qlm_core.queue_model import SUMS, Leads, QueueColumns, run_starts, run_waits
+from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_tail import QueueTail
+from qlm_core.queue_times import queue_times
+from qlm_core.run_lengths import run_lengths
+from qlm_core.service_arrays import EngineColumns, longest_of_each, services
+from qlm_core.shipped_profiles import shipped_snapshot
+
+SHIPPED = shipped_snapshot()
+CATALOGUE = {
+    "chat": ModelSpec(name="chat", profile="Mistral-7B"),
+    "code": ModelSpec(name="code", profile="Mistral-7B"),
+    "big": ModelSpec(name="big", profile="Vicuna-13B"),
+}
+A100 = InstanceFacts(name="a100", incarnation="a100/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=tuple(CATALOGUE))
+
+
+def _group(model: str, waiting: int, prompt: int = 500, number: int = 0) -> GroupView:
+    return GroupView(
+        group_id=str(number),
+        model=model,
+        slo_class="64s",
+        token_class="1024",
+        waiting=waiting,
+        waiting_prompt_tokens=waiting * prompt,
+        first_deadline_s=1e6,
+    )
+
+
+parts = st.lists(st.tuples(st.sampled_from(tuple(CATALOGUE)), st.integers(1, 900), st.integers(10, 6_000)), min_size=1, max_size=7)
+queues = st.lists(st.tuples(parts, st.sampled_from(("", *CATALOGUE)), st.integers(0, 256)), min_size=1, max_size=5)
+
+
+def _views(made: list[tuple[list[tuple[str, int, int]], str, int]]) -> list[QueueView]:
+    return [
+        QueueView(
+            instance=replace(A100, name=f"a100-{number}", incarnation=f"a100-{number}/1"),
+            active_model=active,
+            running=running if active else 0,
+            groups=tuple(_group(model, waiting, prompt, place) for place, (model, waiting, prompt) in enumerate(groups)),
+        )
+        for number, (groups, active, running) in enumerate(made)
+    ]
+
+
+@settings(deadline=None)
+@given(queues)
+def test_many_queues_are_each_as_alone(made: list[tuple[list[tuple[str, int, int]], str, int]]) -> None:
+    views = _views(made)
+    _, groups = QueueReader(CATALOGUE, SHIPPED).read(views)
+    times = queue_times(groups)
+    for number, view in enumerate(views):
+        alone = group_times(view, CATALOGUE, SHIPPED)
+        for place, time in enumerate(alone):
+            at = int(groups.first[number]) + place
+            assert times.wait_s[:, at] == pytest.approx([time.wait.mean, time.last_wait.mean], rel=1e-6, abs=1e-6)
+            assert times.wait_variance[:, at] == pytest.approx([time.wait.variance, time.last_wait.variance], rel=1e-6, abs=1e-6)
+            assert times.end_s[at] == pytest.approx(time.completion.mean, rel=1e-6)
+            assert times.token_s[1, at] * time.decode.mean == pytest.approx(times.token_s[0, at] * time.last_decode.mean)
+
+
+@given(
+    st.sampled_from(SHIPPED.hardware),
+    st.floats(0.0, 20_000.0),
+    st.floats(0.0, 1e7),
+    st.builds(lambda mean, spread: Normal(mean, (mean * spread) ** 2), st.floats(1.0, 2_000.0), st.floats(0.0, 2.0)),
+    st.integers(1, 512),
+    st.floats(0.0, 600.0),
+    st.floats(0.0, 600.0),
+    st.floats(1.0, 5_000.0),
+)
+def test_services_are_those_of_one(
+    row: HardwareProfile, prompt: float, spread: float, output: Normal, batch_max: int, sequences: float, behind: float, longest: float
+) -> None:
+    one = service(prompt, output, row, batch_max, prompt_variance=spread)
+    zero = np.zeros(1, dtype=np.int64)
+    told = (np.array([value]) for value in (prompt, spread, output.mean, output.variance))
+    many = services(EngineColumns.of([(row, float(batch_max))]), zero, *told)
+    for name in ("batch", "step_s", "token_s", "prefill_s", "prefill_work_s", "left_tokens", "sequence_s", "step_base_s", "batch_left_s"):
+        assert getattr(many, name)[0] == pytest.approx(getattr(one, name)), name
+    expected = one.decode(sequences, behind)
+    assert many.decode_token_s(np.array([sequences]), np.array([behind]))[0] * output.mean == pytest.approx(expected.mean)
+    drained = one.drain(sequences, full=sequences > one.batch, behind=behind, longest_tokens=longest)
+    assert many.drain(np.array([longest]), np.array([sequences]), np.array([behind]))[0] == pytest.approx(drained.mean)
+
+
+@given(st.builds(Normal, st.floats(1.0, 2_000.0), st.floats(0.0, 1e6)), st.integers(1, 2_000))
+def test_the_longest_of_many_is_that_of_one(output: Normal, count: int) -> None:
+    mean, variance = longest_of_each(np.array([output.mean]), np.array([output.variance]), np.array([float(count)]))
+    assert (mean[0], variance[0]) == pytest.approx((longest_of(output, count).mean, longest_of(output, count).variance))
+
+
+def test_a_batch_of_one_class_is_that_class() -> None:
+    engine = EngineColumns.of([(SHIPPED.hardware[0], 64.0), (SHIPPED.hardware[1], 256.0)])
+    of, prompt, spread = np.array([0, 1]), np.array([300.0, 4_000.0]), np.zeros(2)
+    alone = services(engine, of, prompt, spread, np.array([200.0, 90.0]), np.array([150.0**2, 60.0**2]))
+    together = mixed(alone, of, batch_mix(engine, of, np.array([10.0, 700.0]), prompt, alone))
+    for name in ("batch", "step_s", "token_s", "left_tokens", "sequence_s", "joining_s"):
+        assert getattr(together, name) == pytest.approx(getattr(alone, name)), name
+
+
+def test_classes_share_a_batch_and_each_pays_for_its_own_tokens() -> None:
+    """Short outputs behind long prompts would have few seats to themselves; between others they take one of the common batch."""
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    engine, of = EngineColumns.of([(row, 256.0)]), np.zeros(2, dtype=np.int64)
+    prompt = np.array([4_000.0, 300.0])
+    alone = services(engine, of, prompt, np.zeros(2), np.array([60.0, 300.0]), np.array([30.0**2, 100.0**2]))
+    both = mixed(alone, of, batch_mix(engine, of, np.array([100.0, 400.0]), prompt, alone))
+    assert alone.batch[0] < both.batch[0] == both.batch[1] <= alone.batch[1]
+    assert both.token_s[0] > both.token_s[1], "a longer context costs more to read"
+    assert both.token_s[0] < alone.token_s[0]
+
+
+def test_a_mix_is_kept_for_engines_that_were_not_read_again() -> None:
+    views = _views([([("chat", 50, 500), ("chat", 50, 6_000)], "chat", 20), ([("chat", 30, 100)], "chat", 0)])
+    reader = QueueReader(CATALOGUE, SHIPPED)
+    reader.read(views)
+    before = reader.request_rows(views, _group("chat", 1))
+    reader.read_one(views[1])
+    assert reader.request_rows(views, _group("chat", 1)) == pytest.approx(before)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_tail_is_the_model_group_by_group(seed: int) -> None:
+    """`QueueTail` is where the first request of each group starts in the model, whatever was put behind."""
+    chance = random.Random(seed)
+    count = chance.randint(1, 12)
+    models = [float(chance.randint(0, 2)) for _ in range(count)]
+    counts = [float(chance.randint(1, 600)) for _ in range(count)]
+    each = np.array([_each(chance) for _ in range(count)]).T
+    warm_s = [chance.uniform(0.0, 3.0) for _ in range(count)]
+    swap_s = [warm + chance.choice((0.0, 20.0)) for warm in warm_s]
+    ends = np.array([_ends(chance) for _ in range(count)]).T
+    active = float(chance.randint(0, 2))
+    left = np.array(_each(chance)) * chance.choice((0, 40, 300))
+    drain_s = chance.uniform(0.0, 30.0)
+
+    leads = Leads(model=np.array([active]), left=left.reshape(SUMS, 1), drain_s=np.array([drain_s]), drain_variance=np.zeros(1))
+    columns = QueueColumns(
+        first=np.zeros(1, dtype=np.int64),
+        each=each,
+        count=np.array(counts),
+        model=np.array(models),
+        swap_s=np.array(swap_s),
+        warm_s=np.array(warm_s),
+    )
+    waits = run_waits(columns, leads)
+    lengths = run_lengths(columns, leads, waits, ends, np.zeros(count))
+    starts, _, _ = run_starts(columns, leads, waits, *lengths)
+    expected = starts[waits.run] + waits.wait_s[0]
+
+    tail = QueueTail.behind(str(active), left.tolist(), drain_s)
+    for at in range(count):
+        own = (str(models[at]), each[:, at].tolist())
+        assert tail.first_start_s(*own, swap_s[at], warm_s[at]) == pytest.approx(expected[at], rel=1e-9, abs=1e-9)
+        tail.append(*own, ends[:, at].tolist(), counts[at], swap_s[at], warm_s[at])
+
+
+def _each(chance: random.Random) -> tuple[float, ...]:
+    batch = chance.uniform(4.0, 256.0)
+    prefill_s, decode_s, variance = chance.uniform(0.0, 0.5), chance.uniform(0.01, 0.3), chance.uniform(0.0, 0.02)
+    return (1.0, prefill_s, decode_s, variance, 1.0 / batch, chance.uniform(1.0, 30.0) / batch)
+
+
+def _ends(chance: random.Random) -> tuple[float, ...]:
+    shared_s, base_s, step_s = chance.uniform(0.0, 0.02), chance.uniform(0.01, 0.04), chance.uniform(0.05, 0.1)
+    return (shared_s, base_s, step_s, chance.uniform(0.1, 0.3), chance.uniform(10.0, 2_000.0))
+
+
+# What runs ------------------------------------------------------------------------------------------------------------
+
+
+def _waits(view: QueueView) -> GroupTime:
+    return group_times(view, CATALOGUE, SHIPPED)[0]
+
+
+def _running(*produced: int, waiting: int = 300) -> QueueView:
+    runner = RunningView(slo_class="", token_class="", count=len(produced), produced_tokens=produced)
+    return QueueView(instance=A100, active_model="chat", running=len(produced), groups=(_group("chat", waiting),), runners=(runner,))
+
+
+def test_running_requests_count_with_what_they_have_left() -> None:
+    """Old requests have less left than fresh ones, and more than the mean less what they made."""
+    fresh, half, old = (_waits(_running(*([made] * 256))).last_wait.mean for made in (0, 100, 400))
+    assert half < fresh
+    assert old > half - 5.0, "who outlived the class's mean is of its long tail"
+
+
+def test_a_swap_waits_for_the_one_that_runs_longest() -> None:
+    """Of many that are nearly done and one that just began, or is far older than its class, the engine is drained when that one ends."""
+    almost, one = (300,) * 60, (0,)
+    view = replace(_running(*almost), groups=(_group("big", 10),), warm_models=("big",))
+    longer = replace(_running(*almost, *one), groups=(_group("big", 10),), warm_models=("big",))
+    ancient = replace(_running(*almost, 3_000), groups=(_group("big", 10),), warm_models=("big",))
+    assert _waits(longer).wait.mean > _waits(view).wait.mean
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    assert _waits(ancient).wait.mean > _waits(view).wait.mean + 300 * row.decode_step_s(1.0, 0.0)
+
+
+def test_a_limit_bounds_what_is_left() -> None:
+    view = _running(*([90] * 256))
+    limited = replace(view, runners=(replace(view.runners[0], output_tokens_max=100.0),))
+    assert _waits(limited).last_wait.mean < _waits(view).last_wait.mean - 1.0
+
+
+def test_prefills_and_transfers_of_what_runs_are_waited_for() -> None:
+    view = _running(*([50] * 20), waiting=10)
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    outstanding = replace(view, runners=(replace(view.runners[0], prefill_left_tokens=30_000),))
+    assert _waits(outstanding).wait.mean - _waits(view).wait.mean == pytest.approx(row.prefill_work_s(30_000))
+    offloaded = replace(view, runners=(replace(view.runners[0], offloaded_tokens=50_000),))
+    assert _waits(offloaded).wait.mean - _waits(view).wait.mean == pytest.approx(row.kv_swap_us_per_token * 0.05)
+
+
+def test_those_who_are_not_told_of_count_as_any() -> None:
+    told = QueueView(instance=A100, active_model="chat", running=200, groups=(_group("chat", 300),))
+    partly = replace(told, runners=(RunningView(slo_class="", token_class="", count=80),))
+    assert _waits(partly).last_wait.mean == pytest.approx(_waits(told).last_wait.mean)
+
+
+def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
+    """However alike the outputs are: the wait is for the prefills ahead."""
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group("chat", 250),))
+    time = _waits(view)
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    assert time.last_wait.mean == pytest.approx(249 * row.prefill_work_s(500, 250_000))
+    assert time.last_wait.variance == 0.0
+
+
+def test_who_is_expected_to_come_lengthens_decoding_and_no_wait() -> None:
+    view = QueueView(instance=A100, active_model="chat", running=100, groups=(_group("chat", 20),))
+    quiet, busy = _waits(view), _waits(replace(view, arrivals_per_s=8.0))
+    assert busy.wait == quiet.wait
+    assert busy.last_wait == quiet.last_wait
+    assert busy.last_decode.mean > 1.2 * quiet.last_decode.mean
+    other = replace(view, groups=(_group("chat", 20), _group("big", 5, number=1)), arrivals_per_s=8.0)
+    assert _waits(other).decode == quiet.decode, "they come to the end of the queue"
+
+
+@pytest.mark.parametrize(
+    ("count", "produced", "prefill_left", "message"),
+    [(2, (1,), 0, "produced"), (-1, (), 0, "count"), (1, (-1,), 0, "produced"), (1, (), -1, "tokens")],
+)
+def test_impossible_runners_are_refused(count: int, produced: tuple[int, ...], prefill_left: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RunningView(slo_class="", token_class="", count=count, produced_tokens=produced, prefill_left_tokens=prefill_left)
+
+
+def test_runners_are_among_those_that_run() -> None:
+    with pytest.raises(ValueError, match="runners"):
+        QueueView(instance=A100, active_model="chat", running=1, groups=(), runners=(RunningView(slo_class="", token_class="", count=2),))
+    with pytest.raises(ValueError, match="arrivals"):
+        QueueView(instance=A100, active_model="chat", running=1, groups=(), arrivals_per_s=float("nan"))

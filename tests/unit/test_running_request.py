@@ -1,0 +1,75 @@
+"""When a request that runs now will end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.running_request import predict_running
+from qlm_core.shipped_profiles import shipped_snapshot
+
+CATALOGUE = {"m": ModelSpec(name="m", profile="Mistral-7B")}
+SHIPPED = shipped_snapshot()
+
+
+def running(
+    produced_tokens: int, *, output_tokens_max: float = math.inf, beside: int = 10, waiting: int = 0, time_scale: float = 1.0
+) -> RequestPrediction:
+    facts = InstanceFacts(
+        name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",), time_scale=time_scale
+    )  # fmt: skip
+    groups = () if not waiting else (request(waiting=waiting),)
+    view = QueueView(instance=facts, active_model="m", running=beside, groups=groups)
+    found = predict_running(view, CATALOGUE, SHIPPED, request(output_tokens_max=output_tokens_max), produced_tokens)
+    assert found is not None
+    return found
+
+
+def request(*, waiting: int = 1, output_tokens_max: float = math.inf, model: str = "m") -> GroupView:
+    return GroupView(
+        group_id="", model=model, slo_class="64s", token_class="1024", waiting=waiting, waiting_prompt_tokens=600 * waiting,
+        first_deadline_s=100.0, output_tokens_max=output_tokens_max,
+    )  # fmt: skip
+
+
+def test_what_was_made_counts() -> None:
+    """Not what is left of the mean: one that has made twice that still has some to make."""
+    mean_tokens = SHIPPED.workload_for("m", "64s", "1024").output_tokens.mean
+    begun, late = running(1), running(round(2 * mean_tokens))
+    assert begun.completion.mean > 0.0
+    assert late.completion.mean > 0.0
+    assert begun.wait.mean == late.wait.mean == 0.0
+
+
+def test_before_the_first_token_the_prefill_is_to_come() -> None:
+    assert running(0).completion.mean > running(1).completion.mean
+    assert running(0).prefill_s > 0.0
+    assert running(1).prefill_s == 0.0
+
+
+def test_a_full_engine_and_others_that_join_are_slower() -> None:
+    assert running(5, beside=100).completion.mean > running(5, beside=1).completion.mean
+    assert running(5, waiting=500).completion.mean > running(5).completion.mean
+    assert running(5, time_scale=10.0).completion.mean == pytest.approx(running(5).completion.mean / 10.0)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_it_ends_at_its_limit(produced_tokens: int, output_tokens_max: int) -> None:
+    found = running(produced_tokens, output_tokens_max=float(output_tokens_max))
+    room = max(1, output_tokens_max - produced_tokens)
+    step_s = 1.0  # no decode step of this engine is nearly that long
+    assert 0.0 <= found.completion.mean <= room * step_s + found.prefill_s
+    assert found.completion.variance >= 0.0
+
+
+def test_without_a_profile_nothing_is_said() -> None:
+    facts = InstanceFacts(name="a", incarnation="a/1", gpu="unheard-of", n_gpu=1, engine="simulated", models=("m",))
+    view = QueueView(instance=facts, active_model="m", running=1, groups=())
+    assert predict_running(view, {}, SHIPPED, request(), 3) is None
+    assert predict_running(view, CATALOGUE, SHIPPED, request(model="other"), 3) is None
