@@ -199,20 +199,19 @@ class SimClient:
                     return chunks_left
                 await_accepted = False
                 backoff.progress()
-                match response.WhichOneof("event"):
-                    case "accepted":
-                        self.accepted = True
-                    case "tokens":
-                        self._take(response.tokens)
-                        if chunks_left is not None:
-                            chunks_left -= 1
-                            if chunks_left == 0:
-                                return None
-                        if self.behaviour.think_s:
-                            await self._process.sleep(self.behaviour.think_s)
-                    case "result":
-                        self._end(response.result.state)
-                        return chunks_left
+                if response.HasField("accepted"):
+                    self.accepted = True
+                if response.HasField("tokens"):
+                    self._take(response.tokens)
+                    if chunks_left is not None:
+                        chunks_left -= 1
+                        if chunks_left == 0:
+                            return None
+                    if self.behaviour.think_s:
+                        await self._process.sleep(self.behaviour.think_s)
+                if response.HasField("result"):
+                    self._end(response.result.state)
+                    return chunks_left
         finally:
             connection.close()
 

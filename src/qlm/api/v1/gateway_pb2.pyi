@@ -140,6 +140,8 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class StreamResponse(_message.Message):
+    """One of these, or the last tokens and the result in one message."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
@@ -155,7 +157,7 @@ class StreamResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> _request_pb2.Result:
-        """Last, at a terminal state, without the output."""
+        """Last, at a terminal state, without the output; it is behind the tokens that come with it."""
 
     def __init__(
         self,
@@ -164,13 +166,11 @@ class StreamResponse(_message.Message):
         tokens: Global___TokenChunk | None = ...,
         result: _request_pb2.Result | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "result"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamResponse: _TypeAlias = StreamResponse  # noqa: Y015
 
