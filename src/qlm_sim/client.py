@@ -66,6 +66,7 @@ class Connection:
         if not self._gateway.process.alive:
             self._arrive(CONNECT_REFUSED_S, None, Unavailable("connection refused"))
             return
+        self._gateway.connect(self._call)
         self._gateway.process.deliver(self._delay_s(), lambda: None if self._closed else self._gateway.serve(call, self._call))
 
     async def read(self, timeout_s: float | None) -> gateway_pb2.StreamResponse | None:
