@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import grpc
@@ -132,8 +132,7 @@ class StreamCalls:
                 if not isinstance(response, gateway_pb2.StreamResponse):
                     return  # the end of the stream
                 await_accepted = False
-                event = self._event(response)
-                if event is not None:
+                for event in self._events(response):
                     yield event
         except grpc.RpcError as failure:
             raise from_rpc_error(failure) from failure
@@ -158,21 +157,19 @@ class StreamCalls:
         )
         return stub.Stream(resume, timeout=timeout_s, metadata=self._metadata), False
 
-    def _event(self, response: gateway_pb2.StreamResponse) -> Event | None:
-        match response.WhichOneof("event"):
-            case "accepted":
-                return accepted_value(response.accepted)
-            case "tokens":
-                chunk = chunk_value(response.tokens)
-                match self.position.on_chunk(chunk.offset, chunk.count):
-                    case ChunkFate.TAKE:
-                        return chunk
-                    case ChunkFate.DROP:
-                        return None
-                    case ChunkFate.ASK:
-                        raise Unavailable(f"tokens from {chunk.offset} came where {self.position.next} was next")
-            case "outlook":
-                return outlook_value(response.outlook)
-            case "result":
-                return result_value(response.result)
-        return None  # an event of a newer version
+    def _events(self, response: gateway_pb2.StreamResponse) -> Iterator[Event]:
+        if response.HasField("accepted"):
+            yield accepted_value(response.accepted)
+        if response.HasField("tokens"):
+            chunk = chunk_value(response.tokens)
+            match self.position.on_chunk(chunk.offset, chunk.count):
+                case ChunkFate.TAKE:
+                    yield chunk
+                case ChunkFate.DROP:
+                    pass
+                case ChunkFate.ASK:
+                    raise Unavailable(f"tokens from {chunk.offset} came where {self.position.next} was next")
+        if response.HasField("outlook"):
+            yield outlook_value(response.outlook)
+        if response.HasField("result"):
+            yield result_value(response.result)

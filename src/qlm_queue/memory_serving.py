@@ -35,7 +35,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
     if instance not in state.instances or state.instances[instance].incarnation != incarnation:
         raise LeaseLost(f"{incarnation} is not the registered incarnation of {instance}")
     step = Step(state, now_s)
-    owned = state.running[incarnation]
+    idle = len(state.running[incarnation]) <= budget.owned_aside
     group_ids = state.queues[instance].group_ids
     pulled: list[Pulled] = []
     tokens_left = budget.kv_tokens
@@ -51,7 +51,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
             step.finish(request, RequestState.EXPIRED, EXPIRED_RESULT)
             continue
         needed = request.prompt_tokens + request.produced_tokens + budget.output_reserve_tokens
-        if needed > tokens_left and owned:
+        if needed > tokens_left and (pulled or not idle):
             blocked_tokens = needed
             break
         tokens_left -= needed

@@ -16,6 +16,8 @@ from qlm_queue.redis_pipe import Pipe
 from qlm_queue.scripts import READING, Library, is_not_loaded
 
 Answer = TypeVar("Answer")
+Entry = tuple[bytes, dict[bytes, bytes]]
+"""Id and fields of an entry of a stream."""
 
 CONNECTIONS_MAX = 32
 RETRY_AFTER_S = 1.0
@@ -32,8 +34,9 @@ class RedisLink:
         self._library = library
         self._call_timeout_s = call_timeout_s
         self._calls: redis.Redis | None = None
-        self._blocking: redis.Redis | None = None
         self._pipe: Pipe | None = None
+        self._readers: set[Pipe] = set()  # each has one blocking read at a time
+        self._idle_readers: list[Pipe] = []
         self._worn: list[Pipe] = []  # pipes that were given up and may still wait for answers
         self._opening = asyncio.Lock()
 
@@ -41,7 +44,7 @@ class RedisLink:
         """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
         if self._calls is not None:
             return
-        self._calls, self._blocking = self._client(), self._client()
+        self._calls = self._client()
         try:
             await self.run(self.client.function_load, self._library.code, True)
         except BaseException:
@@ -49,13 +52,12 @@ class RedisLink:
             raise
 
     async def stop(self) -> None:
-        for client in (self._calls, self._blocking):
-            if client is not None:
-                await client.aclose()
-        self._calls = self._blocking = None
+        if self._calls is not None:
+            await self._calls.aclose()
+        self._calls = None
         async with self._opening:  # one that opens a pipe just now finishes first
-            pipes = [*self._worn, *([] if self._pipe is None else [self._pipe])]
-            self._pipe, self._worn = None, []
+            pipes = [*self._worn, *([] if self._pipe is None else [self._pipe]), *self._readers]
+            self._pipe, self._worn, self._readers, self._idle_readers = None, [], set(), []
             for pipe in pipes:
                 await pipe.stop()
 
@@ -103,40 +105,70 @@ class RedisLink:
             for pipe in [pipe for pipe in self._worn if pipe.broken or pipe.idle]:
                 self._worn.remove(pipe)
                 await pipe.stop()
-            connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            pipe = Pipe(connection, self._call_timeout_s)
-            try:
-                await pipe.start()
-            except BaseException:
-                await pipe.stop()
-                raise
-            self._pipe = pipe
-            return pipe
+            self._pipe = await self._new_pipe()
+            return self._pipe
 
-    async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    async def _new_pipe(self) -> Pipe:
+        connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        pipe = Pipe(connection, self._call_timeout_s)
+        try:
+            await pipe.start()
+        except BaseException:
+            await pipe.stop()
+            raise
+        return pipe
+
+    async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[Entry]:
         """Entries of a stream after an id, waiting up to `block_s`."""
-        return await self._read(block_s, lambda client, block: client.xread({stream: after}, count=count, block=block))
+        return await self._read(block_s, ("XREAD", "COUNT", count), ("STREAMS", stream, after))
 
-    async def read_group(
-        self, stream: str, group: str, consumer: str, block_s: float, count: int
-    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    async def read_group(self, stream: str, group: str, consumer: str, block_s: float, count: int) -> list[Entry]:
         """Entries that nobody of the consumer group has read yet."""
-        return await self._read(block_s, lambda client, block: client.xreadgroup(group, consumer, {stream: ">"}, count=count, block=block))
+        return await self._read(block_s, ("XREADGROUP", "GROUP", group, consumer, "COUNT", count), ("STREAMS", stream, ">"))
 
-    async def _read(self, block_s: float, command: Callable[[redis.Redis, int | None], Any]) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        if self._blocking is None:
-            raise Unavailable("the queue is not started", details={"retry_after_s": f"{RETRY_AFTER_S}"})
-        client = self._blocking
-        block_ms = max(1, round(block_s * 1000)) if block_s > 0 else None
-        answer = await self._within(block_s + self._call_timeout_s, lambda: command(client, block_ms))
+    async def _read(self, block_s: float, command: tuple[Any, ...], streams: tuple[str, ...]) -> list[Entry]:
+        block = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
+        within_s = block_s + self._call_timeout_s
+        reader = None
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                reader = await self._idle_reader()
+            answer = await reader.ask(*command, *block, *streams, within_s=within_s)
+        except redis.ResponseError as error:
+            self._done_with(reader)
+            raise _unavailable(error) or error from error
+        except BaseException as error:  # also when cancelled: an answer may still come, and it would be taken for the next one's
+            if reader is not None:
+                self._readers.discard(reader)
+                await reader.stop()
+            if isinstance(error, (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError)):
+                raise _unavailable(error) or error from error
+            raise
+        self._done_with(reader)
         if not answer:
             return []
-        streams = answer.items() if isinstance(answer, dict) else answer
-        _, entries = next(iter(streams))
-        # A repeat of the last read in RESP3 nests the entries once more.
-        if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], (list, tuple)):
-            entries = entries[0]
-        return [(entry_id, fields) for entry_id, fields in entries if fields is not None]
+        ((_, entries),) = answer
+        return [(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in entries if fields is not None]
+
+    async def _idle_reader(self) -> Pipe:
+        while self._idle_readers:
+            reader = self._idle_readers.pop()
+            if not reader.broken:
+                return reader
+            self._readers.discard(reader)
+            await reader.stop()
+        if len(self._readers) >= CONNECTIONS_MAX:
+            raise redis.ConnectionError(f"{CONNECTIONS_MAX} reads wait on the server already")
+        reader = await self._new_pipe()
+        if self._calls is None:  # stopped meanwhile
+            await reader.stop()
+            raise redis.ConnectionError("the queue is stopped")
+        self._readers.add(reader)
+        return reader
+
+    def _done_with(self, reader: Pipe | None) -> None:
+        if reader is not None and reader in self._readers:
+            self._idle_readers.append(reader)
 
     async def _within(self, timeout_s: float, start: Callable[[], Awaitable[Answer]]) -> Answer:
         try:

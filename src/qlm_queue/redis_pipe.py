@@ -1,7 +1,8 @@
 """Many calls on one connection: written together, answered in order.
 
-A pool gives each call a connection of its own and costs four times as much on the caller's side as the call itself. Here calls made in one
-turn of the event loop leave in one write, and one timer watches the oldest.
+A pool gives each call a connection of its own, and the client's streams wake a task to write and another to read; both cost several times
+as much on the caller's side as the call itself. Here calls made in one turn of the event loop leave in one write, answers are taken where
+the loop delivers their bytes, and one timer watches the oldest call.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import Any
 
 import hiredis
 from redis import exceptions
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, DefaultParser
 
 CALLS_MAX = 10_000
 BYTES_MAX = 64 << 20
 """Bounds of the calls under way on one connection: their number, and bytes that wait to be written."""
 
+_NOTHING_YET = object()
 
-class Pipe:
+
+class Pipe(asyncio.Protocol):
     """A connected server. It breaks when the connection does, and is *worn* once a call on it was not answered in time: its other calls
     may still be answered, but new ones belong on a new connection."""
 
@@ -27,13 +30,16 @@ class Pipe:
         self._connection = connection
         self._call_timeout_s = call_timeout_s
         self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.WriteTransport | None = None
+        self._reader = hiredis.Reader(
+            protocolError=exceptions.InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_NOTHING_YET
+        )
         self._under_way: deque[asyncio.Future[Any]] = deque()
         self._deadlines: deque[tuple[asyncio.Future[Any], float]] = deque()  # calls have one timeout, so they are overdue in their order
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._something_to_send = asyncio.Event()
+        self._writing = False  # a write is due, or the transport takes no more for now
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self.worn = False
         self.broken = False
 
@@ -45,76 +51,80 @@ class Pipe:
     async def start(self) -> None:
         """Connects. Raises the client's errors."""
         await self._connection.connect()  # type: ignore[no-untyped-call]
-        self._tasks = [self._loop.create_task(self._read()), self._loop.create_task(self._write())]
+        # The client connects, authenticates and selects; from here on its streams would only be in the way.
+        writer = self._connection._writer
+        assert writer is not None, "it is connected"
+        writer.transport.set_protocol(self)
+        self._transport = writer.transport
 
     async def stop(self) -> None:
         """Closes the connection; calls under way raise ConnectionError. Safe unstarted and twice."""
         self._break(exceptions.ConnectionError("the connection was closed"))
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
         await self._connection.disconnect(nowait=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
 
-    def ask(self, *command: Any) -> asyncio.Future[Any]:
+    def ask(self, *command: Any, within_s: float | None = None) -> asyncio.Future[Any]:
         """Sends a command; its answer arrives as the result. ResponseError for a refusal; ConnectionError and TimeoutError where it may or
-        may not have happened; ConnectionError at once, and nothing is sent, on a broken pipe and beyond the bounds."""
-        if self.broken:
+        may not have happened; ConnectionError at once, and nothing is sent, on a broken pipe and beyond the bounds. `within_s`: a timeout
+        of its own, for a call that has the pipe to itself."""
+        if self.broken or self._transport is None:
             raise exceptions.ConnectionError("the connection is broken")
         if len(self._under_way) >= CALLS_MAX or self._unsent_bytes > BYTES_MAX:
             raise exceptions.ConnectionError(f"{len(self._under_way)} calls wait for the server, {self._unsent_bytes} bytes unsent")
         packed = hiredis.pack_command(command)  # six times as fast as the client's own: an `emit` has seven arguments for each token
         self._unsent.append(packed)
         self._unsent_bytes += len(packed)
-        self._something_to_send.set()
+        if not self._writing:
+            self._writing = True
+            self._loop.call_soon(self._write)
         answer: asyncio.Future[Any] = self._loop.create_future()
-        deadline_s = self._loop.time() + self._call_timeout_s
+        deadline_s = self._loop.time() + (self._call_timeout_s if within_s is None else within_s)
         self._under_way.append(answer)
         self._deadlines.append((answer, deadline_s))
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline_s, self._time_out)
+        if self._timer is None or self._timer.when() > deadline_s:
+            self._set_timer(deadline_s)
         return answer
 
-    async def _write(self) -> None:
-        try:
-            while True:  # until `stop` or the connection breaks
-                await self._something_to_send.wait()
-                self._something_to_send.clear()
-                parts, self._unsent, self._unsent_bytes = self._unsent, [], 0
-                if not self._connection.is_connected:  # the client would connect again, and the answers would belong to nobody
-                    raise exceptions.ConnectionError("the connection is closed")
-                await self._connection.send_packed_command(parts, check_health=False)
-        except (exceptions.RedisError, OSError) as error:
-            self._break(error)
-        finally:
-            self._break(exceptions.ConnectionError("nobody writes to the connection"))
+    # asyncio.Protocol -------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
         try:
-            while True:  # until `stop` or the connection breaks
-                try:
-                    answer = await self._connection.read_response()
-                except exceptions.ResponseError as error:
-                    self._answered(error)
-                else:
-                    self._answered(answer)
-        except (exceptions.RedisError, OSError) as error:
+            while (answer := self._reader.gets()) is not _NOTHING_YET:
+                self._answered(answer)
+        except (exceptions.RedisError, IndexError) as error:  # not the protocol, or an answer that nobody asked for
             self._break(error)
-        finally:
-            self._break(exceptions.ConnectionError("nobody reads from the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(exc or exceptions.ConnectionError("the server closed the connection"))
+
+    def pause_writing(self) -> None:
+        self._writing = True
+
+    def resume_writing(self) -> None:
+        self._write()
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        self._writing = False
+        if self._unsent and self._transport is not None and not self.broken:
+            parts, self._unsent, self._unsent_bytes = self._unsent, [], 0
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _answered(self, answer: Any) -> None:
         future = self._under_way.popleft()
         if not future.done():  # else it was cancelled, or this is too late
-            if isinstance(answer, exceptions.ResponseError):
+            if isinstance(answer, exceptions.RedisError):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
         while self._deadlines and self._deadlines[0][0].done():
             self._deadlines.popleft()
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._time_out)
 
     def _time_out(self) -> None:
         self._timer = None
@@ -122,7 +132,7 @@ class Pipe:
         while self._deadlines:
             future, deadline_s = self._deadlines[0]
             if deadline_s > now_s and not future.done():
-                self._timer = self._loop.call_at(deadline_s, self._time_out)
+                self._set_timer(deadline_s)
                 return
             self._deadlines.popleft()
             if not future.done():
@@ -136,6 +146,8 @@ class Pipe:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
         self._deadlines.clear()
         while self._under_way:
             future = self._under_way.popleft()

@@ -246,6 +246,7 @@ class RedisQueue:
             budget.requests_max,
             budget.kv_tokens,
             budget.output_reserve_tokens,
+            budget.owned_aside,
             EXPIRED_RESULT,
         )
         return answers.pull_result(self._keys, answer)

@@ -203,11 +203,12 @@ class AppliedChunk:
 class PullBudget:
     """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
-    the agent, not blocked for ever."""
+    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back."""
 
     requests_max: int
     kv_tokens: int
     output_reserve_tokens: int
+    owned_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

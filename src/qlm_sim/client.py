@@ -66,6 +66,7 @@ class Connection:
         if not self._gateway.process.alive:
             self._arrive(CONNECT_REFUSED_S, None, Unavailable("connection refused"))
             return
+        self._gateway.connect(self._call)
         self._gateway.process.deliver(self._delay_s(), lambda: None if self._closed else self._gateway.serve(call, self._call))
 
     async def read(self, timeout_s: float | None) -> gateway_pb2.StreamResponse | None:
@@ -199,20 +200,19 @@ class SimClient:
                     return chunks_left
                 await_accepted = False
                 backoff.progress()
-                match response.WhichOneof("event"):
-                    case "accepted":
-                        self.accepted = True
-                    case "tokens":
-                        self._take(response.tokens)
-                        if chunks_left is not None:
-                            chunks_left -= 1
-                            if chunks_left == 0:
-                                return None
-                        if self.behaviour.think_s:
-                            await self._process.sleep(self.behaviour.think_s)
-                    case "result":
-                        self._end(response.result.state)
-                        return chunks_left
+                if response.HasField("accepted"):
+                    self.accepted = True
+                if response.HasField("tokens"):
+                    self._take(response.tokens)
+                    if chunks_left is not None:
+                        chunks_left -= 1
+                        if chunks_left == 0:
+                            return None
+                    if self.behaviour.think_s:
+                        await self._process.sleep(self.behaviour.think_s)
+                if response.HasField("result"):
+                    self._end(response.result.state)
+                    return chunks_left
         finally:
             connection.close()
 

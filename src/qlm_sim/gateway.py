@@ -95,6 +95,7 @@ class SimGateway:
     def __init__(self, site: Site, name: str, watch: QueueWatch) -> None:
         self.process = site.process(name)
         self.open_calls: dict[ServerCall, str] = {}
+        self._connecting: dict[ServerCall, None] = {}
         self._site = site
         self._watch = watch
         self._queue = site.link(self.process)
@@ -103,7 +104,7 @@ class SimGateway:
         """A new process of this name, and a gateway id of its own."""
         site, process = self._site, self.process
         process.begin()
-        self.open_calls = {}
+        self.open_calls, self._connecting = {}, {}
         texts = {name: ApproximateText() for name in site.catalogue}
         catalogue = {name: ModelEntry(spec=spec) for name, spec in site.catalogue.items()}
         limits = StreamLimits(buffer_tokens_max=site.description.stream_buffer_tokens_max)
@@ -136,15 +137,21 @@ class SimGateway:
 
     def kill(self) -> None:
         """SIGKILL: its clients see their connections end."""
-        calls, self.open_calls = self.open_calls, {}
+        calls = [*self.open_calls, *self._connecting]
+        self.open_calls, self._connecting = {}, {}
         self.process.end()
         for call in calls:
             call.end(Unavailable("connection reset"))
 
     # Calls of clients -------------------------------------------------------------------------------------------------
 
+    def connect(self, call: ServerCall) -> None:
+        """A client's call is on its way: if the process dies before it comes, the client is told."""
+        self._connecting[call] = None
+
     def serve(self, message: Message, call: ServerCall) -> None:
         """Serves a call until its end, which is told to the client."""
+        self._connecting.pop(call, None)
         self.open_calls[call] = type(message).__name__.removesuffix("Request").lower()
         call.task = self.process.spawn(self._serve(message, call))
 
@@ -153,6 +160,7 @@ class SimGateway:
         if call.task is not None:
             call.task.cancel()
         self.open_calls.pop(call, None)
+        self._connecting.pop(call, None)
 
     async def _serve(self, message: Message, call: ServerCall) -> None:
         context = cast("Any", call)

@@ -200,11 +200,12 @@ class QueueMachine(QueueWorld):
         index=pick,
         count=st.integers(1, 3),
         kv_tokens=st.sampled_from((5, 12, 1_000, 1_000)),
+        aside=st.integers(0, 1),
         model=st.sampled_from(("m", "m", "n", "")),
         answer=lost,
     )
-    def pull(self, index: int, count: int, kv_tokens: int, model: str, answer: str) -> None:
-        budget = PullBudget(requests_max=count, kv_tokens=kv_tokens, output_reserve_tokens=2)
+    def pull(self, index: int, count: int, kv_tokens: int, aside: int, model: str, answer: str) -> None:
+        budget = PullBudget(requests_max=count, kv_tokens=kv_tokens, output_reserve_tokens=2, owned_aside=aside)
         self.take(self.agents[index % len(self.agents)], model, budget, answer)
 
     @rule(index=pick)

@@ -139,6 +139,17 @@ async def test_an_idle_agent_gets_a_request_that_never_fits(scene: Scenario) -> 
     assert (list(busy.pulled), busy.blocked_tokens) == ([], 15)
 
 
+async def test_who_only_keeps_requests_aside_is_idle(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1", "r2", "r3")
+    tiny = PullBudget(requests_max=9, kv_tokens=1, output_reserve_tokens=5)
+    first = await scene.mirror("pull", scene.agent, "m", tiny)
+    assert [request.key.request_id for request in first.pulled] == ["r1"]
+    second = await scene.mirror("pull", scene.agent, "m", replace(tiny, owned_aside=1))
+    assert ([request.key.request_id for request in second.pulled], second.blocked_tokens) == (["r2"], 15)
+    third = await scene.mirror("pull", scene.agent, "m", replace(tiny, owned_aside=1))
+    assert (list(third.pulled), third.blocked_tokens) == ([], 15)
+
+
 async def test_produced_tokens_count_for_the_budget(scene: Scenario) -> None:
     pulled = await scene.run("r1", "r2")
     await scene.mirror("emit", scene.incarnation, [emission(pulled["r2"], 0, range(7))])

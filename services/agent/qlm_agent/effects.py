@@ -40,6 +40,7 @@ class Pull:
     requests_max: int
     kv_tokens: int
     output_reserve_tokens: int
+    owned_aside: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

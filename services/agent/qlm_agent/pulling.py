@@ -106,7 +106,9 @@ class Pulling:
         if answer.pulled:
             self._next_group = "" if answer.head is None else answer.head.group_id
         self._look = call.signals != self._signals
-        self._more = self._look or (answer.head is not None and answer.head.model == self._active)
+        # To an empty engine the first request is given whatever it needs, unless the server knows of runs that are not known here.
+        refused = answer.blocked_tokens > 0 and not answer.pulled and self._runs.running == 0
+        self._more = self._look or (not refused and answer.head is not None and answer.head.model == self._active)
         self.blocked_tokens = answer.blocked_tokens if call.model else self.blocked_tokens
         return True
 
@@ -168,5 +170,11 @@ class Pulling:
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
         number = self._link.next_call()
         self._call = _Call(number, model, self._signals)
-        reserve = self._expectations.output_tokens(model)
-        return Pull(call=number, model=model, requests_max=requests, kv_tokens=kv_tokens, output_reserve_tokens=reserve)
+        return Pull(
+            call=number,
+            model=model,
+            requests_max=requests,
+            kv_tokens=kv_tokens,
+            output_reserve_tokens=self._expectations.output_tokens(model),
+            owned_aside=len(self._runs) - self._runs.running,
+        )

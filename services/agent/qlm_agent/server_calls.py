@@ -138,7 +138,10 @@ class ServerCalls:
         assert self.keeper is not None
         began_s = self._now_s()
         budget = PullBudget(
-            requests_max=effect.requests_max, kv_tokens=effect.kv_tokens, output_reserve_tokens=effect.output_reserve_tokens
+            requests_max=effect.requests_max,
+            kv_tokens=effect.kv_tokens,
+            output_reserve_tokens=effect.output_reserve_tokens,
+            owned_aside=effect.owned_aside,
         )
         result = await self._queue.pull(self.keeper.lease, effect.model, budget)
         return PullAnswered(

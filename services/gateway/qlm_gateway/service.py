@@ -154,8 +154,14 @@ class GatewayService(GatewayServicer):
                     detokenizer = self._text(stream.model).detokenizer(stream.before)
                 self._metrics.streamed_tokens.inc(end - offset)
                 text = "".join(pieces) if pieces else detokenizer.feed(token_ids)
-                await context.write(chunk_response(offset, token_ids, pieces, text))
-                continue
+                if stream.result is None or stream.unread or stream.error is not None or stream.forgotten:
+                    await context.write(chunk_response(offset, token_ids, pieces, text))
+                    continue
+                # The end most often comes with the last tokens, and a message costs more than all that is in it.
+                last = chunk_response(offset, token_ids, pieces, text + detokenizer.flush())
+                last.result.CopyFrom(without_output(stream.result))
+                await context.write(last)
+                return
             if stream.error is not None:
                 raise stream.error
             if stream.forgotten:

@@ -73,7 +73,7 @@ local function pull_from_group(batch, answer, room, gid, incarnation, expired_re
   count(batch, 'running', #ids)
 end
 
--- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, Result of expired requests
+-- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, owned aside, Result of expired requests
 -- answer: blocked tokens, head group and models ahead (`head_answer`), then seven strings of each request, as in `live_answer` with the
 --         progress, but flat: a table for each costs the server a third of its answer
 local function pull(keys, args)
@@ -89,7 +89,7 @@ local function pull(keys, args)
   local batch = open_batch(prefix, bounds)
   local room = {
     requests = requests_max, kv_tokens = kv_tokens, reserve = reserve, looks = BATCH_MAX, blocked_tokens = 0,
-    any_size = redis.call('SCARD', running) == 0,  -- the first request of an idle incarnation
+    any_size = redis.call('SCARD', running) <= tonumber(args[at + 6]),  -- the first request of an idle incarnation
   }
   local answer = { '0', {}, {} }
   while model ~= '' and room.requests > 0 and room.looks > 0 and room.blocked_tokens == 0 do
@@ -97,7 +97,7 @@ local function pull(keys, args)
     if not gid then break end
     local _, meta = group_keys(prefix, gid)
     if redis.call('HGET', meta, 'model') ~= model then break end
-    pull_from_group(batch, answer, room, gid, incarnation, args[at + 6])
+    pull_from_group(batch, answer, room, gid, incarnation, args[at + 7])
   end
   answer[1] = integer(room.blocked_tokens)
   answer[2], answer[3] = head_answer(prefix, list)

@@ -113,6 +113,24 @@ def test_something_more_urgent_is_pulled_before_it() -> None:
     assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
 
 
+def test_beside_offloaded_runs_an_empty_engine_is_given_whatever_the_head_needs() -> None:
+    t = swapped_out()
+    t.produce(("u", 1))
+    t.answer_items("emit", DONE)
+    t.step(Told(message=Message.HEAD_CHANGED))
+    t.answer_pull(head=group("m", name="next", due=9.0))
+    assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
+    assert t.pull is not None
+    assert t.pull.owned_aside == 2  # run 1 in host memory, and u on its way out
+
+
+def test_an_empty_engine_that_is_refused_asks_no_more_until_something_happens() -> None:
+    t = Transcript(hardware=HARDWARE, batch_max=2)
+    t.serve()
+    assert t.answer_pull(head=group("m", name="big", due=60.0), blocked=9_999) == []
+    assert t.step(Told(message=Message.WAKE))[0].startswith("pull m")
+
+
 def test_who_was_offloaded_three_times_is_left() -> None:
     t = full()
     for number in range(3):

@@ -144,6 +144,8 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class StreamResponse(_message.Message):
+    """One of these, or the last tokens and the result in one message."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
@@ -160,7 +162,7 @@ class StreamResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> _request_pb2.Result:
-        """Last, at a terminal state, without the output."""
+        """Last, at a terminal state, without the output; it is behind the tokens that come with it."""
 
     @_builtins.property
     def outlook(self) -> Global___Outlook:
@@ -174,13 +176,11 @@ class StreamResponse(_message.Message):
         result: _request_pb2.Result | None = ...,
         outlook: Global___Outlook | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "outlook", b"outlook", "result", b"result", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "result", "outlook"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamResponse: _TypeAlias = StreamResponse  # noqa: Y015
 
