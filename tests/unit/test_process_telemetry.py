@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Link, get_current_span, set_span_in_context, use_span
+from opentelemetry.trace import Link, Status, StatusCode, get_current_span, set_span_in_context, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
@@ -21,7 +22,7 @@ from qlm_core.errors import ConfigError
 from qlm_process.logs import configure_logging
 from qlm_process.metrics import Metrics, serve_metrics
 from qlm_process.settings import TelemetrySettings
-from qlm_process.tracing import configure_tracing, context_of, record_span, traceparent_of, tracestate_of
+from qlm_process.tracing import LateSpan, configure_tracing, context_of, record_span, traceparent_of, tracestate_of
 
 
 @pytest.fixture
@@ -132,6 +133,30 @@ def test_spans_after_the_fact_are_as_those_of_the_tracer() -> None:
         assert found.context.trace_flags.sampled
         assert (found.context.trace_id == expected.context.trace_id) == (found.parent is not None)
         assert encode_spans([found]).ByteSize() > 100
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_late_span_tells_at_its_end_what_became_of_it(monkeypatch: pytest.MonkeyPatch, disabled: bool) -> None:
+    if disabled:
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    exporter = InMemorySpanExporter()
+    provider = configure_tracing("gateway", "g-0")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    began_ns = time.time_ns()
+    late = LateSpan(provider.get_tracer("test"), "qlm.gateway.accept", context_of(""), attributes={"qlm.model": "m"})
+    assert bool(traceparent_of(late.span)) is not disabled
+    assert exporter.get_finished_spans() == ()
+    late.end(attributes={"qlm.tenant": "t"}, status=Status(StatusCode.ERROR, "QUEUE_FULL"))
+    if disabled:
+        assert exporter.get_finished_spans() == ()
+        return
+    (found,) = exporter.get_finished_spans()
+    assert found.context == late.span.get_span_context()
+    assert dict(found.attributes or {}) == {"qlm.model": "m", "qlm.tenant": "t"}
+    assert (found.status.status_code, found.status.description) == (StatusCode.ERROR, "QUEUE_FULL")
+    assert found.start_time is not None
+    assert found.end_time is not None
+    assert began_ns <= found.start_time <= found.end_time <= time.time_ns()
 
 
 def test_what_is_not_sampled_is_not_recorded_after_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from qlm_gateway.prompts import prepare
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
 from qlm_process import prediction_wire
-from qlm_process.tracing import context_of, traceparent_of, tracestate_of
+from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
 from qlm_queue.port import Queue
 from qlm_queue.values import Acceptance, AcceptReceipt
 
@@ -82,26 +82,27 @@ class Entry:
         """Accepts a request, with its frames sent to `gateway` ("" for nowhere). Changes the message. Raises InvalidRequest, NotFound,
         RequestIdConflict, QueueFull (with retry_after_s), Unavailable: it may or may not be in the queue."""
         started_s = self._monotonic()
-        span = self._start_span(request, metadata)
+        late, attributes, status = self._start_span(request, metadata), dict[str, str](), None
         try:
-            entered = await self._enter(request, gateway, span)
+            entered = await self._enter(request, gateway, late.span, attributes)
         except QlmError as error:
-            span.set_status(Status(StatusCode.ERROR, error.reason))
+            status = Status(StatusCode.ERROR, error.reason)
             self._metrics.accepts.labels(error.reason).inc()
             raise
         finally:
-            span.end()
+            late.end(attributes=attributes, status=status)
         (self._duplicates if entered.receipt.duplicate else self._accepts).inc()
         self._metrics.accept_seconds.observe(self._monotonic() - started_s)
         return entered
 
-    async def _enter(self, request: Request, gateway: str, span: Span) -> Entered:
+    async def _enter(self, request: Request, gateway: str, span: Span, attributes: dict[str, str]) -> Entered:
+        """`span`: what the request is traced under; `attributes`: takes what is to be told of it."""
         request.DiscardUnknownFields()
         draft = draft_of(request)
         model = check(draft, self._catalogue, self._limits)
         prompt = await prepare(draft, self._texts[draft.model])
         admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
-        span.set_attributes({"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model})
+        attributes |= {"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model}
         digest = body_digest(request)
         guess = guess_length(draft, admitted, prompt, self._watch.profiles)
         trace = TraceContext(traceparent=traceparent_of(span), tracestate=tracestate_of(span))
@@ -116,7 +117,7 @@ class Entry:
         )
         async with self._turns:
             receipt = await self._accept(acceptance)
-        span.set_attribute("qlm.queue_id", receipt.queue_id)
+        attributes["qlm.queue_id"] = receipt.queue_id
         prediction = None
         outlook = self._watch.outlook
         if outlook is not None and receipt.state in (RequestState.ACCEPTED, RequestState.PLACED):
@@ -143,7 +144,7 @@ class Entry:
             error.details["retry_after_s"] = f"{self._watch.retry_after_s(error, name):.3f}"
             raise
 
-    def _start_span(self, request: Request, metadata: Metadata) -> Span:
+    def _start_span(self, request: Request, metadata: Metadata) -> LateSpan:
         """A child of the trace that the request names, else of the one that the call carries."""
         traceparent, tracestate = request.trace.traceparent, request.trace.tracestate
         if not traceparent:
@@ -153,4 +154,4 @@ class Entry:
             traceparent = ""
         if len(tracestate) > TRACESTATE_BYTES_MAX:
             tracestate = ""
-        return self._tracer.start_span(SPAN_NAME, context=context_of(traceparent, tracestate))
+        return LateSpan(self._tracer, SPAN_NAME, context_of(traceparent, tracestate))
