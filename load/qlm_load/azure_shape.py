@@ -24,7 +24,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-TRACE_REQUESTS = 19_366
 TRACE_RATE_PER_S = 5.530
 """Mean arrivals per second of the trace."""
 

@@ -137,7 +137,7 @@ class RedisLink:
         except redis.ResponseError as error:
             self._done_with(reader)
             raise _unavailable(error) or error from error
-        except BaseException as error:  # also when cancelled: an answer may still come, and it would be taken for the next one's
+        except BaseException as error:  # also when cancelled: it may still wait on the server, and the next read behind it
             if reader is not None:
                 self._readers.discard(reader)
                 await reader.stop()
@@ -157,14 +157,12 @@ class RedisLink:
                 return reader
             self._readers.discard(reader)
             await reader.stop()
-        if len(self._readers) >= CONNECTIONS_MAX:
-            raise redis.ConnectionError(f"{CONNECTIONS_MAX} reads wait on the server already")
-        reader = await self._new_pipe()
-        if self._calls is None:  # stopped meanwhile
-            await reader.stop()
-            raise redis.ConnectionError("the queue is stopped")
-        self._readers.add(reader)
-        return reader
+        async with self._opening:  # one at a time, or there could be more than allowed, or one that `stop` does not see
+            if len(self._readers) >= CONNECTIONS_MAX:
+                raise redis.ConnectionError(f"{CONNECTIONS_MAX} reads wait on the server already")
+            reader = await self._new_pipe()
+            self._readers.add(reader)
+            return reader
 
     def _done_with(self, reader: Pipe | None) -> None:
         if reader is not None and reader in self._readers:

@@ -137,7 +137,7 @@ class Pipe(asyncio.Protocol):
             self._deadlines.popleft()
             if not future.done():
                 self.worn = True
-                future.set_exception(exceptions.TimeoutError(f"no answer within {self._call_timeout_s} s"))
+                future.set_exception(exceptions.TimeoutError("no answer in time"))
 
     def _break(self, error: Exception) -> None:
         if self.broken:

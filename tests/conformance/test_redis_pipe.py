@@ -12,6 +12,7 @@ import redis.asyncio as redis
 
 from qlm_queue import redis_pipe
 from qlm_queue.redis_pipe import Pipe
+from qlm_queue.redis_queue import RedisQueue
 
 from .conftest import Servers
 
@@ -78,6 +79,27 @@ async def test_each_call_has_its_own_deadline_and_late_answers_are_dropped(clien
     assert pipe.idle
     assert not pipe.broken
     await pipe.stop()
+
+
+async def test_a_call_by_itself_may_have_less_time_than_those_before_it(client: redis.Redis) -> None:
+    pipe = await started(client, LONG_S)
+    assert await outcome(pipe.ask("ECHO", "first")) == b"first"
+    began_s = time.monotonic()
+    assert await outcome(pipe.ask("BLPOP", "pipe:list", 0, within_s=0.1)) is redis.TimeoutError
+    assert time.monotonic() - began_s < LONG_S / 2
+    assert pipe.worn
+    await pipe.stop()
+
+
+async def test_a_read_does_not_wait_behind_a_cancelled_one(servers: Servers, client: redis.Redis) -> None:
+    queue = RedisQueue(servers.url("valkey"), "cancelled-read", call_timeout_s=TIMEOUT_S)
+    await queue.start()
+    reading = asyncio.create_task(queue.read_events("0", LONG_S, 10))
+    while not any(each["cmd"] == "xread" for each in await client.client_list()):  # it waits on the server
+        pass
+    reading.cancel()
+    assert list(await queue.read_events("0", 0.0, 10)) == []
+    await queue.stop()
 
 
 async def test_calls_that_wait_end_with_the_connection(client: redis.Redis) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.arrival_order import place_by_age, position_by_age
@@ -16,15 +16,6 @@ from qlm_planner.timeline import Cost
 
 Target = dict[str, list[str]]
 """Group ids of each queue as they should be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reordering:
-    """A new order for everything; `target` is None where it would not save enough."""
-
-    target: Target | None
-    cost_before: float
-    cost_after: float
 
 
 def current(board: Board) -> Target:
@@ -108,9 +99,9 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool) -> list[Grou
     return sorted(found, key=lambda group: group.order) if by_age else sorted(found, key=lambda group: group.urgency)
 
 
-def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
+def reorder(board: Board, estimates: Estimates, now_s: float) -> Target | None:
     """All groups on queues of instances that serve, anew: earliest deadline first with batching by model, heads kept. Groups that fit
-    nowhere stay where they are."""
+    nowhere stay where they are. None where it would not save enough."""
     policy = estimates.policy
     lines = lines_of(board, estimates)
     names = [line.slot.facts.name for line in lines]
@@ -137,7 +128,7 @@ def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
             best, best_cost = built, cost
     best_cost -= _reinsert_late(best, board, estimates, now_s)
     if before - best_cost <= max(policy.replan_gain_min, policy.replan_gain * before):
-        return Reordering(target=None, cost_before=before, cost_after=before)
+        return None
     target = current(board)
     placed = {term.group_id for line in best for term in line.terms}
     for name, line in zip(names, best, strict=True):
@@ -146,7 +137,7 @@ def reorder(board: Board, estimates: Estimates, now_s: float) -> Reordering:
     for name in target:
         if name not in names:
             target[name] = [group_id for group_id in target[name] if group_id not in placed]
-    return Reordering(target=target, cost_before=before, cost_after=best_cost)
+    return target
 
 
 def _copy(line: Line) -> Line:

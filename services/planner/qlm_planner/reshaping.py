@@ -184,7 +184,7 @@ class Reshaping:
         self.replanned_s = now_s
         self.joined = False
         self.working, self.asks = self.asks, []
-        target = reorder(board, estimates, now_s).target
+        target = reorder(board, estimates, now_s)
         if target is None:
             self.reached()
         else:
