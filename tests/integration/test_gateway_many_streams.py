@@ -64,4 +64,7 @@ async def test_thousands_of_streams_on_one_gateway(rig: Rig, tmp_path: Path) -> 
             assert [token async for chunk in newcomer for token in chunk.token_ids] == expected_tokens([7, 7], OUTPUT_TOKENS)
         answers = await asyncio.gather(*tasks)
         assert answers == [expected_tokens([number], OUTPUT_TOKENS) for number in range(STREAMS)]
-        assert await gateway.metric("qlm_gateway_buffered_tokens") == 0
+        # The gateway counts a message out when its write returns, which may be after the client has read it.
+        async with asyncio.timeout(PATIENCE_S):
+            while await gateway.metric("qlm_gateway_buffered_tokens"):
+                await asyncio.sleep(0.05)
