@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlm_core.errors import LeaseLost
 from qlm_core.instance import instance_of
 from qlm_queue.memory_state import MemoryState, StoredInstance, StoredLease, StoredQueue
@@ -39,6 +41,8 @@ def register(state: MemoryState, now_s: float, instance: str, nonce: str, body: 
         held = state.holder(registered.incarnation, now_s)
         if held is not None and _nonce(held) == nonce:
             return registered.incarnation, Lease(role=registered.incarnation, token=held.token)
+        if held is not None:
+            state.leases[registered.incarnation] = replace(held, expires_s=held.expires_s - ttl_s / 2)
     state.fences[instance] += 1
     fence = state.fences[instance]
     incarnation = f"{instance}/{fence}"

@@ -93,8 +93,9 @@ class Queue(Protocol):
 
     async def register(self, instance: str, nonce: str, body: bytes, ttl_s: float) -> tuple[str, Lease]:
         """A new incarnation "<instance>/<fence>" of an instance with its lease (role = the incarnation); `body` is stored. It makes the
-        virtual queue if there is none. Older incarnations of the instance can no longer pull. A repeat with the nonce of the registered
-        incarnation, its lease alive, returns that incarnation."""
+        virtual queue if there is none. Older incarnations of the instance can no longer pull, and the lease of the last one ends half of
+        `ttl_s` earlier, unless it is renewed. A repeat with the nonce of the registered incarnation, its lease alive, returns that
+        incarnation."""
 
     async def describe(self, lease: Lease, body: bytes) -> None:
         """Replaces the stored body of the incarnation (the lease's role). Raises LeaseLost."""

@@ -114,6 +114,18 @@ async def test_a_new_incarnation_replaces_the_old_one_but_not_what_it_owns(scene
     assert await mirror("complete", old.role, [completion(pulled["r1"])]) == ["done"]
 
 
+async def test_who_has_a_successor_and_is_not_heard_of_for_half_a_lease_is_lost(scene: Scenario) -> None:
+    mirror = scene.mirror
+    await scene.run("r1")
+    old = scene.agent
+    # Half of this lease is all of the old one's.
+    new, _ = await mirror("register", "a", "n9", b"", 2 * TTL_S)
+    assert (await mirror("overview")).incarnations == {old.role: False, new: True}
+    with pytest.raises(LeaseLost):
+        await mirror("renew_lease", old, TTL_S)
+    assert await mirror("reclaim", scene.planner, old.role, FAILURE) == 1
+
+
 async def test_the_same_nonce_after_the_lease_ran_out_is_a_new_incarnation(mirror: Mirror) -> None:
     first, _ = await mirror("register", "a", "n1", b"", TTL_S)
     await mirror.expire_lease(first)

@@ -40,6 +40,14 @@ local function release_lease(keys, args)
   return 1
 end
 
+-- Another process serves the instance now. If the one before it lives, it renews its lease once more and hears then that it was replaced; if
+-- not, its lease ends as soon as nobody has renewed it for half of its life, so that its requests need not wait for all of it.
+local function shorten_lease(prefix, incarnation, ttl_ms)
+  local key = prefix .. ':lease:' .. incarnation
+  local left_ms = redis.call('PTTL', key)
+  if left_ms >= 0 then redis.call('PEXPIRE', key, math.max(0, left_ms - math.floor(ttl_ms / 2))) end
+end
+
 -- args: instance, nonce, body, ttl (ms); answer: incarnation, token
 local function register(keys, args)
   local prefix = keys[1]
@@ -49,6 +57,7 @@ local function register(keys, args)
   if known then
     local held = redis.call('GET', prefix .. ':lease:' .. known)
     if held and string.match(held, '^%d+:(.*)$') == nonce then return { known, held } end
+    shorten_lease(prefix, known, tonumber(ttl_ms))
   end
   local incarnation, token = grant(prefix, instance, function(fence) return instance .. '/' .. integer(fence) end, nonce, ttl_ms)
   redis.call('HSET', prefix .. ':registered', instance, incarnation)
