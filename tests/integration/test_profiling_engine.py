@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from qlm_agent.config import AgentConfig
-from qlm_agent.engine import EngineFailure, EngineOutput, EngineRequest, FailureKind, Tier
+from qlm_agent.engine import Engine, EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier
 from qlm_agent.engines import engine_of
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measurements import Measurements
 from qlm_agent.profiling.measuring import Profiler
+from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_agent.profiling.session import profile_engine, until_stopped
 from qlm_agent.simulated.engine import SimulatedEngine
 from qlm_agent.simulated.timing import InstanceNoise
 from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
+from virtual_time import in_virtual_time
 
 SHIPPED = shipped_snapshot()
 SCALE = 20.0
@@ -41,10 +43,14 @@ def bias_of(config: AgentConfig) -> float:
     return InstanceNoise(seed=simulated.seed, instance=config.agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max).bias
 
 
+def profiles_of(config: AgentConfig, *names: str, limit_s: float) -> list[ProfiledModel]:
+    return in_virtual_time(lambda clock: profile_engine(config, SHIPPED, names, limit_s=limit_s, say=lambda _: None, clock=clock))
+
+
 @pytest.mark.parametrize(("gpu", "model", "seed"), [("A100-80GB", "m", 5), ("A10", "m", 6), ("A100-80GB", "v", 7)])
-async def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> None:
+def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> None:
     config = config_of(gpu=gpu, models=(model,), seed=seed)
-    (found,) = await profile_engine(config, SHIPPED, (), limit_s=600.0, say=lambda _: None, clock=time.monotonic)
+    (found,) = profiles_of(config, limit_s=600.0)
     bias, row, truth = bias_of(config), found.row, found.before
     assert truth is not None
     assert (row.gpu, row.n_gpu, row.model, row.origin) == (gpu, 1, truth.model, "measured")
@@ -55,11 +61,11 @@ async def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) 
         assert row.decode_step_s(sequences, context) == pytest.approx(bias * truth.decode_step_s(sequences, context), rel=0.05)
     for tokens in (500, 1_500):
         assert row.prefill_s(tokens) == pytest.approx(bias * truth.prefill_s(tokens), rel=0.1)
-    # One cold load, a few warm ones and KV transfers: each with 5% of noise, and with what a clock twenty times faster adds.
+    # One cold load, a few warm ones and KV transfers: each with 5% of noise.
     assert row.load_disk_to_cpu_s == pytest.approx(bias * truth.load_disk_to_cpu_s, rel=0.2)
-    assert row.load_cpu_to_gpu_s == pytest.approx(bias * truth.load_cpu_to_gpu_s, rel=0.2)
-    assert row.kv_swap_us_per_token == pytest.approx(bias * truth.kv_swap_us_per_token, rel=0.5)
-    assert row.recompute_us_per_token == pytest.approx(bias * truth.recompute_us_per_token, rel=0.2)
+    assert row.load_cpu_to_gpu_s == pytest.approx(bias * truth.load_cpu_to_gpu_s, rel=0.1)
+    assert row.kv_swap_us_per_token == pytest.approx(bias * truth.kv_swap_us_per_token, rel=0.15)
+    assert row.recompute_us_per_token == pytest.approx(bias * truth.recompute_us_per_token, rel=0.15)
     # The mixed load is predicted by a fit that did not see it.
     assert found.fitted.mixed_error == pytest.approx(0.0, abs=0.1)
     assert found.fitted.epsilon is not None
@@ -68,42 +74,41 @@ async def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) 
     assert found.measured.engine_s < 200.0
 
 
-async def test_one_model_of_each_profile_unless_they_are_named() -> None:
+def test_one_model_of_each_profile_unless_they_are_named() -> None:
     config = config_of(models=("m", "same", "v"), time_scale=50.0)
 
-    async def profiled(*names: str) -> list[str]:
-        found = await profile_engine(config, SHIPPED, names, limit_s=100_000.0, say=lambda _: None, clock=time.monotonic)
-        return [each.measured.model for each in found]
+    def profiled(*names: str) -> list[str]:
+        return [each.measured.model for each in profiles_of(config, *names, limit_s=100_000.0)]
 
-    assert await profiled() == ["m", "v"]
-    assert await profiled("same") == ["same"]
+    assert profiled() == ["m", "v"]
+    assert profiled("same") == ["same"]
     with pytest.raises(ConfigError, match=r"nobody: not a model of this agent; may be m, same, v"):
-        await profiled("nobody")
+        profiled("nobody")
 
 
-async def test_the_limit_leaves_out_what_it_left_no_time_for() -> None:
-    (found,) = await profile_engine(config_of(), SHIPPED, (), limit_s=17.0, say=lambda _: None, clock=time.monotonic)
+def test_the_limit_leaves_out_what_it_left_no_time_for() -> None:
+    (found,) = profiles_of(config_of(), limit_s=17.0)
     assert found.measured.engine_s < 30.0
     assert any("left no time for KV transfers" in note for note in found.measured.notes)
     assert found.row.kv_swap_us_per_token == 6.2
     assert found.row.decode_a_ms == pytest.approx(bias_of(config_of()) * 12.0, rel=0.1)
 
 
-async def test_a_limit_too_short_for_a_fit_is_an_error() -> None:
+def test_a_limit_too_short_for_a_fit_is_an_error() -> None:
     with pytest.raises(ProfilingFailed, match="too few measurements"):
-        await profile_engine(config_of(), SHIPPED, (), limit_s=1.0, say=lambda _: None, clock=time.monotonic)
+        profiles_of(config_of(), limit_s=1.0)
 
 
-async def test_an_engine_that_cannot_offload_is_profiled_without() -> None:
+def test_an_engine_that_cannot_offload_is_profiled_without() -> None:
     config = config_of(host_kv_gb=0.0, time_scale=50.0)
-    (found,) = await profile_engine(config, SHIPPED, (), limit_s=300.0, say=lambda _: None, clock=time.monotonic)
+    (found,) = profiles_of(config, limit_s=300.0)
     assert "the engine cannot offload" in " ".join(found.measured.notes)
     assert found.row.kv_swap_us_per_token == 6.2
 
 
-async def test_an_engine_without_host_memory_is_profiled_without_loads() -> None:
+def test_an_engine_without_host_memory_is_profiled_without_loads() -> None:
     config = config_of(host_memory_gb=1.0, time_scale=50.0)
-    (found,) = await profile_engine(config, SHIPPED, (), limit_s=300.0, say=lambda _: None, clock=time.monotonic)
+    (found,) = profiles_of(config, limit_s=300.0)
     assert "loads from disk were not measured" in " ".join(found.measured.notes)
     assert (found.row.load_disk_to_cpu_s, found.row.load_cpu_to_gpu_s, found.row.weights_gb) == (4.5, 0.84, 14.48)
 
@@ -143,9 +148,9 @@ async def engine() -> AsyncIterator[_Engine]:
     await made.stop()
 
 
-def profiler_of(engine: _Engine) -> Profiler:
+def profiler_of(engine: Engine, clock: Callable[[], float] = time.monotonic) -> Profiler:
     spec = next(model.spec() for model in config_of().models if model.name == "m")
-    return Profiler(engine, spec, clock=time.monotonic, time_scale=SCALE, limit_s=600.0)
+    return Profiler(engine, spec, clock=clock, time_scale=SCALE, limit_s=600.0)
 
 
 async def test_a_failing_engine_ends_it_with_its_words(engine: _Engine) -> None:
@@ -161,14 +166,17 @@ async def test_a_silent_engine_ends_it_in_time(engine: _Engine) -> None:
         await profiler_of(engine).measure(0.2, "p")
 
 
-async def test_a_model_that_is_active_already_is_measured_there(engine: _Engine) -> None:
-    await engine.load_model("m", Tier.ACTIVE)
-    profiler = profiler_of(engine)
-    found: Measurements = await profiler.measure(5.0, "p")
+def test_a_model_that_is_active_already_is_measured_there() -> None:
+    async def measured(clock: Callable[[], float]) -> tuple[Measurements, EngineStats]:
+        engine = engine_of(config_of(), SHIPPED, clock=clock).engine
+        await engine.load_model("m", Tier.ACTIVE)
+        found = await profiler_of(engine, clock).measure(5.0, "p")
+        return found, engine.stats()
+
+    found, stats = in_virtual_time(measured)
     assert found.loads_cold_s == []
     assert len(found.loads_warm_s) == 3
     assert fit(found).decode_error < 0.05
-    stats = engine.stats()
     assert (stats.running, stats.waiting, stats.offloaded, stats.host_kv_used_tokens) == (0, 0, 0, 0)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qlm_agent.config import AgentConfig, simulated_limits, simulated_models
@@ -25,14 +26,14 @@ class AgentEngine:
     prefill_chunk_tokens: int
 
 
-def engine_of(config: AgentConfig, profiles: ProfileSnapshot) -> AgentEngine:
-    """Raises ConfigError for settings that do not fit each other."""
+def engine_of(config: AgentConfig, profiles: ProfileSnapshot, *, clock: Callable[[], float] = time.monotonic) -> AgentEngine:
+    """`clock`: the engine's. Raises ConfigError for settings that do not fit each other."""
     agent = config.agent
     models = simulated_models(config, profiles)
     simulated = agent.simulated
     noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
     return AgentEngine(
-        engine=SimulatedEngine(models, noise, FirstComeFirstServed(), simulated_limits(agent)),
+        engine=SimulatedEngine(models, noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock),
         models=models,
         time_scale=simulated.time_scale,
         prefill_chunk_tokens=simulated.prefill_chunk_tokens,

@@ -29,9 +29,9 @@ ANSWER_TIMEOUT_S = 60.0
 async def profile_engine(
     config: AgentConfig, profiles: ProfileSnapshot, names: Sequence[str], *, limit_s: float, say: Say, clock: Callable[[], float]
 ) -> list[ProfiledModel]:
-    """Measures the models of these names, or one of each profile that the agent serves; `limit_s` for each, of its profile's clock. The
-    engine is stopped at the end, however that comes. Raises ConfigError, and QlmError where the engine fails."""
-    made = engine_of(config, profiles)
+    """Measures the models of these names, or one of each profile that the agent serves; `limit_s` for each, of its profile's clock;
+    `clock`: the engine's. The engine is stopped at the end, however that comes. Raises ConfigError, and QlmError where the engine fails."""
+    made = engine_of(config, profiles, clock=clock)
     specs = {name: model.spec for name, model in made.models.items()}
     chosen = [specs[name] for name in _chosen(names, specs)]
     try:
