@@ -1,4 +1,4 @@
-"""One agent's calls to the queue, in a process of its own: pulls, and what gives the requests back."""
+"""One agent's pulls, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from qlm_load.bench.bulk_queue import FULL_BOUNDS
 from qlm_load.bench.prompts import MODEL
 from qlm_load.bench.worker import Report, Settings, tell
 from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.values import Owned, PullBudget
+from qlm_queue.values import PullBudget
 
 LEASE_S = 3_600.0
 PAUSES = 1_000
 
 
 async def pulls(settings: Settings) -> Report:
-    """Registers as `instance`, and for `seconds` pulls `requests`, gives them back unstarted so that the queue stays as it is, and pauses
-    for `pause_s` on average, exponentially by `seed`. Reports the seconds that each pull took at the caller, decoded, after `warmup_s`."""
+    """Registers as `instance`, and for `seconds` pulls `requests` and pauses for `pause_s` on average, exponentially by `seed`. Reports the
+    seconds that each pull took at the caller, decoded, after `warmup_s`."""
     queue = RedisQueue(settings["url"], settings["queue"], bounds=FULL_BOUNDS)
     await queue.start()
     try:
-        incarnation, lease = await queue.register(settings["instance"], "bench", b"", LEASE_S)
+        _, lease = await queue.register(settings["instance"], "bench", b"", LEASE_S)
         budget = PullBudget(requests_max=settings["requests"], kv_tokens=1 << 40, output_reserve_tokens=0)
         took_s: list[float] = []
         count = short = 0
@@ -41,7 +41,6 @@ async def pulls(settings: Settings) -> Report:
             if began_s >= begin_s:
                 took_s.append(done_s - began_s)
             short += len(result.pulled) != settings["requests"]
-            await queue.unpull(incarnation, [Owned(queue_id=p.queue_id, key=p.key, attempt=p.attempt) for p in result.pulled])
             await asyncio.sleep(pauses_s[count % PAUSES])
         tell("end")
     finally:
