@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -25,11 +24,10 @@ def new_nonce() -> str:
 
 
 class LeaseKeeper:
-    """Renews a lease every `renew_s` by the monotonic clock.
+    """Renews a lease every `renew_s`.
 
     `lost` is set when the server says so (or a bug ended the renewing); a lost lease is never renewed. While the server is away the
-    keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing. `doubtful` tells that no renewal
-    was confirmed for `ttl_s`.
+    keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class LeaseKeeper:
         *,
         ttl_s: float,
         renew_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.lease = lease
@@ -47,15 +44,8 @@ class LeaseKeeper:
         self._queue = queue
         self._ttl_s = ttl_s
         self._renew_s = renew_s
-        self._monotonic = monotonic
         self._sleep = sleep
-        self._confirmed_s = monotonic()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def doubtful(self) -> bool:
-        """The lease may have expired: no renewal that began in the last `ttl_s` was confirmed."""
-        return self.lost.is_set() or self._monotonic() - self._confirmed_s >= self._ttl_s
 
     async def start(self) -> None:
         """Begins to renew. Safe twice."""
@@ -87,7 +77,6 @@ class LeaseKeeper:
     async def _renew_until_lost(self) -> None:
         while True:
             await self._sleep(self._renew_s)
-            began_s = self._monotonic()
             try:
                 await self._queue.renew_lease(self.lease, self._ttl_s)
             except LeaseLost as error:
@@ -95,8 +84,6 @@ class LeaseKeeper:
                 return
             except Unavailable as error:
                 structlog.get_logger().warning("lease_not_renewed", role=self.lease.role, error=str(error))
-            else:
-                self._confirmed_s = began_s
 
 
 class RoleElection:
