@@ -11,7 +11,7 @@ PROCESSES ?= 2
 TEST_WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos docs format lint type imports test test-seeds demo up clean
+.PHONY: help setup warm protos docs format lint type imports test test-seeds demo up clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
+
+# Half a minute when the solver has changed, else a second: not in the middle of a test, or while requests wait.
+warm: $(STAMP) ## Compile the planner's solver
+	@$(BIN)/python -c 'from qlm_planner.solver import warm_up; warm_up()'
 
 protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
@@ -47,16 +51,16 @@ imports: $(STAMP) ## Check who may import whom (import-linter)
 
 # Tests mostly wait for processes of their own, so there are more workers than cores. Byte code is kept even where the environment says
 # not to: a cluster is six processes and more, each of which would compile all of the code again.
-test: $(STAMP) ## Run the core tests (well under ten minutes on two cores; TEST_WORKERS=4, 0: one after the other in one process)
+test: warm ## Run the core tests (well under ten minutes on two cores; TEST_WORKERS=4, 0: one after the other in one process)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
-test-seeds: $(STAMP) ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
+test-seeds: warm ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
 	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
 
-demo: $(STAMP) ## Replay 2,000+ requests on a whole cluster with kills; table, picture, comparison in out/demo (TRACE=file.csv.gz: your own)
+demo: warm ## Replay 2,000+ requests on a whole cluster with kills; table, picture, comparison in out/demo (TRACE=file.csv.gz: your own)
 	$(BIN)/python -m qlm_load demo $(if $(TRACE),--trace $(TRACE))
 
-up: $(STAMP) ## Run everything on this machine, gateway on 127.0.0.1:50051
+up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051
 	$(BIN)/qlm up
 
 clean: ## Remove the virtual environment, caches and outputs (not qlm-state)

@@ -1,0 +1,33 @@
+"""The exact solver: the paper's stochastic program (QLM section 7, equations 6-13; corrected) as a mixed-integer program in Pyomo, for
+small queues, as reference and option. Needs the extra `planner`.
+
+    program       the program: variables, constraints, objective
+    scenarios     what stands for the distributions: means, quantiles (the chance constraint, soft) or samples
+    backends      HiGHS and GLPK
+    solving, status  a problem in, proven orders out, or an error that a caller falls back on
+    enumeration   every order, for the expected cost itself, which no linear program has: up to ten groups
+"""
+
+from qlm_planner.exact.enumeration import enumerated
+from qlm_planner.exact.errors import ExactError, NoOrders, SolverFailed, SolverMissing, TooLarge
+from qlm_planner.exact.scenarios import Scenario, at_means, at_quantile, sampled
+from qlm_planner.exact.solving import ExactlySolved, Settings, Solver, solve_exactly
+from qlm_planner.exact.status import Status
+
+__all__ = [
+    "ExactError",
+    "ExactlySolved",
+    "NoOrders",
+    "Scenario",
+    "Settings",
+    "Solver",
+    "SolverFailed",
+    "SolverMissing",
+    "Status",
+    "TooLarge",
+    "at_means",
+    "at_quantile",
+    "enumerated",
+    "sampled",
+    "solve_exactly",
+]

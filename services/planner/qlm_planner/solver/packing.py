@@ -1,0 +1,83 @@
+"""A problem as the compiled functions take it: what is read together lies together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_planner.solver.problem import Booleans, Floats, Integers, Problem
+
+FAR_S = 1e12
+"""Stands for "no deadline": infinite values would make NaN of a product with 0."""
+STARVED_MIN = 8.0
+"""A group that starves counts as at least so many requests: it has to stand against large ones."""
+
+(WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
+"""Columns of a group on a kind."""
+(REQUESTS, DEADLINE, SPREAD, STARVES, STARVING) = range(5)
+"""Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last; when its last request
+starves, and what each second beyond that costs."""
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR, CLEAR_COST) = range(6)
+"""Columns of a queue."""
+(LATE, TARDINESS, WORK_WEIGHT, COMPLETION, HEAD_GAIN) = range(5)
+"""Weights."""
+
+
+class Packed(NamedTuple):
+    """`on_kind` [K, G, 5], `group` [G, 5], `queue` [Q, 6], `swap` [Q, M], `warm` [K, M], `weights` [5]; `serves` [K, G]."""
+
+    on_kind: Floats
+    group: Floats
+    model: Integers
+    band: Integers
+    serves: Booleans
+    queue: Floats
+    kind: Integers
+    active: Integers
+    head: Integers
+    swap: Floats
+    warm: Floats
+    weights: Floats
+
+
+def packed(problem: Problem) -> Packed:
+    """Arrays of its own: the solver may be in a thread while the problem is taken apart."""
+    weights = problem.weights
+    on_kind = np.stack((problem.work_s, problem.work_variance, problem.own_s, problem.own_variance, problem.drain_s), axis=2)
+    swap_s = np.maximum(problem.cold_s, problem.warm_s)
+    serves = np.isfinite(on_kind).all(axis=2) & np.isfinite(swap_s)[:, problem.model]
+    on_kind[~serves] = 0.0
+    requests = problem.count * problem.weight
+    deadline = np.minimum(problem.deadline_s, FAR_S)
+    slo = np.minimum(problem.slo_s, FAR_S)
+    starves = np.minimum(deadline + problem.spread_s + weights.starvation_slos * slo, FAR_S)
+    starving = np.maximum(requests, STARVED_MIN * problem.weight * (requests > 0.0)) * weights.starvation / np.maximum(slo, 1.0)
+    kind = problem.kind.astype(np.int32)
+    swap = np.where(problem.warm, problem.warm_s[kind], swap_s[kind])
+    return Packed(
+        on_kind=np.ascontiguousarray(on_kind),
+        group=_columns(requests, deadline, np.minimum(problem.spread_s, FAR_S), starves, np.where(starves < FAR_S, starving, 0.0)),
+        model=problem.model.astype(np.int32),
+        band=problem.band.astype(np.int32),
+        serves=np.ascontiguousarray(serves),
+        queue=_columns(
+            problem.lead_s,
+            problem.lead_variance,
+            problem.drain_lead_s,
+            problem.drain_lead_variance,
+            np.minimum(problem.clear_s, FAR_S),
+            problem.clear_cost,
+        ),
+        kind=kind,
+        active=problem.active.astype(np.int32),
+        head=problem.head.astype(np.int32),
+        swap=np.minimum(swap, FAR_S),
+        warm=np.minimum(problem.warm_s, FAR_S),
+        weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion, weights.head_gain]),
+    )
+
+
+def _columns(*columns: NDArray[np.float64]) -> Floats:
+    return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.float64)

@@ -1,0 +1,199 @@
+"""The solver as others call it: evaluate, construct, improve, solve, insert. Deterministic; bounded by moves, never by time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_planner.solver.annealing import anneal
+from qlm_planner.solver.chance import chance_of
+from qlm_planner.solver.construction import EDF, constructions
+from qlm_planner.solver.evaluation import evaluated
+from qlm_planner.solver.insertion import inserted
+from qlm_planner.solver.packing import REQUESTS, Packed, packed
+from qlm_planner.solver.problem import Evaluation, Integers, Orders, Problem, ProblemError, Solved
+
+SPARE = 64
+"""Places of a queue beyond what it needs, at least; beyond twice the mean too."""
+CAPACITY_FACTOR = 4
+HOT_MAX = 0.3
+"""First temperature of a full annealing at the most, over what a group costs that is late. Fewer moves a group begin colder: from hot they
+would not come back."""
+HOT_AT = 0.002
+HOT_MOVES = 40.0
+"""So hot with so many moves a group, and with their square."""
+MILD = 0.001
+"""The same of a repair."""
+MEAN_COSTS_MAX = 10.0
+"""What a late group costs counts as so many mean costs of a group at the most: where nobody can be late, lateness is no measure."""
+ROUNDS = 4
+ROUND_MOVES = 250
+"""Where there are so many moves a group in each, a small problem is heated again from the best so far: it takes little to get stuck
+there."""
+TINY_MOVES = 4_000.0
+TINY_ROUNDS = 16
+TINY_HOT = 0.1
+"""The same with so many moves a group in all: more often, and colder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Work:
+    """A problem and its packed form, so that this is done once."""
+
+    problem: Problem
+    packed: Packed
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Work:
+        return cls(problem=problem, packed=packed(problem))
+
+    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
+        evaluation = evaluated(self.packed, first, groups, self.problem.count)
+        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule)
+
+    def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
+        size = self.problem.groups
+        longest = int(np.diff(first).max(initial=0))
+        return max(1, min(size, max(longest + more, CAPACITY_FACTOR * size // self.problem.queues) + SPARE))
+
+    def annealed(self, start: Solved, moves: int, hot: float, seed: int, rule: str) -> Solved:
+        """From a temperature of so much of what a late group costs."""
+        orders = start.orders
+        if moves <= 0 or not orders.groups.size:
+            return start
+        late_cost = self.problem.weights.late * float(self.packed.group[:, REQUESTS].mean())
+        mean_cost = max(start.cost.total, 1e-9) / orders.groups.size
+        temperature = hot * min(late_cost or math.inf, MEAN_COSTS_MAX * mean_cost)
+        capacity = self.capacity(orders.first)
+        first, groups, _ = anneal(self.packed, orders.first, orders.groups, capacity, moves, temperature, chance_of(seed))
+        found = self.solved(first, groups, rule)
+        return found if found.cost.total < start.cost.total else start
+
+
+def evaluate(problem: Problem, orders: Orders) -> Evaluation:
+    """Raises ProblemError for orders that do not fit, or have a group where it cannot be served."""
+    work = _Work.of(problem)
+    orders.checked(problem)
+    kinds = np.repeat(work.packed.kind, np.diff(orders.first))
+    if not work.packed.serves[kinds, orders.groups].all():
+        raise ProblemError("orders: a group is on a queue that cannot serve it")
+    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.count)
+
+
+def construct(problem: Problem) -> Solved:
+    """The cheapest of a portfolio of list schedules."""
+    return _constructed(_Work.of(problem))[0]
+
+
+def edf(problem: Problem) -> Solved:
+    """Earliest deadline first, each group where it ends first: what to compare with."""
+    work = _Work.of(problem)
+    return next(work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed, (EDF,)))
+
+
+def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: float = MILD) -> Solved:
+    """Anneals from orders that are there. What they break is mended first: bands are sorted, groups that cannot be served where they are,
+    or are on no queue, come to their best place. `hot`: the first temperature, over what a group costs that is late."""
+    work = _Work.of(problem)
+    start = _mended(work, orders, np.zeros(0, dtype=np.int32), "as it was")
+    return work.annealed(start, moves, hot, seed, "improved")
+
+
+def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
+    """Constructs and anneals."""
+    work = _Work.of(problem)
+    found = _constructed(work)[0]
+    each = moves / max(1, problem.groups)
+    tiny = each >= TINY_MOVES
+    rounds = TINY_ROUNDS if tiny else ROUNDS if each >= ROUNDS * ROUND_MOVES else 1
+    hot = min(TINY_HOT if tiny else HOT_MAX, HOT_AT * (each / rounds / HOT_MOVES) ** 2)
+    rule = f"{found.rule}, annealed"
+    for number in range(rounds):
+        found = work.annealed(found, moves // rounds, hot, seed * TINY_ROUNDS + number, rule)
+    return found
+
+
+def insert(problem: Problem, orders: Orders, group: int, *, moves: int, seed: int) -> Solved:
+    """The group at its best place, then a repair around it."""
+    if not 0 <= group < problem.groups:
+        raise ProblemError(f"group: must be 0 to {problem.groups - 1}, got {group}")
+    work = _Work.of(problem)
+    start = _mended(work, orders, np.array([group], dtype=np.int32), "inserted")
+    return work.annealed(start, moves, MILD, seed, "inserted, repaired")
+
+
+def warm_up() -> float:
+    """Compiles all of it, or loads it from the cache; returns the seconds that took."""
+    began_s = time.perf_counter()
+    problem = _tiny()
+    solved = solve(problem, moves=40, seed=0)
+    evaluate(problem, solved.orders)
+    left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
+    insert(problem, left, 0, moves=4, seed=0)
+    return time.perf_counter() - began_s
+
+
+def _total(solved: Solved) -> float:
+    return solved.cost.total
+
+
+def _constructed(work: _Work) -> list[Solved]:
+    """Of all rules, the cheapest first."""
+    found = [work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed)]
+    return sorted(found, key=_total)
+
+
+def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
+    """Valid orders of all groups that can be served. `new`: groups that come last, where they are on no queue."""
+    problem = work.problem
+    orders.checked(problem)
+    queue = np.repeat(np.arange(problem.queues), np.diff(orders.first))
+    groups = orders.groups.astype(np.int32)
+    kept = work.packed.serves[work.packed.kind[queue], groups]
+    queue, groups = queue[kept], groups[kept]
+    turn = np.lexsort((np.arange(groups.size), work.packed.band[groups], queue))
+    groups = groups[turn]
+    first = np.searchsorted(queue, np.arange(problem.queues + 1)).astype(np.int64)
+    missing = np.setdiff1d(np.arange(problem.groups, dtype=np.int32), groups)
+    if missing.size:
+        turn = np.lexsort((problem.deadline_s[missing], problem.band[missing], np.isin(missing, new)))
+        capacity = work.capacity(first, missing.size)
+        first, groups = inserted(work.packed, first, groups, capacity, missing[turn])
+    return work.solved(first, groups, rule)
+
+
+def _tiny() -> Problem:
+    """Two queues, three groups: every branch is compiled in any case."""
+    groups, queues, models = 3, 2, 2
+    each = np.ones(groups)
+    one = np.ones((1, groups))
+    return Problem(
+        model=np.array([0, 1, 0], dtype=np.int32),
+        band=np.zeros(groups, dtype=np.int32),
+        count=each,
+        deadline_s=np.array([1.0, 2.0, math.inf]),
+        spread_s=0.0 * each,
+        slo_s=each,
+        weight=each,
+        work_s=one,
+        work_variance=one,
+        own_s=one,
+        own_variance=one,
+        drain_s=one,
+        cold_s=np.ones((1, models)),
+        warm_s=np.ones((1, models)),
+        kind=np.zeros(queues, dtype=np.int32),
+        active=np.array([0, -1], dtype=np.int32),
+        lead_s=np.zeros(queues),
+        lead_variance=np.zeros(queues),
+        drain_lead_s=np.zeros(queues),
+        drain_lead_variance=np.zeros(queues),
+        warm=np.zeros((queues, models), dtype=np.bool_),
+        head=np.array([0, -1], dtype=np.int32),
+        clear_s=np.full(queues, math.inf),
+        clear_cost=np.zeros(queues),
+    )

@@ -1,0 +1,116 @@
+"""The cost of orders in plain Python, straight from the design and the fields of a problem: what the compiled solver is held to."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from statistics import NormalDist
+
+import numpy as np
+
+from qlm_planner.solver import Orders, Problem
+
+NORMAL = NormalDist()
+SHARES = (0.125, 0.375, 0.625, 0.875)
+STARVED_MIN = 8.0
+
+
+def slow_cost(problem: Problem, orders: Orders) -> float:
+    """The objective."""
+    return sum(_queue_cost(problem, queue, groups) for queue, groups in enumerate(orders.lists()))
+
+
+def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
+    weights, kind, head = problem.weights, int(problem.kind[queue]), int(problem.head[queue])
+    if not groups:
+        return weights.head_gain if head >= 0 else 0.0
+    cost = 0.0
+    active = int(problem.active[queue])
+    start_s, variance, run_s, busy_s = 0.0, 0.0, 0.0, float(problem.drain_lead_s[queue])
+    before = -1
+    for group in groups:
+        model = int(problem.model[group])
+        cold_s = float(
+            problem.warm_s[kind, model] if problem.warm[queue, model] else max(problem.cold_s[kind, model], problem.warm_s[kind, model])
+        )
+        warm_s = float(problem.warm_s[kind, model])
+        if before < 0 and model == active:
+            start_s, variance = float(problem.lead_s[queue]), float(problem.lead_variance[queue])
+        elif before < 0:
+            swap_s = max(warm_s, cold_s - busy_s)
+            ready_s, variance = busy_s, float(problem.drain_lead_variance[queue])
+            clear_s, clear_cost = float(problem.clear_s[queue]), float(problem.clear_cost[queue])
+            too_late = busy_s + swap_s + problem.own_s[kind, group] > min(problem.deadline_s[group], 1e12)
+            if clear_s < busy_s and too_late and clear_cost < weights.late * problem.count[group] * problem.weight[group]:
+                ready_s, variance, busy_s = clear_s, 0.0, 0.0
+                swap_s = max(warm_s, cold_s - clear_s)
+                cost += clear_cost
+            start_s = run_s = ready_s + swap_s
+            cost += weights.work * swap_s if active >= 0 else 0.0
+        elif model != problem.model[before]:
+            end_s = max(start_s + float(problem.drain_s[kind, before]), busy_s)
+            swap_s = max(warm_s, cold_s - (end_s - run_s))
+            start_s = run_s = end_s + swap_s
+            variance += float(problem.own_variance[kind, before])
+            cost += weights.work * swap_s
+        if before < 0 and head >= 0 and problem.band[group] >= problem.band[head] and model not in (int(problem.model[head]), active):
+            cost += weights.head_gain
+        cost += _group_cost(problem, kind, group, start_s, variance)
+        start_s += float(problem.work_s[kind, group])
+        variance += float(problem.work_variance[kind, group])
+        before = group
+    return cost
+
+
+def _group_cost(problem: Problem, kind: int, group: int, start_s: float, variance: float) -> float:
+    weights = problem.weights
+    work_s, own_s = float(problem.work_s[kind, group]), float(problem.own_s[kind, group])
+    deadline_s, slo_s, spread_s = float(problem.deadline_s[group]), float(problem.slo_s[group]), float(problem.spread_s[group])
+    requests = float(problem.count[group] * problem.weight[group])
+    cost = weights.completion * requests * (start_s + own_s + 0.5 * work_s)
+    if not math.isfinite(deadline_s):
+        return cost
+    for share in SHARES:
+        gap_s = start_s + own_s + share * work_s - deadline_s - share * spread_s
+        spread = max(math.sqrt(variance + problem.own_variance[kind, group] + share * problem.work_variance[kind, group]), 1e-3)
+        z = gap_s / spread
+        late = NORMAL.cdf(z)
+        cost += requests / len(SHARES) * (weights.late * late + weights.tardiness * (gap_s * late + spread * NORMAL.pdf(z)))
+    if math.isfinite(slo_s):
+        over_s = start_s + work_s + own_s - deadline_s - spread_s - weights.starvation_slos * slo_s
+        counted = max(requests, STARVED_MIN * float(problem.weight[group]))
+        cost += counted * weights.starvation / max(slo_s, 1.0) * max(0.0, over_s)
+    return cost
+
+
+def cheapest(problem: Problem) -> float:
+    """Over all valid orders of all groups that can be served: for a handful of groups."""
+    able = [group for group in range(problem.groups) if any(_serves(problem, queue, group) for queue in range(problem.queues))]
+    best = math.inf
+    for turn in permutations(able):
+        for cuts in _cuts(len(able), problem.queues):
+            queues = [list(turn[begin:end]) for begin, end in zip((0, *cuts), (*cuts, len(turn)), strict=True)]
+            if valid(problem, queues):
+                best = min(best, slow_cost(problem, Orders.of(queues)))
+    return best
+
+
+def valid(problem: Problem, queues: list[list[int]]) -> bool:
+    """Bands never fall along a queue, and every group can be served where it is."""
+    return all(
+        all(_serves(problem, queue, group) for group in groups) and bool((np.diff(problem.band[groups]) >= 0).all())
+        for queue, groups in enumerate(queues)
+        if groups
+    )
+
+
+def _serves(problem: Problem, queue: int, group: int) -> bool:
+    kind, model = problem.kind[queue], problem.model[group]
+    return bool(np.isfinite(problem.work_s[kind, group]) and np.isfinite(max(problem.cold_s[kind, model], problem.warm_s[kind, model])))
+
+
+def _cuts(size: int, queues: int) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for _ in range(queues - 1):
+        found = [(*cuts, cut) for cuts in found for cut in range(cuts[-1] if cuts else 0, size + 1)]
+    return found
