@@ -1,4 +1,4 @@
-"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, campaigns of kills, and the bench."""
+"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, comparisons of policies, campaigns of kills, and the bench."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import click
 
 from qlm_load.bench.command import bench
 from qlm_load.bench_estimator.command import estimator
+from qlm_load.bench_planner.command import planner
 from qlm_load.campaign_command import campaign
+from qlm_load.compare_command import compare
 from qlm_load.demo_command import demo
 from qlm_load.picture.command import picture
 from qlm_load.replay_command import replay
@@ -22,8 +24,10 @@ main.add_command(demo)
 main.add_command(picture)
 main.add_command(replay)
 main.add_command(simulate)
+main.add_command(compare)
 main.add_command(campaign)
 bench.add_command(estimator)
+bench.add_command(planner)
 main.add_command(bench)
 
 if __name__ == "__main__":

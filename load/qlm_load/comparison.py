@@ -53,7 +53,18 @@ def live_run(policy: str, report: Report, time_scale: float, swaps: int) -> Poli
     )
 
 
-NAMES = {"slo": "QLM", "fcfs": "FCFS"}
+NAMES = {
+    "slo": "QLM",
+    "fcfs": "FCFS",
+    "edf": "EDF",
+    "round_robin": "round robin",
+    "random": "random",
+    "power_of_two": "power of two",
+    "least_loaded": "least loaded",
+    "shepherd": "SHEPHERD",
+}
+"""Of the policies (`planner.policy`)."""
+
 CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
 NOTE = "simulated: the same machines in virtual time, agent and planner killed as in the live run"
 
@@ -70,6 +81,21 @@ def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
         ["model swaps", *(f"{run.swaps:,}" for run in runs)],
     ]
     return rows
+
+
+POLICIES_CAPTION = "the same trace under each policy of the planner, simulated, trace time"
+
+
+def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """A row for each run: for more of them than fit side by side."""
+    head, *body = zip(*comparison_rows(runs), strict=True)
+    table = Table()
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left")
+    for row, run in zip(body, runs, strict=True):
+        table.add_row(NAMES.get(run.policy, run.policy), *row[1:])
+    console.print(POLICIES_CAPTION, style="italic", highlight=False, soft_wrap=True)
+    console.print(table)
 
 
 def print_comparison(console: Console, runs: Sequence[PolicyRun]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qlm_core.errors import ConfigError
+from qlm_load.comparison import NAMES
 from qlm_load.workload_options import Choice, workload_options
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ KILL = re.compile(r"([A-Za-z0-9_.-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
 
 
 @click.command()
-@click.option("--policy", type=click.Choice(["slo", "fcfs"]), default="slo", show_default=True, help="How the planner orders groups.")
+@click.option("--policy", type=click.Choice(list(NAMES)), default="slo", show_default=True, help="How the planner orders groups.")
 @click.option(
     "--kill",
     "kills",

@@ -175,7 +175,8 @@ class VirtualQueueStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running."""
+    """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running. `planner`: "host:port" of the
+    leading planner, "" where none leads."""
 
     queue: str
     live: int
@@ -183,6 +184,7 @@ class QueueStatus:
     running: int
     virtual_queues: tuple[VirtualQueueStatus, ...]
     request: RequestStatus | None
+    planner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

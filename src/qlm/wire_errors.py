@@ -67,6 +67,7 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "UNKNOWN_INSTANCE": NotFound,
     "REQUEST_ID_CONFLICT": RequestIdConflict,
     "QUEUE_FULL": QueueFull,
+    "WOULD_BE_LATE": QueueFull,
     "STREAMS_FULL": GatewayFull,
     "QUEUE_UNAVAILABLE": Unavailable,
     "DRAINING": Unavailable,
@@ -80,6 +81,7 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "EXPIRED": RequestEnded,
     "CANCELLED": RequestEnded,
     "KV_CAPACITY_EXCEEDED": RequestEnded,
+    "SHED": RequestEnded,
     "INTERNAL": InternalError,
 }
 """The class of each reason of errors.proto."""

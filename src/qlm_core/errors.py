@@ -4,13 +4,13 @@
     ├── InvalidRequest            INVALID_ARGUMENT   INVALID_FIELD | EMPTY_PROMPT | PROMPT_TOO_LONG
     ├── NotFound                  NOT_FOUND          UNKNOWN_MODEL | UNKNOWN_REQUEST | UNKNOWN_INSTANCE
     ├── RequestIdConflict         ALREADY_EXISTS     REQUEST_ID_CONFLICT
-    ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL
+    ├── QueueFull                 RESOURCE_EXHAUSTED QUEUE_FULL | WOULD_BE_LATE
     ├── GatewayFull               RESOURCE_EXHAUSTED STREAMS_FULL
     ├── Unavailable               UNAVAILABLE        QUEUE_UNAVAILABLE | DRAINING | NO_PREDICTION
     ├── CallDeadlineExceeded      DEADLINE_EXCEEDED  CALL_DEADLINE
     ├── OffsetOutOfRange          OUT_OF_RANGE       OFFSET_OUT_OF_RANGE
     ├── PreconditionFailed        FAILED_PRECONDITION NOT_LEADER | MODEL_BUSY
-    ├── RequestEnded              (of a Result)      ATTEMPTS_EXHAUSTED | ENGINE_FAILURE | EXPIRED | CANCELLED | KV_CAPACITY_EXCEEDED
+    ├── RequestEnded              (of a Result)      ATTEMPTS_EXHAUSTED | ENGINE_FAILURE | EXPIRED | CANCELLED | KV_CAPACITY_EXCEEDED | SHED
     ├── LeaseLost                 a lease expired or belongs to another: the holder starts again
     ├── ConfigError               a wrong setting, found at start
     └── InternalError             INTERNAL           INTERNAL

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qlm_core.request import RequestFacts, Slo, SloKind
 
 OUTPUT_MARK = "/o"
 """Between the two parts of a token class."""
 
+MEGA = "mega"
+"""The cluster of requests of which one alone takes a large part of an engine."""
+LEARNED = "k"
+"""The first letter of the names of learned clusters."""
+
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class GroupKey:
-    """What the requests of a group share. Several groups may share a key (see `Grouping` in the planner)."""
+    """What the requests of a group share. Several groups may share a key (see `Grouping` in the planner). `token_class`: what estimates go
+    by, whoever makes them. `cluster`: the planner's own distinction beside it, "" for none."""
 
     model: str
     slo_kind: SloKind
     slo_class: str
     token_class: str
     tenant_class: str = "1"
+    cluster: str = ""
+
+    @property
+    def joining(self) -> GroupKey:
+        """What a request must share with a group to join it: a learned cluster stands for the token class."""
+        return replace(self, token_class="") if self.cluster.startswith(LEARNED) else self
 
 
 def slo_class(slo: Slo) -> str:
-    """The power of two of seconds that is at or above the SLO ("32s" for 20 s; "1/4s" below one), or "p<priority>"."""
+    """The power of two of seconds that is at or above the SLO ("32s" for 20 s; "1/4s" below one; "inf" for any time), or "p<priority>"."""
     if slo.kind is SloKind.PRIORITY:
         return f"p{slo.priority}"
+    if math.isinf(slo.seconds):
+        return "inf"
     exponent = math.ceil(math.log2(slo.seconds))
     return f"{2**exponent}s" if exponent >= 0 else f"1/{2**-exponent}s"
 
@@ -50,11 +64,12 @@ def prompt_class_of(token_class: str) -> str:
     return token_class.partition(OUTPUT_MARK)[0]
 
 
-def group_key(request: RequestFacts) -> GroupKey:
-    """The key of the group that a request may join."""
+def group_key(request: RequestFacts, tenant_class: str = "1") -> GroupKey:
+    """The key of the group that a request may join, without a cluster."""
     return GroupKey(
         model=request.model,
         slo_kind=request.slo.kind,
         slo_class=slo_class(request.slo),
         token_class=token_class(request.prompt_tokens, request.predicted_output_tokens),
+        tenant_class=tenant_class,
     )

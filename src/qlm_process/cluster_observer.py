@@ -92,6 +92,7 @@ class ClusterObserver:
             unplaced=status.unplaced if status is not None else None,
             running=status.running if status is not None else None,
             plan_version=plan.version if plan is not None else None,
+            advice=plan.advice.line if plan is not None else "",
             parts=(*gateway_parts, planner, estimator),
             instances=_instances(status, plan, agents),
             unassigned=_groups(UNASSIGNED, status, plan),

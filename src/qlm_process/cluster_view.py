@@ -154,6 +154,7 @@ class ClusterView:
     unplaced: int | None
     running: int | None
     plan_version: int | None
+    advice: str = ""
     parts: tuple[PartView, ...]
     instances: tuple[InstanceView, ...]
     unassigned: tuple[GroupView, ...]

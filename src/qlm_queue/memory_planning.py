@@ -140,6 +140,19 @@ def reclaim(state: MemoryState, now_s: float, lease: Lease, incarnation: str, fa
     return len(lost)
 
 
+def shed(state: MemoryState, now_s: float, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
+    _check_leader(state, now_s, lease)
+    group = state.groups.get(group_id)
+    waiting = [] if group is None else sorted(group.members)
+    most = max(0, min(count, len(waiting) - keep))
+    chosen = waiting[:most] if oldest else waiting[::-1][:most]
+    step = Step(state, now_s)
+    for number in chosen:
+        step.finish(state.by_number[number], RequestState.FAILED, failure)
+    step.send()
+    return len(chosen)
+
+
 def forget_instance(state: MemoryState, now_s: float, lease: Lease, instance: str) -> bool:
     _check_leader(state, now_s, lease)
     registered = state.instances.get(instance)

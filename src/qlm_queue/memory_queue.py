@@ -156,6 +156,12 @@ class MemoryQueue:
         await self._notify()
         return taken
 
+    async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
+        _check_count(count)
+        ended = memory_planning.shed(self.state, self._now_s(), lease, group_id, keep, count, oldest, failure)
+        await self._notify()
+        return ended
+
     # Agent ------------------------------------------------------------------------------------------------------------
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:

@@ -151,6 +151,10 @@ class Queue(Protocol):
         and is forgotten). Latest accepted first, so that the earliest group opened again is the head. An incarnation whose lease is alive
         keeps all: returns 0. `failure` as in `requeue`."""
 
+    async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
+        """Ends up to `count` waiting requests of a group as FAILED with this Result, the `oldest` or the newest first, as long as more than
+        `keep` wait; returns how many. 0 for a group that has none. A repeat ends no more than are above `keep`."""
+
     # Agent ------------------------------------------------------------------------------------------------------------
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:

@@ -234,6 +234,10 @@ class RedisQueue:
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return int(await self._call("reclaim", lease.token, incarnation, failure))
 
+    async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
+        _check_batch(count)
+        return int(await self._call("shed", lease.token, group_id, keep, count, "old" if oldest else "new", failure))
+
     # Agent ------------------------------------------------------------------------------------------------------------
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:

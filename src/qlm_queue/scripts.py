@@ -14,7 +14,7 @@ _FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
     "accept", "attach", "cancel", "expire",
-    "arrived", "place", "apply_plan", "reclaim", "forget_instance",
+    "arrived", "place", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
 )  # fmt: skip
 READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview")

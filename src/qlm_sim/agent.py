@@ -83,6 +83,11 @@ class SimAgent:
                 poll_s=description.poll_s,
                 owned_check_s=description.owned_check_s,
                 drain_finish_s=description.drain_finish_s,
+                operations=description.operations,
+                # Without operations an agent here does with what it learns by itself.
+                hardware={
+                    name: model.profile.scaled(description.time_scale) for name, model in self._models.items() if description.operations
+                },
             )
         )
         self.calls_under_way: dict[int, str] = {}

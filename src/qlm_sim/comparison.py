@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -101,14 +101,18 @@ def simulate(
     sample_every_s: float = 5.0,
     limit_s: float = 86_400.0,
     kills: Sequence[PlannedKill] = (),
+    looks: Sequence[tuple[float, Callable[[Cluster], None]]] = (),
 ) -> SimulationResult:
     """Runs until every request has ended, at most `limit_s` virtual seconds. `planner_policy`: a policy, or the name of an order ("slo",
-    "fcfs"). The same arguments give the same result, everywhere. Raises ValueError for a kill of an unknown process."""
+    "fcfs"). `looks`: what is called with the cluster, so many seconds after the start. The same arguments give the same result,
+    everywhere. Raises ValueError for a kill of an unknown process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
     with quiet_logs():
         run = _Comparison(cluster, workload, policy, seed, sample_every_s)
         for kill in kills:
             run.plan(kill)
+        for at_s, look in looks:
+            run.look(at_s, look)
         try:
             return run.result(limit_s)
         finally:
@@ -146,6 +150,9 @@ class _Comparison:
         member = members[kill.process]
         cluster.schedule.at(START_S + kill.at_s, member.process.end)
         cluster.schedule.at(START_S + kill.at_s + kill.down_s, lambda: None if member.process.alive else member.start())
+
+    def look(self, at_s: float, look: Callable[[Cluster], None]) -> None:
+        self._cluster.schedule.at(START_S + at_s, lambda: look(self._cluster))
 
     def result(self, limit_s: float) -> SimulationResult:
         cluster = self._cluster

@@ -35,6 +35,7 @@ class InstanceDescription:
     drain_finish_s: float = 20.0
     heartbeat_s: float = 1.0
     wake_min_s: float = 0.002
+    operations: tuple[str, ...] = ()
 
     @property
     def limits(self) -> SimulatedLimits:

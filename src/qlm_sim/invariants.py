@@ -27,17 +27,16 @@ from qlm_sim.server import READ_ONLY
 ITEM_CALLS = frozenset({"emit", "complete", "unpull", "requeue"})
 """Calls of an incarnation about requests that it believes to own."""
 
-PLANNER_CALLS = frozenset({"place", "apply_plan", "reclaim", "forget_instance"})
+PLANNER_CALLS = frozenset({"place", "apply_plan", "reclaim", "shed", "forget_instance"})
 LEASE_CALLS = frozenset({*PLANNER_CALLS, "pull", "describe", "deregister", "publish_profiles", "renew_lease"})
 """Calls whose first argument is a lease."""
 
-MOVING_CALLS = frozenset(
-    {"accept", "place", "apply_plan", "reclaim", "pull", "unpull", "requeue", "complete", "cancel", "expire", "register", "forget_instance"}
-)
+MOVING_CALLS = frozenset({*PLANNER_CALLS, "accept", "pull", "unpull", "requeue", "complete", "cancel", "expire", "register"})
 """Calls after which requests and groups may be elsewhere."""
 
-FAILURES = frozenset({"ATTEMPTS_EXHAUSTED", "KV_CAPACITY_EXCEEDED"})
-"""Why a request may FAIL in a simulation, where every request is one that can be served."""
+FAILURES = frozenset({"ATTEMPTS_EXHAUSTED", "KV_CAPACITY_EXCEEDED", "SHED"})
+"""Why a request may FAIL in a simulation, where every request is one that can be served; SHED only
+where that is the fallback."""
 
 
 class Violation(AssertionError):

@@ -120,6 +120,9 @@ class QueueLink:
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return await self._call(MemoryQueue.reclaim, lease, incarnation, failure)
 
+    async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
+        return await self._call(MemoryQueue.shed, lease, group_id, keep, count, oldest, failure)
+
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         return await self._call(MemoryQueue.pull, lease, model, budget)
 

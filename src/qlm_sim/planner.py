@@ -1,12 +1,19 @@
-"""A planner process in virtual time: the live machine, calls and election; the inbox is the order of events."""
+"""A planner process in virtual time: the live machine, calls, election and solver; the inbox is the order of events.
+
+The solver runs at once and its answer comes later, by what it would take on a core: a stated time for each group and each move.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_planner.calls import perform
-from qlm_planner.effects import Call
+from qlm_planner.class_learning import learned
+from qlm_planner.effects import Call, LearnClasses, Solve
 from qlm_planner.events import CallFailed, Event, ProfilesRead, Tick
 from qlm_planner.machine import PlannerMachine
+from qlm_planner.solver_jobs import answer
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
 from qlm_queue.values import PLANNER_ROLE
@@ -16,6 +23,11 @@ from qlm_sim.site import Site
 
 TICK_MAX_S = 1.0
 """Longest time between two steps, as live."""
+
+SOLVE_S = 0.002
+SOLVE_GROUP_S = 10e-6
+SOLVE_MOVE_S = 2e-6
+"""What a job of the solver takes: to pass it to the worker and back, for each group and each move (measured on one core, rounded up)."""
 
 TERM_TASKS_KEPT = 64
 """With more tasks, those that are over are forgotten."""
@@ -125,10 +137,19 @@ class SimPlanner:
                 self.calls_under_way.append(type(effect).__name__)
                 task = self.process.spawn(self._call(effect))
                 self._term_tasks[task] = None
+            elif isinstance(effect, LearnClasses):
+                # At once, but as an event of its own, so that a step has ended when the next one begins.
+                self.process.deliver(0.0, partial(self._step, learned(effect)))
+            elif isinstance(effect, Solve):
+                self._term_tasks[self.process.spawn(self._solve(effect))] = None
         if len(self._term_tasks) > TERM_TASKS_KEPT:
             self._term_tasks = {task: None for task in self._term_tasks if not task.over}
         assert self._alarm is not None
         self._alarm.set(min(max(machine.wake_s, now_s), now_s + TICK_MAX_S))
+
+    async def _solve(self, job: Solve) -> None:
+        await self.process.sleep(SOLVE_S + SOLVE_GROUP_S * job.problem.groups + SOLVE_MOVE_S * job.moves)
+        self._step(answer(job))
 
     async def _call(self, call: Call) -> None:
         assert self._keeper is not None

@@ -35,6 +35,8 @@ LINES_KEPT = 400
 
 Prepare = Callable[[Cluster], None]
 
+DEFAULTS = Policy()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedReport:
@@ -61,10 +63,12 @@ def run_seed(
     hashed: bool = False,
     make_queue: MakeQueue = MemoryQueue,
     prepare: Prepare = lambda cluster: None,
+    policy: Policy = DEFAULTS,
 ) -> SeedReport:
-    """Runs a seed to its end or to the first thing that does not hold. `make_queue`, `prepare`: for planted faults."""
+    """Runs a seed to its end or to the first thing that does not hold. `make_queue`, `prepare`: for planted faults. `policy`: the
+    planners'."""
     with quiet_logs():
-        run = _Run(seed, lines_max, hashed, make_queue)
+        run = _Run(seed, lines_max, hashed, make_queue, policy)
         try:
             prepare(run.cluster)
             run.go()
@@ -83,14 +87,14 @@ def run_seed(
 class _Run:
     """The parts of one run."""
 
-    def __init__(self, seed: int, lines_max: int, hashed: bool, make_queue: MakeQueue) -> None:
+    def __init__(self, seed: int, lines_max: int, hashed: bool, make_queue: MakeQueue, policy: Policy) -> None:
         chance = Chance(seed, "run")
         self.seed = seed
         self.meetings: Meetings = Counter()
         self.scenario = scenario_of(chance.part("scenario"))
         self.weather = weather_of(chance.part("weather"), self.scenario.cluster.lease_ttl_s)
         self.cluster = Cluster(
-            self.scenario.cluster, seed, Policy(), lines_max=lines_max, hashed=hashed, met=self._met, make_queue=make_queue
+            self.scenario.cluster, seed, policy, lines_max=lines_max, hashed=hashed, met=self._met, make_queue=make_queue
         )
         cluster = self.cluster
         self.oracle = Oracle(cluster.server.queue.state, dict(cluster.site.catalogue), lambda: cluster.schedule.now_s)

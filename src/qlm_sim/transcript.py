@@ -13,6 +13,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 ITEMS_SHOWN = 3
 TEXT_SHOWN = 48
 
@@ -62,7 +64,9 @@ def in_words(value: Any) -> str:
             if not each.init:  # follows from the others, or is kept once it was asked for
                 continue
             found = getattr(value, each.name)
-            if found is None or found == "" or found == () or (each.default is not MISSING and found == each.default):
+            if not isinstance(found, np.ndarray) and (
+                found is None or found == "" or found == () or (each.default is not MISSING and found == each.default)
+            ):
                 continue
             parts.append(f"{each.name}={_short(found, each.name)}")
         return " ".join(parts)
@@ -85,6 +89,9 @@ def _short(value: Any, name: str) -> str:
         return value if len(value) <= TEXT_SHOWN else value[:TEXT_SHOWN] + "..."
     if isinstance(value, Mapping):
         return _several([f"{_short(key, '')}:{_short(found, '')}" for key, found in value.items()])
+    if isinstance(value, np.ndarray):
+        # Numbers that things have; measures are the same again in every run, but say nothing here.
+        return _several([str(each) for each in value.ravel().tolist()]) if value.dtype.kind == "i" else f"{value.size} of an array"
     if isinstance(value, AbstractSet):
         return f"{len(value)} of a set"
     if isinstance(value, Sequence):

@@ -23,7 +23,7 @@ from .subjects import MemorySubject, RedisSubject, Subject
 
 Answer = TypeVar("Answer")
 ROUNDING_S = 0.0011  # a queue id tells the acceptance in whole milliseconds
-IDEMPOTENT = frozenset({"accept", "cancel", "place", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim"})
+IDEMPOTENT = frozenset({"accept", "cancel", "place", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim", "shed"})
 """Calls whose repeat, at once, changes nothing more (`reclaim` may forget the incarnation)."""
 
 
@@ -104,7 +104,7 @@ class Driver:
                 self._check_ownership(operation, args[0], args[1], outcome, before)
             case "pull":
                 self._check_pull(args[0], outcome, before)
-            case "place" | "apply_plan" | "reclaim" | "forget_instance":
+            case "place" | "apply_plan" | "reclaim" | "shed" | "forget_instance":
                 holds = before.leases.get(PLANNER_ROLE, ("", ""))[0] == args[0].token
                 assert holds == (not isinstance(outcome, LeaseLost)), f"{operation} with a lease that {'holds' if holds else 'is lost'}"
                 if isinstance(outcome, AppliedChunk):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.values import PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget, QueueSegment, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget, QueueSegment, RequeueCause, StepStatus
 
 from .property_driver import answer_of
 from .property_world import AGENTS_MAX, GROUPS, INSTANCES, KEYS, QUEUES, Agent, Planner, QueueWorld, Run
@@ -193,6 +193,15 @@ class QueueMachine(QueueWorld):
         lease = self._planner(index).lease
         assert lease is not None
         self.call("reclaim", lease, self.incarnations[index % len(self.incarnations)], FAILURE, answer=answer)
+
+    @rule(
+        index=pick, name=st.sampled_from(sorted(GROUPS)), keep=st.integers(0, 2), count=st.integers(0, 3), oldest=st.booleans(), answer=lost
+    )
+    def shed(self, index: int, name: str, keep: int, count: int, oldest: bool, answer: str) -> None:
+        """A repeat changes nothing where the first call got down to `keep`, which is how planners call it."""
+        lease = self._planner(index).lease
+        assert lease is not None
+        self.call("shed", lease, name, keep, BATCH_MAX if answer == "repeated" else count, oldest, FAILURE, answer=answer)
 
     # Agents -----------------------------------------------------------------------------------------------------------------
 

@@ -288,3 +288,36 @@ async def test_returning_a_request_whose_instance_was_forgotten_leaves_it_unassi
     assert await mirror("forget_instance", scene.planner, "b")
     assert await mirror("requeue", scene.incarnation, [owned(pulled["r1"])], RequeueCause.EVICTED, FAILURE) == [StepStatus.DONE]
     assert await scene.queue_of("unassigned") == ["g"]
+
+
+async def test_shedding_fails_either_end_of_a_group_down_to_what_is_kept(scene: Scenario) -> None:
+    """QLM A.3, c: a planner fails what would be late anyway."""
+    mirror = scene.mirror
+    await scene.accept("r1", "r2", "r3", "r4", "r5")
+    await scene.place("g", "r1", "r2", "r3", "r4", "r5")
+    assert await mirror("shed", scene.planner, "g", 4, 10, False, FAILURE) == 1
+    assert await mirror("shed", scene.planner, "g", 4, 10, False, FAILURE) == 0, "a repeat ends no more"
+    assert await mirror("shed", scene.planner, "g", 0, 2, True, FAILURE) == 2
+    waiting = await mirror("waiting", "g", 0, 10)
+    assert [request.key.request_id for request in waiting] == ["r3", "r4"]
+    for name in ("r1", "r2", "r5"):
+        ended = await mirror("find", key_of(name))
+        assert ended.state is RequestState.FAILED
+    assert await mirror("shed", scene.planner, "g", 0, 10, False, FAILURE) == 2
+    assert not any(queue.group_ids for queue in (await mirror("overview")).virtual_queues)
+    assert await mirror("shed", scene.planner, "g", 0, 10, False, FAILURE) == 0, "the group is gone"
+    assert await mirror.real.leftovers() == []
+
+
+async def test_shedding_takes_nothing_that_runs_and_needs_the_lease(scene: Scenario) -> None:
+    mirror = scene.mirror
+    await scene.accept("r1", "r2")
+    await scene.place("g", "r1", "r2")
+    await scene.pull(1)
+    assert await mirror("shed", scene.planner, "g", 0, 10, True, FAILURE) == 1
+    assert (await mirror("find", key_of("r1"))).state is RequestState.RUNNING
+    await mirror.expire_lease(PLANNER_ROLE)
+    with pytest.raises(LeaseLost):
+        await mirror("shed", scene.planner, "g", 0, 10, True, FAILURE)
+    with pytest.raises(ValueError, match=str(BATCH_MAX)):
+        await mirror("shed", scene.planner, "g", 0, BATCH_MAX + 1, True, FAILURE)

@@ -8,6 +8,7 @@ import pytest
 
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestState, Slo, SloKind
+from qlm_planner.policy import Policy, TokenClasses
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 
 MODELS = (ModelSpec(name="mistral-7b", profile="Mistral-7B"), ModelSpec(name="vicuna-13b", profile="Vicuna-13B"))
@@ -49,6 +50,13 @@ def test_every_request_completes_with_its_times(order: str) -> None:
 
 def test_the_same_arguments_give_the_same() -> None:
     assert simulate(CLUSTER, workload(30), "slo") == simulate(CLUSTER, workload(30), "slo")
+
+
+def test_learned_classes_are_the_same_too() -> None:
+    policy = Policy(token_classes=TokenClasses.KMEANS, relearn_every_s=2.0)
+    first = simulate(CLUSTER, workload(120), policy)
+    assert first == simulate(CLUSTER, workload(120), policy)
+    assert all(outcome.state is RequestState.COMPLETED for outcome in first.outcomes)
 
 
 def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> None:

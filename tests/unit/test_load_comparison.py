@@ -15,8 +15,9 @@ from rich.console import Console
 
 from qlm_load import simulations
 from qlm_load.__main__ import main
-from qlm_load.comparison import PolicyRun, comparison_rows, print_comparison, run_of
+from qlm_load.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
 from qlm_load.simulations import NoRun, simulated_runs
+from qlm_planner.policy import Order
 
 SMALL = ("--requests", "60", "--seed", "2")
 
@@ -45,6 +46,19 @@ def test_the_table_says_what_is_simulated() -> None:
     with console.capture() as capture:
         print_comparison(console, [run("slo")])
     assert "simulated: the same machines in virtual time" in capture.get()
+
+
+def test_policies_stand_side_by_side_and_every_one_has_a_name() -> None:
+    assert set(NAMES) == {order.value for order in Order}
+    result = CliRunner().invoke(main, ["compare", "--policy", "edf", "--policy", "least_loaded", "--json", *SMALL])
+    assert result.exit_code == 0, result.output
+    runs = [run_of(each) for each in json.loads(result.output)]
+    assert [each.policy for each in runs] == ["edf", "least_loaded"]
+    assert all(each.ended == each.requests == 60 for each in runs)
+    console = Console(file=StringIO(), width=160)
+    with console.capture() as capture:
+        print_policies(console, runs)
+    assert "least loaded" in capture.get()
 
 
 def test_a_simulated_run_ends_every_request_and_is_the_same_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
@@ -13,6 +13,7 @@ from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import why_none
 from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
+from qlm_core.operations.table import operations_of
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.slo_rules import PRIORITY_MAX
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
@@ -65,9 +66,17 @@ class AgentSettings(Section):
     slo_band: int = Field(
         0, ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="Priority band of requests with an SLO: the same as planner.slo_band."
     )
+    operations: tuple[str, ...] = Field((), description="LSOs beyond the five: batch_limit. The same as planner.operations.")
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
+
+    @field_validator("operations")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        operations_of(names)
+        return names
+
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
 
 
@@ -134,6 +143,7 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel])
         warm_ahead=agent.warm_ahead,
         displacements_max=agent.displacements_max,
         offloaded_max_s=agent.offloaded_max_s,
+        operations=agent.operations,
     )
 
 

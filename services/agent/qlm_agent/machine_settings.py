@@ -19,7 +19,7 @@ class MachineSettings:
     `hardware`: by model, on this agent's GPUs and by its clock. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the
     band of requests with an SLO among those with strict priorities, as the planner has it. `evict`, `kv_swap`, `warm_ahead`: whether it
     does so. `displacements_max`: how often a request gives way to others. `offloaded_max_s`: after so long in host memory a run counts as
-    more urgent than whatever is at the head."""
+    more urgent than whatever is at the head. `operations`: LSOs beyond the five, by name."""
 
     models: tuple[str, ...]
     batch_max: int = 256
@@ -38,3 +38,4 @@ class MachineSettings:
     warm_ahead: bool = True
     displacements_max: int = 3
     offloaded_max_s: float = 300.0
+    operations: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from qlm_agent.effects import Effect, Pull, ReadOwned
 from qlm_agent.events import PullAnswered, QueueHead
 from qlm_agent.expectations import Expectations
 from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.operation_limits import OperationLimits
 from qlm_agent.runs import RunTable
 from qlm_agent.server_link import ServerLink
 
@@ -37,6 +38,7 @@ class Pulling:
         self._runs = runs
         self._link = link
         self._expectations = expectations
+        self._limits = OperationLimits(settings, runs, expectations)
         self._active = ""
         self.reset(0.0)
 
@@ -165,7 +167,8 @@ class Pulling:
 
     def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
         """Seats and KV tokens that the runs leave; less than none where lookahead waits."""
-        return self._settings.batch_max - self._runs.running, kv_capacity_tokens - self._runs.kv_reserved
+        seats = self._limits.batch_max(self._active, self.head)
+        return seats - self._runs.running, kv_capacity_tokens - self._runs.kv_reserved
 
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
         number = self._link.next_call()

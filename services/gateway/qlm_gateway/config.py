@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from qlm_core.errors import ConfigError
+from qlm_core.overload import Overload
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
 from qlm_gateway.admission import AdmissionLimits
@@ -49,12 +50,21 @@ class GatewaySettings(Section):
         )
 
 
+class PlannerChoices(BaseModel):
+    """What a gateway has to know of the section `planner`; the planner checks all of it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    overload: Overload = Field(Overload.BEST_EFFORT, description="refuse: the gateway refuses what would be late.")
+
+
 class GatewayConfig(Section):
     """What a gateway reads of the configuration file."""
 
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it takes requests into.")
     models: tuple[ModelSettings, ...] = Field((), description="Served models; a request for another is refused.")
     gateway: GatewaySettings = Field(default_factory=GatewaySettings, description="This gateway.")
+    planner: PlannerChoices = Field(default_factory=PlannerChoices, description="The fallback under overload.")
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
 

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
-from qlm_core.errors import QlmError, QueueFull
+from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
 from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.admission import AdmissionLimits, admit, check
@@ -19,6 +19,7 @@ from qlm_gateway.length_guess import guess_length
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ModelText
 from qlm_gateway.outlook import Asked
+from qlm_gateway.overload import late_refusal
 from qlm_gateway.prompts import prepare
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
@@ -51,7 +52,7 @@ class Entered:
 
 
 class Entry:
-    """Takes requests into a queue. `new_request_id`: for requests without one."""
+    """Takes requests into a queue. `new_request_id`: for requests without one. `refuse_late`: refuses what would be late."""
 
     def __init__(
         self,
@@ -64,7 +65,10 @@ class Entry:
         tracer: Tracer,
         new_request_id: Callable[[], str],
         monotonic: Callable[[], float],
+        *,
+        refuse_late: bool = False,
     ) -> None:
+        self._refuse_late = refuse_late
         self._queue = queue
         self._catalogue = catalogue
         self._texts = texts
@@ -115,19 +119,21 @@ class Entry:
             prompt_tokens=admitted.prompt_tokens,
             expire_after_s=admitted.expire_after_s,
         )
+        asked = Asked(
+            model=draft.model,
+            slo=admitted.slo,
+            prompt_tokens=admitted.prompt_tokens,
+            output_tokens_max=admitted.output_tokens_max,
+            predicted_output_tokens=guess.expected_tokens if guess.by_model else 0,
+        )
+        if self._refuse_late:
+            await self._check_in_time(asked, admitted.key)
         async with self._turns:
             receipt = await self._accept(acceptance)
         attributes["qlm.queue_id"] = receipt.queue_id
         prediction = None
         outlook = self._watch.outlook
         if outlook is not None and receipt.state in (RequestState.ACCEPTED, RequestState.PLACED):
-            asked = Asked(
-                model=draft.model,
-                slo=admitted.slo,
-                prompt_tokens=admitted.prompt_tokens,
-                output_tokens_max=admitted.output_tokens_max,
-                predicted_output_tokens=guess.expected_tokens if guess.by_model else 0,
-            )
             found = outlook.predict_new(asked)
             prediction = None if found is None else prediction_wire.to_proto(found, admitted.slo)
             if found is not None and not receipt.duplicate:
@@ -135,6 +141,24 @@ class Entry:
                 self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
         message = accepted_message(admitted, receipt, prediction)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
+
+    async def _check_in_time(self, asked: Asked, key: RequestKey) -> None:
+        """Raises QueueFull WOULD_BE_LATE. One that is in the queue already is no new request, however late."""
+        outlook = self._watch.outlook
+        if outlook is None:
+            return
+        refusal = late_refusal(
+            outlook.predict_new(asked),
+            asked.slo,
+            look_age_s=self._monotonic() - outlook.seen_s,
+            drain_per_s=self._watch.drain_rate.per_s,
+        )
+        if refusal is None:
+            return
+        try:
+            await self._queue.find(key)
+        except NotFound:
+            raise refusal from None
 
     async def _accept(self, acceptance: Acceptance) -> AcceptReceipt:
         try:

@@ -12,6 +12,7 @@ import structlog
 from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
+from qlm_core.overload import Overload
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
@@ -68,6 +69,7 @@ class Gateway:
             tracer=tracer_provider.get_tracer("qlm_gateway"),
             new_request_id=new_id,
             monotonic=monotonic,
+            refuse_late=config.planner.overload is Overload.REFUSE,
         )
         updates = OutlookUpdates(queue, self._watch, monotonic)
         service = GatewayService(queue, catalogue, texts, entry, self._hub, self._watch, updates, self.metrics)

@@ -4,12 +4,17 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
 
     policy, snapshot, events, effects   settings, what is read, what the machine is told, what it wants
     group_meta, board                   groups, virtual queues and instances; counts only
+    tenants, classes, mega, classing    which class a request is of: its tenant, its tokens
+    shares, ranks                       who has had too much, who has waited too long; who therefore comes last or first
     estimates, timeline                 what a group costs on an instance; what an order costs
-    insertion, construct                a place for one new group; a whole order at once
+    class_terms, judging                the same for all groups at once; what whole plans cost
+    insertion, problems, solving        a place for one new group; the board as the solver's problem; the solver's jobs and answers
+    solver, exact                       whole orders, from arrays alone
     grouping, reshape, reshaping        requests into groups; changes of the plan; when it is changed
     intake, history, connection, upkeep requests on the way; events and overviews in one order; failures; what is done at intervals
     plan_view                           the plan as others see it
+    class_learning                      k-means, run by the shell beside the machine's decisions
 
-The shell: `calls` carries the machine's calls out, `leadership` is one term as the leader, `shell` waits for the next one, `service` and
-`watchers` speak gRPC, `metrics`, `config`, `__main__`.
+The shell: `calls` carries the machine's calls out, `worker` has the solver's process (`worker_main`, `solver_jobs`), `leadership` is one
+term as the leader, `shell` waits for the next one, `service` and `watchers` speak gRPC, `metrics`, `config`, `__main__`.
 """

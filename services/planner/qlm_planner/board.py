@@ -6,7 +6,7 @@ Counts change by the planner's own placements at once and by lifecycle events as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
@@ -15,10 +15,15 @@ from qlm_planner.events import Change, ChangeKind
 from qlm_planner.group_meta import GroupOrder, GroupTraits, from_meta, order_of
 from qlm_planner.snapshot import GroupRow, Snapshot
 
+AGED, USUAL, BEHIND = range(3)
+"""Tiers of a band, the first served first: who has waited too long, everybody else, and who has had more than its share."""
+TIERS = 3
+
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0."""
+    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `tier`: its place
+    within its band (`qlm_planner.ranks`)."""
 
     group_id: str
     order: GroupOrder
@@ -29,15 +34,21 @@ class Group:
     waiting: int = 0
     live: int = 0
     waiting_prompt_tokens: int = 0
+    tier: int = USUAL
 
     @property
     def open(self) -> bool:
         return self.waiting > 0
 
     @property
+    def rank(self) -> int:
+        """Lower ranks are served first: the band, and the tier within it."""
+        return TIERS * self.band + self.tier
+
+    @property
     def urgency(self) -> tuple[int, float, GroupOrder]:
-        """Sorts as earliest deadline first inside priority bands; the older group first where deadlines are equal."""
-        return (self.band, self.first_deadline_s, self.order)
+        """Sorts as earliest deadline first inside ranks; the older group first where deadlines are equal."""
+        return (self.rank, self.first_deadline_s, self.order)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +98,8 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class Board:
-    """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left them."""
+    """`newest`: the newest open group of each key, by what joins it. `reopened`: groups that gave way to a head and stand where that left
+    them."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -127,9 +139,24 @@ class Board:
         assert group.group_id not in self.queues[group.instance]
         self.groups[group.group_id] = group
         self.queues[group.instance].insert(position, group.group_id)
-        held = self.newest.get(group.traits.key)
+        joining = group.traits.key.joining
+        held = self.newest.get(joining)
         if held is None or held.order <= group.order:
-            self.newest[group.traits.key] = group
+            self.newest[joining] = group
+
+    def change_key(self, group: Group, key: GroupKey) -> None:
+        """An open group is of another class now, and may be joined by its requests if it has no newer group."""
+        if self.newest.get(group.traits.key.joining) is group:
+            del self.newest[group.traits.key.joining]
+        group.traits = replace(group.traits, key=key)
+        held = self.newest.get(key.joining)
+        if held is None or held.order < group.order:
+            self.newest[key.joining] = group
+
+    def opened_on(self, instance: str) -> None:
+        """The queue opened a group on a virtual queue, which gives that another version. A version that is wrong costs a conflict."""
+        if instance in self.versions:
+            self.versions[instance] += 1
 
     def add_request(self, group: Group, prompt_tokens: int, deadline_s: float) -> None:
         group.waiting += 1
@@ -189,16 +216,16 @@ class Board:
         self.newest = {}
         for group in self.groups.values():
             if group.open:
-                held = self.newest.get(group.traits.key)
+                joining = group.traits.key.joining
+                held = self.newest.get(joining)
                 if held is None or held.order < group.order:
-                    self.newest[group.traits.key] = group
+                    self.newest[joining] = group
 
-    def move(self, target: Mapping[str, list[str]]) -> None:
-        """Replaces whole queues by what a plan made of them."""
-        for instance, group_ids in target.items():
-            self.queues[instance] = list(group_ids)
-            for group_id in group_ids:
-                self.groups[group_id].instance = instance
+    def move(self, queues: Mapping[str, list[str]], homes: Mapping[str, str]) -> None:
+        """Replaces whole queues by what a plan made of them. `homes`: the queues of the groups that it named."""
+        self.queues.update(queues)
+        for group_id, instance in homes.items():
+            self.groups[group_id].instance = instance
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
@@ -214,6 +241,7 @@ class Board:
             waiting=row.waiting if row.instance else 0,
             live=row.live,
             waiting_prompt_tokens=row.waiting_prompt_tokens,
+            tier=USUAL if old is None else old.tier,
         )
 
     def _load_slots(self, snapshot: Snapshot, now_s: float) -> None:
@@ -265,8 +293,9 @@ class Board:
             queue = self.queues[group.instance]
             if group.group_id in queue:
                 queue.remove(group.group_id)
-            if self.newest.get(group.traits.key) is group:
-                del self.newest[group.traits.key]
+            joining = group.traits.key.joining
+            if self.newest.get(joining) is group:
+                del self.newest[joining]
 
     def _make_way(self, slot: Slot) -> None:
         """Something gave way on an instance: it is about to load what its head needs. Known before its agent reports it, so that nothing
@@ -285,6 +314,7 @@ class Board:
         queue = self.queues[group.instance]
         if group.group_id not in queue:
             self.open_group(group, min(int(change.evicted), len(queue)))
+            self.opened_on(group.instance)
             if change.evicted:
                 self.reopened.append(group.group_id)
 

@@ -14,7 +14,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_planner.effects import ApplyChunk, Call, Expire, Forget, Place, ReadArrivals, ReadEvents, ReadOverview, ReadUnplaced, Reclaim
+from qlm_planner.effects import ApplyChunk, Call, Expire, Forget, Place, ReadArrivals, ReadEvents, ReadOverview, ReadUnplaced, Reclaim, Shed
 from qlm_planner.events import (
     ArrivalsRead,
     Change,
@@ -28,6 +28,7 @@ from qlm_planner.events import (
     OverviewRead,
     PlaceAnswered,
     Reclaimed,
+    ShedAnswered,
     UnplacedRead,
 )
 from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot, entry_id
@@ -51,6 +52,10 @@ from qlm_queue.values import (
 
 LOST_TOO_OFTEN = request_pb2.Result(
     error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")
+).SerializeToString()
+
+SHED_RESULT = request_pb2.Result(
+    error=request_pb2.ResultError(reason="SHED", message="the load is more than the instances serve in time, and it would have been late")
 ).SerializeToString()
 
 CHANGES: Mapping[int, ChangeKind] = {
@@ -84,6 +89,8 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
             return Reclaimed(incarnation=incarnation, count=await queue.reclaim(lease, incarnation, LOST_TOO_OFTEN))
         case Expire():
             return ExpirySwept(count=await queue.expire(EXPIRED_RESULT))
+        case Shed(group_id=group_id, keep=keep, count=count, oldest=oldest):
+            return ShedAnswered(count=await queue.shed(lease, group_id, keep, count, oldest, SHED_RESULT))
         case Forget(instance=instance):
             return Forgotten(instance=instance, done=await queue.forget_instance(lease, instance))
         case _:

@@ -5,16 +5,51 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from qlm_core.model import ModelSpec
-from qlm_planner.policy import Order, Policy
-from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
+from qlm_core.operations.table import operations_of
+from qlm_core.overload import Overload
+from qlm_planner.policy import Order, Policy, TokenClasses
+from qlm_planner.solver_jobs import Choice
+from qlm_planner.tenants import Tenant, Tenants
+from qlm_process.settings import (
+    Count,
+    GrpcSettings,
+    ListenAddress,
+    ModelSettings,
+    PositiveNumber,
+    QueueSettings,
+    Seconds,
+    Section,
+    TelemetrySettings,
+)
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A finite number of at least zero."""
 
 DEFAULTS = Policy()
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+"""Above zero, and at most one, which is no limit."""
+
+TENANTS_MAX = 1_000
+"""Most tenants with settings of their own."""
+
+
+class TenantSettings(Section):
+    """What one tenant counts for (`qlm_planner.tenants`)."""
+
+    name: str = Field(min_length=1, max_length=256, description="The tenant, as requests name it.")
+    weight: PositiveNumber = Field(
+        1.0, description="What a late request counts beside one of weight 1; as the nearest power of two from 1/16 to 16."
+    )
+    share_max: Share = Field(
+        1.0, description="Share of the served work of share_window_s above which it comes behind others of its band. 1: no limit."
+    )
+
+    def tenant(self) -> Tenant:
+        return Tenant(name=self.name, weight=self.weight, share_max=self.share_max)
 
 
 class PlannerSettings(Section):
@@ -24,7 +59,16 @@ class PlannerSettings(Section):
     listen: ListenAddress = Field("127.0.0.1:0", description="Where the Planner service listens.")
     advertise: str = Field("", description='"host:port" that others reach it at, published with the lease. Empty: as it listens.')
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
-    policy: Order = Field(DEFAULTS.order, description="slo: order by objectives; fcfs: first come first served, to compare with.")
+    policy: Order = Field(DEFAULTS.order, description="slo: order by objectives; the others are to compare with.")
+    seed: int = Field(DEFAULTS.seed, ge=0, description="Of the policies that pick by chance.")
+    overload: Overload = Field(
+        DEFAULTS.overload,
+        description="When no order meets the SLOs: best_effort: the cost decides who is late; edf: earliest deadline first; "
+        "shed: fail what would be late anyway, lowest value first; refuse: gateways refuse what would be late.",
+    )
+    operations: tuple[str, ...] = Field(
+        (), description="LSOs beyond the five that agents carry out: batch_limit. The same as agent.operations."
+    )
     delta: Seconds = Field(DEFAULTS.delta, description="A group holds at most delta x the average batch of its instance.")
     group_service_fraction: Seconds = Field(
         DEFAULTS.group_service_fraction, description="Serving what waits in a group takes at most this share of its SLO."
@@ -40,13 +84,52 @@ class PlannerSettings(Section):
     starvation_slos: Weight = Field(
         DEFAULTS.starvation_slos, description="Nobody is overtaken who would then end more than so many SLOs late."
     )
+    wait_max_slos: float = Field(
+        DEFAULTS.wait_max_slos,
+        ge=2,
+        allow_inf_nan=False,
+        description="Nobody within its share waits longer than this x its SLO while others of its band are served in time.",
+    )
+    token_classes: TokenClasses = Field(
+        DEFAULTS.token_classes, description="Requests are told apart by their tokens in fixed classes, or in classes that kmeans learns."
+    )
+    relearn_every_s: Seconds = Field(DEFAULTS.relearn_every_s, description="Least time between two learnings of classes.")
+    mega_fraction: Seconds = Field(
+        DEFAULTS.mega_fraction,
+        description="Requests that alone take more of an instance's KV, or to prefill of their SLO, are grouped apart.",
+    )
+    tenants: tuple[TenantSettings, ...] = Field((), max_length=TENANTS_MAX, description="Tenants that count otherwise than the others.")
+    tenant_weight: PositiveNumber = Field(1.0, description="`weight` of every other tenant.")
+    tenant_share_max: Share = Field(1.0, description="`share_max` of every other tenant; at most 64 of them at a time are limited.")
+    share_window_s: Seconds = Field(DEFAULTS.share_window_s, description="Shares of the served work are taken over so long.")
     slo_band: int = Field(DEFAULTS.slo_band, ge=-1000, le=1000, description="Priority band in which requests with an SLO are served.")
     replan_every_s: Seconds = Field(DEFAULTS.replan_every_s, description="Least time between two replans that nobody asked for.")
     overview_every_s: Seconds = Field(DEFAULTS.overview_every_s, description="How often the whole queue is read and compared.")
     profiles_every_s: Seconds = Field(1.0, description="How often the profiles are read.")
+    advice_every_s: Seconds = Field(
+        10.0, description="How often instances to add are worked out while misses are expected, or to remove while some are idle."
+    )
     publish_every_s: Seconds = Field(0.25, description="Least time between two plans sent to those who watch.")
+    solver: Choice = Field(
+        Choice.HEURISTIC,
+        description="What works out plans. exact-highs, exact-glpk: proven best orders for small queues, as far as the time allows.",
+    )
+    solve_timeout_s: Seconds = Field(20.0, description="A job of the solver that takes longer is ended, and its process started again.")
     watchers_max: Count = Field(100, description="Most watchers of the plan; more are refused.")
     inbox_max: Count = Field(1000, description="Events that wait for the planner's decision; calls beyond it are refused.")
+
+    @field_validator("tenants")
+    @classmethod
+    def _names_once(cls, tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+        if len({tenant.name for tenant in tenants}) != len(tenants):
+            raise ValueError("every tenant comes once")
+        return tenants
+
+    @field_validator("operations")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        operations_of(names)
+        return names
 
 
 class PlannerConfig(Section):
@@ -63,6 +146,9 @@ class PlannerConfig(Section):
         return replace(
             DEFAULTS,
             order=own.policy,
+            seed=own.seed,
+            overload=own.overload,
+            operations=own.operations,
             delta=own.delta,
             group_service_fraction=own.group_service_fraction,
             group_spread_fraction=own.group_spread_fraction,
@@ -73,6 +159,15 @@ class PlannerConfig(Section):
             head_gain=own.head_gain,
             starvation_slos=own.starvation_slos,
             slo_band=own.slo_band,
+            wait_max_slos=own.wait_max_slos,
+            token_classes=own.token_classes,
+            relearn_every_s=own.relearn_every_s,
+            mega_fraction=own.mega_fraction,
+            tenants=Tenants(
+                named=tuple(each.tenant() for each in own.tenants),
+                others=Tenant(weight=own.tenant_weight, share_max=own.tenant_share_max),
+            ),
+            share_window_s=own.share_window_s,
             replan_every_s=own.replan_every_s,
             overview_every_s=own.overview_every_s,
             overview_every_max_s=max(DEFAULTS.overview_every_max_s, own.overview_every_s),

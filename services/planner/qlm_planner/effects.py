@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qlm_planner.classes import Family, Sample
 from qlm_planner.snapshot import Arrival
+from qlm_planner.solver.problem import Orders, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Place:
 
     groups: tuple[GroupOpening, ...]
     requests: tuple[Placement, ...]
+    opened: tuple[str, ...] = ()
+    """Queues of the groups that the call opens, one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +101,29 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Fail up to `count` requests that wait in a group, the `oldest` or the newest of them, so that `keep` or more are left."""
+
+    group_id: str
+    keep: int
+    count: int
+    oldest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Forget an instance that is gone."""
 
     instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnClasses:
+    """Learn classes of requests from samples of each family (`qlm_planner.class_learning`), beside everything else; answered by
+    `ClassesLearned` or `ClassesFailed` of the same number."""
+
+    number: int
+    samples: Mapping[Family, tuple[Sample, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +143,16 @@ class PlanCause(StrEnum):
     """Requests were predicted to be late."""
     JOINED = "joined"
     """There is a new instance."""
+    LEFT = "left"
+    """An instance was lost, or drains."""
+    DRIFT = "drift"
+    """An instance was found to run otherwise than it did."""
+    NEW_GROUP = "new_group"
+    """A group came; the order around it is looked at again."""
     IDLE = "idle"
     """An instance had nothing to do beside one with several groups."""
+    RANKED = "ranked"
+    """Groups had waited too long, or their tenant had had too much or not any more."""
     EVICTED = "evicted"
     """Groups gave way to a head, and stood in the way of others behind it."""
     ASKED = "asked"
@@ -145,7 +176,59 @@ class PlanApplied:
     late_before: float
 
 
-Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Forget
+class Stage(StrEnum):
+    """How thoroughly the solver looks."""
+
+    REPAIR = "repair"
+    """From the order as it is, a few moves."""
+    FIRST = "first"
+    """A whole order at once, constructed: there in milliseconds at any size."""
+    POLISHED = "polished"
+    """A whole order, annealed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solve:
+    """Look for a better order, beside everything else; answered by `Solved` or `SolveFailed`. A job with a higher number takes the place
+    of one that is under way. `orders`: where to start, None for anew; `moves` bound the search. A function of these fields alone."""
+
+    job: int
+    stage: Stage
+    problem: Problem
+    orders: Orders | None
+    moves: int
+    seed: int
+
+
+class Outcome(StrEnum):
+    """What became of a job of the solver."""
+
+    APPLIED = "applied"
+    """Its plan is being written."""
+    KEPT = "kept"
+    """Its plan is not better than the one in force by the margin."""
+    FAILED = "failed"
+    """There is no answer; the plan in force stays, and new groups are inserted into it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job of the solver is over; no answer. `gain`: of the plan's cost, by the model of queues, on the board as it was then. For people:
+    `reason`, why it failed, and `rule`, what made the order."""
+
+    job: int
+    stage: Stage
+    cause: PlanCause
+    outcome: Outcome
+    began_s: float
+    groups: int
+    moves: int
+    gain: float = 0.0
+    rule: str = ""
+    reason: str = ""
+
+
+Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Forget
 """Effects that are calls to the queue."""
 
-Effect = Call | PlanChanged | PlanApplied
+Effect = Call | LearnClasses | PlanChanged | PlanApplied | Solve | JobEnded

@@ -7,24 +7,28 @@ its known prompt tokens. So the terms of a group cost O(1), and 10,000 groups sh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.calibration import CalibratedTime
 from qlm_core.calibration_arrays import Figures, figures_of
 from qlm_core.clearing import giving_way
 from qlm_core.distribution import Normal
-from qlm_core.group import GroupKey
+from qlm_core.group import MEGA, GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import longest_among
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import Service, service
+from qlm_core.operations.operation import Means, Operation, Situation, effect_of, shortest_slo_s
+from qlm_core.operations.table import operations_of
+from qlm_core.prediction import Service
+from qlm_core.prediction import service as service_of
 from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_model import DECODE, PREFILL
 from qlm_core.request import SloKind
 from qlm_planner.board import Group, Running, Slot
 from qlm_planner.policy import Policy
+from qlm_planner.tenants import weight_of
 from qlm_planner.terms import NO_CALIBRATION, Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless
 
 PROMPT_STEP = math.log(1.25)
@@ -33,8 +37,19 @@ PROMPT_STEP = math.log(1.25)
 CLASSES_MAX = 50_000
 """Classes and terms kept for one snapshot; beyond it all are worked out again."""
 
-TermKey = tuple[str, int, int, float]
-"""(incarnation, waiting, their prompt tokens, first deadline): what a group's terms depend on besides its traits and the snapshot."""
+TermKey = tuple[str, int, int, float, int]
+"""(incarnation, waiting, their prompt tokens, first deadline, rank): what a group's terms depend on besides its traits and the snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFacts:
+    """What the groups of a class share. `longest`: as `ProfileSnapshot.longest_output_for`."""
+
+    service: Service
+    hardware: HardwareProfile
+    prompt_variance: float
+    calibration: Figures
+    longest: Sequence[float]
 
 
 @dataclass(slots=True)
@@ -49,18 +64,28 @@ class Estimates:
     _services: dict[tuple[InstanceFacts, GroupKey, int], Service | None] = field(default_factory=dict)
     _terms: dict[str, tuple[TermKey, Term]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
+    _drifting: dict[tuple[str, str], float] = field(default_factory=dict)
+    _operations: tuple[Operation, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._operations = operations_of(self.policy.operations)
 
     @property
     def ready(self) -> bool:
         return self._profiles is not None
 
-    def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
+    def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> bool:
+        """True if they say that an instance runs otherwise than it did, which those before did not."""
+        drifting = {(row.instance, row.model): row.drifting_since_s for row in profiles.hardware if row.drifting_since_s}
+        begun = self.ready and any(self._drifting.get(key) != since_s for key, since_s in drifting.items())
+        self._drifting = drifting
         self._catalogue = dict(catalogue)
         self._profiles = profiles
         self._hardware.clear()
         self._services.clear()
         self._terms.clear()
         self.version += 1
+        return begun
 
     def code(self, model: str) -> int:
         """The number that stands for a model in arrays; every name has its own."""
@@ -81,7 +106,7 @@ class Estimates:
 
     def kept_term(self, slot: Slot, group: Group) -> Term:
         """`term`, kept until the group changes: for the groups that stand on the instance's queue."""
-        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.first_deadline_s)
+        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.first_deadline_s, group.rank)
         kept = self._terms.get(group.group_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -110,7 +135,7 @@ class Estimates:
             group_id=group.group_id,
             model=key.model,
             model_code=self.code(key.model),
-            band=group.band,
+            band=group.rank,
             deadline_s=group.first_deadline_s,
             slo_s=group.traits.slo_s,
             count=count,
@@ -123,6 +148,25 @@ class Estimates:
             cold_s=hardware.swap_s(warm=False),
             warm_s=hardware.swap_s(warm=True),
             calibration=self._calibration(slot.facts, key),
+            weight=weight_of(key.tenant_class),
+        )
+
+    def output_mean(self, key: GroupKey) -> float:
+        """Output tokens that are expected of a request of a class; 1 while nothing is known."""
+        return 1.0 if self._profiles is None else self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens_mean
+
+    def class_of(self, slot: Slot, key: GroupKey, size: int) -> ClassFacts | None:
+        """What all groups of a key with prompts of a size share on an instance; None where it does not serve their model."""
+        served = self._service_of_size(slot.facts, key, size)
+        hardware = self.hardware(slot.facts, key.model)
+        if served is None or hardware is None or self._profiles is None:
+            return None
+        return ClassFacts(
+            service=served,
+            hardware=hardware,
+            prompt_variance=self._prompt_variance(key),
+            calibration=self._calibration(slot.facts, key),
+            longest=self._profiles.longest_output_for(key.model, key.slo_class, key.token_class),
         )
 
     def _calibration(self, facts: InstanceFacts, key: GroupKey) -> Figures:
@@ -157,7 +201,7 @@ class Estimates:
         if hardware is None or self._profiles is None or slot.running == 0:
             return Engine(active_model=slot.active_model, model_code=code)
         workload = self._profiles.workload_for(slot.active_model, "", "")
-        running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
+        running = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
         way = giving_way(running, workload.prompt_tokens_mean, slot.running, hardware)
         drain = running.drain(slot.running, full=True, behind=0.0)
         return Engine(
@@ -200,6 +244,7 @@ class Estimates:
             model=kept.traits.key.model,
             model_code=code,
             band=kept.band,
+            weight=weight_of(kept.traits.key.tenant_class),
             deadline_s=math.inf if answered else kept.deadline_s,
             slo_s=kept.traits.slo_s,
             count=kept.count,
@@ -214,18 +259,30 @@ class Estimates:
         )
 
     def limits(self, slot: Slot | None, group_key: GroupKey, slo_s: float, prompt_tokens: float) -> Limits:
-        """delta x average batch (QLM algorithm 1), and what takes the stated share of the SLO to serve; at least `group_min`."""
+        """delta x average batch (QLM algorithm 1), of mega prompts one batch; and what takes the stated share of the SLO to serve, but
+        at least `group_min`."""
         policy = self.policy
         served = None if slot is None else self._service(slot.facts, group_key, prompt_tokens)
         if served is None:
             most = max(1, int(policy.delta * policy.unassigned_batch))
             return Limits(live=most, waiting=most)
-        live = max(1, int(policy.delta * served.batch))
+        batches = 1.0 if group_key.cluster == MEGA else policy.delta
+        live = max(1, int(batches * served.batch))
         by_time = policy.group_service_fraction * slo_s / served.work.mean
         return Limits(live=live, waiting=min(live, max(policy.group_min, int(min(by_time, live)))))
 
+    def gpus(self) -> list[tuple[str, int]]:
+        """GPUs and how many of them an instance has, of all that the profiles know."""
+        return [] if self._profiles is None else sorted({(row.gpu, row.n_gpu) for row in self._profiles.hardware if not row.instance})
+
+    def service(self, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> Service | None:
+        """How an instance serves requests of a class; None where it cannot."""
+        return self._service(facts, key, prompt_tokens)
+
     def _service(self, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> Service | None:
-        size = round(math.log(max(1.0, prompt_tokens)) / PROMPT_STEP)
+        return self._service_of_size(facts, key, round(math.log(max(1.0, prompt_tokens)) / PROMPT_STEP))
+
+    def _service_of_size(self, facts: InstanceFacts, key: GroupKey, size: int) -> Service | None:
         index = (facts, key, size)
         if index not in self._services:
             if len(self._services) >= CLASSES_MAX:
@@ -235,7 +292,13 @@ class Estimates:
                 self._services[index] = None
             else:
                 output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
-                self._services[index] = service(
-                    math.exp(size * PROMPT_STEP), output, hardware, facts.batch_max, prompt_variance=self._prompt_variance(key)
+                mean_tokens = math.exp(size * PROMPT_STEP)
+                means = Means(hardware=hardware, batch_max=facts.batch_max)
+                if self._operations:
+                    slo_s = shortest_slo_s(key.slo_class)
+                    situation = Situation(model=key.model, slo_kind=key.slo_kind, slo_s=slo_s, prompt_tokens=mean_tokens, output=output)
+                    means = effect_of(self._operations, situation, means)
+                self._services[index] = service_of(
+                    mean_tokens, output, means.hardware, means.batch_max, prompt_variance=self._prompt_variance(key)
                 )
         return self._services[index]

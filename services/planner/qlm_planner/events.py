@@ -9,8 +9,10 @@ from enum import Enum, auto
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
+from qlm_planner.classes import Centre, Family
 from qlm_planner.effects import ApplyChunk, Call, Place
 from qlm_planner.snapshot import Arrival, EntryId, Snapshot
+from qlm_planner.solver.problem import Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,13 @@ class ExpirySwept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShedAnswered:
+    """So many were failed."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
     instance: str
     done: bool
@@ -142,6 +151,39 @@ class ReplanAsked:
     ask: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassesLearned:
+    """Answers `LearnClasses`."""
+
+    number: int
+    families: Mapping[Family, tuple[Centre, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassesFailed:
+    """No classes could be learned."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solved:
+    """The solver's answer to a job. `rule`: what made the orders."""
+
+    job: int
+    orders: Orders
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveFailed:
+    """The solver has no answer: it raised, took too long, or its process is gone."""
+
+    job: int
+    reason: str
+
+
 Event = (
     Tick
     | ProfilesRead
@@ -153,9 +195,14 @@ Event = (
     | ChunkAnswered
     | Reclaimed
     | ExpirySwept
+    | ShedAnswered
     | Forgotten
     | CallFailed
     | InstanceAnnounced
     | LoadReported
     | ReplanAsked
+    | ClassesLearned
+    | ClassesFailed
+    | Solved
+    | SolveFailed
 )

@@ -1,38 +1,53 @@
-"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open (or, for the baseline, arrival order)."""
+"""Which group a request joins: the online part of QLM algorithm 1, O(1) while its group is open (or as a comparison policy says)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qlm_core.instance import UNASSIGNED
-from qlm_core.request import RequestFacts, SloKind
-from qlm_planner.arrival_order import ArrivalOrder
+from qlm_core.request import RequestFacts
 from qlm_planner.board import Board, Group, band_of
+from qlm_planner.classing import Classing
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place, lines_of
-from qlm_planner.policy import Order, Policy
+from qlm_planner.policies.baseline import Baseline, Seating
+from qlm_planner.policy import Policy
+from qlm_planner.ranks import tier_of
 from qlm_planner.snapshot import Arrival
+
+SPREAD_MIN_S = 0.1
+"""Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Grouping:
-    """Makes the groups of one leader. `fence`: that of its lease."""
+    """Makes the groups of one leader. `fence`: that of its lease. `above`: classes of tenants that have had more than their share.
+    `baseline`: the comparison policy that decides instead, if any."""
 
     policy: Policy
     fence: int
+    classing: Classing
+    above: Collection[str] = ()
+    baseline: Baseline | None = None
     made: int = 0
+
+    @classmethod
+    def of(cls, policy: Policy, fence: int, baseline: Baseline | None = None) -> Grouping:
+        return cls(policy=policy, fence=fence, classing=Classing.of(policy, fence), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
         used: dict[str, Group] = {}
+        newer = (self.fence, self.made)
         placements: list[Placement] = []
-        by_arrival = ArrivalOrder.of(board, estimates) if self.policy.order is Order.FCFS else None
+        seating = None if self.baseline is None else self.baseline.seating(board, estimates, now_s)
         for arrival in arrivals:
             facts = arrival.facts
-            group = self.join(facts, board, estimates, now_s) if by_arrival is None else self.follow(facts, by_arrival)
+            group = self.join(facts, board, estimates, now_s) if seating is None else self.follow(facts, seating)
             used[group.group_id] = group
             placements.append(Placement(arrival=arrival, group_id=group.group_id))
         # From the last position to the first: a group is opened, with its first request, in front of one that is there already.
@@ -49,17 +64,19 @@ class Grouping:
             )
             for group in groups
         )
-        return Place(groups=openings, requests=tuple(placements))
+        opened = tuple(group.instance for group in groups if group.order > newer)
+        return Place(groups=openings, requests=tuple(placements), opened=opened)
 
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
         """The newest open group of the request's key that has room for it, else a new group at its best place."""
-        traits = traits_of(facts)
-        group = board.newest.get(traits.key)
+        traits = self.classing.traits(facts, board, estimates, now_s)
+        group = board.newest.get(traits.key.joining)
         if group is not None and self._has_room(group, facts, board, estimates):
             board.add_request(group, facts.prompt_tokens, facts.deadline_s)
             return group
         self.made += 1
         group = self._alone(self.made, facts, traits)
+        group.tier = tier_of(group, self.above, self.policy, now_s)
         place = best_place(lines_of(board, estimates), estimates, group, now_s)
         if place is None:
             queue = board.queues[UNASSIGNED]
@@ -70,10 +87,10 @@ class Grouping:
             board.open_group(group, place.position)
         return group
 
-    def follow(self, facts: RequestFacts, by_arrival: ArrivalOrder) -> Group:
-        """The last group of the queue that would start the request first, if it is of its kind, else a new group behind it."""
+    def follow(self, facts: RequestFacts, seating: Seating) -> Group:
+        """The group where a comparison policy seats a request, perhaps a new one."""
         alone = self._alone(self.made + 1, facts, traits_of(facts))
-        group = by_arrival.join(facts, alone)
+        group = seating.join(facts, alone)
         self.made += group is alone
         return group
 
@@ -98,6 +115,7 @@ class Grouping:
         limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
-        if facts.slo.kind is SloKind.PRIORITY:
-            return True
-        return abs(facts.deadline_s - group.first_deadline_s) <= self.policy.group_spread_fraction * group.traits.slo_s
+        if math.isinf(group.traits.slo_s):
+            return True  # priorities, and those that may take any time
+        spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
+        return abs(facts.deadline_s - group.first_deadline_s) <= spread_s

@@ -13,14 +13,28 @@ from opentelemetry.trace import Tracer
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
+from qlm_planner.advice.question import Question, question_of
+from qlm_planner.advice.watch import AdviceWatch
 from qlm_planner.calls import perform
-from qlm_planner.effects import Call, Effect, Placement, PlanApplied, PlanChanged
-from qlm_planner.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Tick
+from qlm_planner.class_learning import learned
+from qlm_planner.effects import Call, Effect, JobEnded, LearnClasses, Outcome, Placement, PlanApplied, PlanChanged, Solve
+from qlm_planner.events import (
+    CallFailed,
+    ClassesFailed,
+    Event,
+    OverviewRead,
+    PlaceAnswered,
+    ProfilesRead,
+    ReplanAsked,
+    Solved,
+    SolveFailed,
+    Tick,
+)
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.plan_view import PlanView, plan_view
 from qlm_planner.policy import Policy
-from qlm_planner.spans import trace_placements, trace_plan
+from qlm_planner.spans import trace_job, trace_placements, trace_plan
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
 from qlm_queue.port import Queue
@@ -40,6 +54,9 @@ UNTRACED_MAX = 16
 Placed = tuple[list[Placement], float]
 """(requests placed by one call, seconds of the queue's clock)."""
 
+Submit = Callable[[Solve, Callable[[Solved | SolveFailed], None]], None]
+"""Gives a job to the solver, which tells the answer later, once or never."""
+
 Replanned = tuple[int, int]
 """(plan version, groups moved)."""
 
@@ -57,7 +74,9 @@ class Leadership:
         catalogue: Mapping[str, ModelSpec],
         shipped: ProfileSnapshot,
         profiles_every_s: float,
+        advice_every_s: float,
         inbox_max: int,
+        solve: Submit,
         metrics: PlannerMetrics,
         tracer: Tracer,
     ) -> None:
@@ -67,6 +86,7 @@ class Leadership:
         self._catalogue = catalogue
         self._shipped = shipped
         self._profiles_every_s = profiles_every_s
+        self._solve = solve
         self._metrics = metrics
         self._tracer = tracer
         self._machine = PlannerMachine(policy, keeper.lease.fence, now_s())
@@ -74,6 +94,7 @@ class Leadership:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
+        self.advice = AdviceWatch(self._question, self._turn, advice_every_s, metrics)
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
         self._changed = asyncio.Event()
@@ -88,6 +109,11 @@ class Leadership:
         return self._machine.board.plan_version
 
     @property
+    def machine(self) -> PlannerMachine:
+        """Its decisions so far, to look at."""
+        return self._machine
+
+    @property
     def changed(self) -> asyncio.Event:
         """Set when the plan has changed; whoever waits clears it."""
         return self._changed
@@ -99,6 +125,10 @@ class Leadership:
     async def plan(self) -> PlanView:
         async with self._turn:
             return plan_view(self._machine.board, self._machine.estimates, self._now_s())
+
+    def _question(self) -> Question | None:
+        machine = self._machine
+        return question_of(machine.board, machine.estimates, machine.demand, self._now_s()) if machine.ready else None
 
     def tell(self, event: Event) -> None:
         """Hands an event from outside to the machine. Raises Unavailable where too many wait."""
@@ -127,6 +157,7 @@ class Leadership:
                 tasks.create_task(self._watch_lease(), name="planner-lease")
                 tasks.create_task(self._read_profiles(), name="planner-profiles")
                 tasks.create_task(self._trace_placements(), name="planner-spans")
+                tasks.create_task(self.advice.run(), name="planner-advice")
                 tasks.create_task(self._decide(tasks), name="planner-decide")
         except BaseExceptionGroup as group:
             lost, others = group.split(LeaseLost)
@@ -189,12 +220,16 @@ class Leadership:
     async def _step(self, event: Event) -> list[Effect]:
         began_s = time.perf_counter()
         now_s = self._now_s()
-        if self._machine.board.open_groups >= THREAD_GROUPS:
+        groups = self._machine.board.open_groups
+        if isinstance(event, OverviewRead):
+            groups = max(groups, len(event.snapshot.groups))  # the first one of a term brings them all
+        if groups >= THREAD_GROUPS:
             effects = await asyncio.to_thread(self._machine.step, now_s, event)
         else:
             effects = self._machine.step(now_s, event)
         if isinstance(event, OverviewRead):
             self._incarnations = frozenset(slot.facts.incarnation for slot in self._machine.board.slots.values())
+            self._metrics.show_kinds(self._machine)
         self._metrics.step_seconds.observe(time.perf_counter() - began_s)
         self._metrics.count(event)
         self._metrics.show(self._machine)
@@ -211,6 +246,17 @@ class Leadership:
                         answer.set_result((version, moved))
             case PlanApplied():
                 trace_plan(self._tracer, effect, self._now_s())
+            case LearnClasses():
+                tasks.create_task(self._learn(effect), name="planner-learn")
+            case Solve():
+                self._solve(effect, self._inbox.put_nowait)
+            case JobEnded():
+                trace_job(self._tracer, effect, self._now_s())
+                self._metrics.count_job(effect, self._now_s())
+                if effect.outcome is Outcome.FAILED:
+                    structlog.get_logger().warning(
+                        "solver_failed", job=effect.job, stage=effect.stage, cause=effect.cause, groups=effect.groups, reason=effect.reason
+                    )
             case _:
                 tasks.create_task(self._call(effect), name=f"planner-{type(effect).__name__}")
 
@@ -222,6 +268,13 @@ class Leadership:
             structlog.get_logger().warning("planner_call_failed", call=name, error=str(error))
             self._metrics.call_failures.labels(call=name).inc()
             event = CallFailed(call=call)
+        self._inbox.put_nowait(event)
+
+    async def _learn(self, call: LearnClasses) -> None:
+        """In a thread: k-means lets others run while it computes."""
+        event = await asyncio.to_thread(learned, call)
+        if isinstance(event, ClassesFailed):
+            structlog.get_logger().warning("classes_not_learned", why=event.why)
         self._inbox.put_nowait(event)
 
     def _placed(self, event: PlaceAnswered) -> Placed:

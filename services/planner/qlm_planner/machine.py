@@ -11,8 +11,11 @@ import math
 from typing import assert_never
 
 from qlm_core.instance import UNASSIGNED
+from qlm_core.overload import Overload
+from qlm_planner.advice.demand import Demand
 from qlm_planner.board import Board
 from qlm_planner.chunks import apply_to_board, next_chunk
+from qlm_planner.classing import Classing
 from qlm_planner.connection import Connection
 from qlm_planner.effects import (
     ApplyChunk,
@@ -27,12 +30,15 @@ from qlm_planner.effects import (
     ReadOverview,
     ReadUnplaced,
     Reclaim,
+    Shed,
 )
 from qlm_planner.estimates import Estimates
 from qlm_planner.events import (
     ArrivalsRead,
     CallFailed,
     ChunkAnswered,
+    ClassesFailed,
+    ClassesLearned,
     Event,
     EventsRead,
     ExpirySwept,
@@ -44,14 +50,21 @@ from qlm_planner.events import (
     ProfilesRead,
     Reclaimed,
     ReplanAsked,
+    ShedAnswered,
+    Solved,
+    SolveFailed,
     Tick,
     UnplacedRead,
 )
 from qlm_planner.grouping import Grouping
 from qlm_planner.history import History
 from qlm_planner.intake import Intake
+from qlm_planner.policies.table import baseline_of
 from qlm_planner.policy import Policy
+from qlm_planner.ranks import set_tiers
 from qlm_planner.reshaping import Reshaping
+from qlm_planner.shares import Shares
+from qlm_planner.shedding import Shedding
 from qlm_planner.snapshot import Snapshot
 from qlm_planner.upkeep import Upkeep
 
@@ -63,12 +76,16 @@ class PlannerMachine:
         self.policy = policy
         self.board = Board(slo_band=policy.slo_band)
         self.estimates = Estimates(policy)
-        self.reshaping = Reshaping(policy=policy)
+        self.baseline = baseline_of(policy)
+        self.reshaping = Reshaping.of(policy, self.estimates, self.baseline)
         self.intake = Intake(policy=policy)
         self.upkeep = Upkeep(policy=policy, next_expiry_s=now_s)
-        self._grouping = Grouping(policy=policy, fence=fence)
+        self._grouping = Grouping.of(policy, fence, self.baseline)
+        self.shares = Shares(tenants=policy.tenants, window_s=policy.share_window_s)
         self._connection = Connection(policy=policy, grace_until_s=now_s + policy.lease_ttl_s, answered_s=now_s)
         self._history = History(policy=policy)
+        self.demand = Demand(now_s)
+        self._shedding = Shedding(policy=policy)
         self._lane: Call | None = None
         self._repeat: Place | None = None
         self._reading_arrivals = False
@@ -86,6 +103,11 @@ class PlannerMachine:
     def ready(self) -> bool:
         """It knows the queue and the profiles, and places what comes."""
         return self._loaded and self.estimates.ready
+
+    @property
+    def classing(self) -> Classing:
+        """Which classes requests are sorted into."""
+        return self._grouping.classing
 
     @property
     def caught_up(self) -> bool:
@@ -113,6 +135,8 @@ class PlannerMachine:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
+        if self.ready:
+            times.append(self.reshaping.repair_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -124,18 +148,25 @@ class PlannerMachine:
         effects: list[Effect] = []
         if self._connection.may_call(now_s):
             effects.extend(self._calls(now_s))
+        if self.ready:
+            self.reshaping.repair(self.board, now_s)
+        effects.extend(self.reshaping.solving.take_effects())
         answered = self.reshaping.take_answers()
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
         effects.extend(self.reshaping.take_done())
-        return effects
+        learn = self._grouping.classing.learn(now_s)
+        return effects if learn is None else [*effects, learn]
 
     def _take(self, now_s: float, event: Event) -> None:
         match event:
             case Tick():
                 pass
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
-                self.estimates.load(catalogue, profiles)
+                if self.estimates.load(catalogue, profiles):
+                    self.reshaping.drifted()
+                    self._doubt = True
+                self._grouping.classing.mega.forget()
             case OverviewRead(snapshot=snapshot):
                 self._answered(now_s)
                 self._lane = None
@@ -143,10 +174,12 @@ class PlannerMachine:
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
                 self._answered(now_s)
                 self.intake.add_page(arrivals, read_to)
+                self.demand.saw(arrival.facts for arrival in arrivals)
             case ArrivalsRead(arrivals=arrivals):
                 self._answered(now_s)
                 self._reading_arrivals = False
                 self.intake.add_arrivals(arrivals)
+                self.demand.saw(arrival.facts for arrival in arrivals)
             case EventsRead(entries=entries):
                 self._answered(now_s)
                 self._reading_events = False
@@ -170,9 +203,14 @@ class PlannerMachine:
             case ExpirySwept(count=count):
                 self._answered(now_s)
                 self.upkeep.swept(count, now_s)
+            case ShedAnswered():
+                self._answered(now_s)
+                self._shedding.answered()
             case Forgotten():
                 self._answered(now_s)
                 self._doubt = True
+            case Solved() | SolveFailed():
+                self.reshaping.solved(event, self.board, now_s)
             case CallFailed(call=call):
                 self._failed(call, now_s)
             case InstanceAnnounced(facts=facts):
@@ -182,13 +220,20 @@ class PlannerMachine:
                 self._take_load(event)
             case ReplanAsked(ask=ask):
                 self.reshaping.ask(ask)
-                self._doubt = True
+                # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
+                known = self.ready and not self._doubt and self._connection.up
+                self._doubt = not (known and self.reshaping.replan_asked(self.board, now_s)) or self._doubt
+            case ClassesLearned(number=number, families=families):
+                self._grouping.classing.take(number, families, self.board, self.estimates)
+            case ClassesFailed(number=number):
+                self._grouping.classing.fail(number)
             case _:
                 assert_never(event)
 
     def _load(self, snapshot: Snapshot, now_s: float) -> None:
         before = {name: tuple(queue) for name, queue in self.board.queues.items()}
         self._history.load(snapshot, self.board, now_s)
+        self._rank(now_s)
         self._loaded = True
         self._doubt = self._history.overflowed
         policy = self.policy
@@ -207,7 +252,17 @@ class PlannerMachine:
                 taking_back=self._taking_back(now_s),
                 backlog=self.intake.backlog,
             )
+            if self.policy.overload is Overload.SHED and not self.intake.backlog:
+                self._shedding.look(self.board, self.estimates, now_s)
         self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
+
+    def _rank(self, now_s: float) -> None:
+        """Who comes before others of its band, by what has run and who has waited until now."""
+        self._grouping.classing.mega.forget()
+        if self.baseline is None:
+            self.shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
+            self._grouping.above = self.shares.above
+            set_tiers(self.board, self.shares.above, self.policy, now_s)
 
     def _taking_back(self, now_s: float) -> bool:
         return self.upkeep.taking_back and not self._connection.in_grace(now_s)
@@ -215,6 +270,8 @@ class PlannerMachine:
     def _placed(self, event: PlaceAnswered) -> None:
         self._lane = None
         assert len(event.done) == len(event.call.requests), "an answer for each request"
+        for name in event.call.opened:
+            self.board.opened_on(name)
         for placement, done in zip(event.call.requests, event.done, strict=True):
             if not done:
                 self.board.drop_request(placement.group_id, placement.arrival.facts.prompt_tokens)
@@ -268,6 +325,8 @@ class PlannerMachine:
                 self.upkeep.reclaiming = ""
             case Expire():
                 self.upkeep.expiring = False
+            case Shed():
+                self._shedding.answered()
             case Forget():
                 self.upkeep.forgetting = ""
             case _:
@@ -297,6 +356,7 @@ class PlannerMachine:
             self.upkeep.expire(now_s),
             None if self._connection.in_grace(now_s) else self.upkeep.reclaim(),
             self.upkeep.forget(self.board, now_s),
+            self._shedding.call(now_s),
         )
         calls.extend(call for call in upkeep if call is not None)
         return calls
@@ -306,17 +366,22 @@ class PlannerMachine:
             repeat, self._repeat = self._repeat, None
             return repeat
         doubt = self._doubt and now_s >= self._overview_last_s + self.policy.overview_gap_s
-        if doubt or now_s >= self._overview_due_s:
+        # A change of the plan is written in one go, as far as that does not take long.
+        patience_s = 0.0 if self.reshaping.target is None else self.policy.overview_every_s
+        if doubt or now_s >= self._overview_due_s + patience_s:
             self._overview_last_s = now_s
             self._history.overview_begins()
             return ReadOverview()
         if not self.ready:
             return None
-        if self.reshaping.target is not None:
+        while self.reshaping.target is not None:
             chunk = next_chunk(self.board, self.reshaping.target)
             if chunk is not None:
                 return chunk
-            self.reshaping.reached()
+            self.reshaping.reached(self.board, now_s)
         if self.intake.pending:
-            return self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
+            self._grouping.baseline = self.reshaping.deciding
+            call = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
+            self.reshaping.unsettled = self.reshaping.unsettled or bool(call.opened)
+            return call
         return None

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from qlm_planner.effects import Effect, Place
-from qlm_planner.events import ArrivalsRead, ChunkAnswered, Event, ExpirySwept, PlaceAnswered, Reclaimed, UnplacedRead
+from qlm_planner.advice.advising import Advice
+from qlm_planner.board import AGED
+from qlm_planner.classing import KINDS
+from qlm_planner.effects import Effect, JobEnded, Outcome, Place
+from qlm_planner.events import (
+    ArrivalsRead,
+    ChunkAnswered,
+    ClassesFailed,
+    ClassesLearned,
+    Event,
+    ExpirySwept,
+    PlaceAnswered,
+    Reclaimed,
+    ShedAnswered,
+    UnplacedRead,
+)
 from qlm_planner.machine import PlannerMachine
+from qlm_planner.tenants import limited_tenant
 from qlm_process.metrics import Metrics
 
 STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+SOLVE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 PLACEMENT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0)
 
 
@@ -34,6 +50,25 @@ class PlannerMetrics(Metrics):
             "qlm_planner_step_seconds", "Time of one step of the machine.", buckets=STEP_BUCKETS_S, registry=self.registry
         )
         self.groups = Gauge("qlm_planner_groups", "Open request groups.", registry=self.registry)
+        self.groups_of_kind = Gauge(
+            "qlm_planner_groups_of_kind", "Open groups: of fixed classes, learned ones, mega prompts.", ["kind"], registry=self.registry
+        )
+        self.aged = Gauge("qlm_planner_aged_groups", "Open groups that come first because they waited too long.", registry=self.registry)
+        self.tenant_share = Gauge(
+            "qlm_planner_tenant_share_ratio",
+            "Share of the served work lately, of tenants with a limit of their own in the settings.",
+            ["tenant"],
+            registry=self.registry,
+        )
+        self.tenants_above = Gauge(
+            "qlm_planner_tenants_above_share", "Tenants that come behind, having had more than their share.", registry=self.registry
+        )
+        self.learnings = Counter(
+            "qlm_planner_class_learnings_total",
+            "Learnings of classes of requests that came out or failed.",
+            ["result"],
+            registry=self.registry,
+        )
         self.unassigned = Gauge("qlm_planner_unassigned_groups", "Open groups that no instance can serve.", registry=self.registry)
         self.plan_version = Gauge("qlm_planner_plan_version", "Version of the plan.", registry=self.registry)
         self.late = Gauge("qlm_planner_predicted_late_requests", "Requests expected to be late under the plan.", registry=self.registry)
@@ -45,7 +80,44 @@ class PlannerMetrics(Metrics):
         )
         self.groups_moved = Counter("qlm_planner_groups_moved_total", "Groups moved to another queue.", registry=self.registry)
         self.groups_placed = Counter("qlm_planner_group_placements_total", "Groups named in placements.", registry=self.registry)
+        self.shed = Counter("qlm_planner_shed_total", "Requests failed under overload that would have been late.", registry=self.registry)
+        self.attainment = Gauge(
+            "qlm_planner_forecast_attainment",
+            "Share of requests expected in time with the instances that serve now, as the last advice has it; 1 without any.",
+            registry=self.registry,
+        )
+        self.advised = Gauge(
+            "qlm_planner_advised_instances",
+            "Instances to add so that the SLOs are met, by GPU, of that kind alone.",
+            ["gpu", "n_gpu"],
+            registry=self.registry,
+        )
+        self.spare = Gauge("qlm_planner_spare_instances", "Instances without which the SLOs would still be met.", registry=self.registry)
+        self.policy_fallbacks = Gauge(
+            "qlm_planner_policy_fallbacks",
+            "Orders since the election for which the comparison policy did something simpler: SHEPHERD's program ran out of time.",
+            registry=self.registry,
+        )
         self.call_failures = Counter("qlm_planner_call_failures_total", "Calls to the queue that failed.", ["call"], registry=self.registry)
+
+        self.solves = Counter("qlm_planner_solves_total", "Jobs of the solver.", ["stage", "cause", "outcome"], registry=self.registry)
+        self.solve_seconds = Histogram(
+            "qlm_planner_solve_seconds",
+            "Time of a job of the solver, from its question until its answer was judged.",
+            ["stage"],
+            buckets=SOLVE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.solve_gain = Counter(
+            "qlm_planner_solve_gain_total",
+            "Cost that plans of the solver saved, as predicted when they were applied.",
+            registry=self.registry,
+        )
+        self.solver_up = Gauge(
+            "qlm_planner_solver_up",
+            "1 while the solver's process is warmed up and does jobs, 0 while groups are only inserted.",
+            registry=self.registry,
+        )
 
     def count(self, event: Event) -> None:
         match event:
@@ -58,12 +130,25 @@ class PlannerMetrics(Metrics):
                 self.reclaims.inc(count)
             case ExpirySwept(count=count):
                 self.expired.inc(count)
+            case ShedAnswered(count=count):
+                self.shed.inc(count)
             case ChunkAnswered(applied=True, moved=moved):
                 self.groups_moved.inc(moved)
             case ChunkAnswered():
                 self.conflicts.inc()
+            case ClassesLearned():
+                self.learnings.labels(result="learned").inc()
+            case ClassesFailed():
+                self.learnings.labels(result="failed").inc()
             case _:
                 pass
+
+    def count_job(self, ended: JobEnded, ended_s: float) -> None:
+        self.solves.labels(stage=ended.stage.value, cause=ended.cause.value, outcome=ended.outcome.value).inc()
+        if ended.outcome is not Outcome.FAILED:
+            self.solve_seconds.labels(stage=ended.stage.value).observe(max(0.0, ended_s - ended.began_s))
+        if ended.outcome is Outcome.APPLIED:
+            self.solve_gain.inc(max(0.0, ended.gain))
 
     def count_effect(self, effect: Effect) -> None:
         if isinstance(effect, Place):
@@ -76,7 +161,32 @@ class PlannerMetrics(Metrics):
         self.plan_version.set(board.plan_version)
         self.late.set(machine.reshaping.predicted.late)
         self.swaps.set(machine.reshaping.predicted.swaps)
+        self.policy_fallbacks.set(0 if machine.baseline is None else machine.baseline.fallbacks)
+
+    def show_advice(self, advice: Advice | None) -> None:
+        """None: nothing is to be advised."""
+        self.attainment.set(1.0 if advice is None else advice.attainment)
+        self.spare.set(0 if advice is None else len(advice.spare))
+        self.advised.clear()
+        for option in () if advice is None else advice.options:
+            self.advised.labels(gpu=option.gpu, n_gpu=str(option.n_gpu)).set(option.instances)
+
+    def show_kinds(self, machine: PlannerMachine) -> None:
+        """Of groups and of tenants: O(groups), so not after every step. Tenants without settings of their own are not named: anybody may
+        make up any number of names."""
+        for kind, count in machine.classing.counts(machine.board).items():
+            self.groups_of_kind.labels(kind=kind).set(count)
+        self.aged.set(sum(machine.board.groups[each].tier == AGED for queue in machine.board.queues.values() for each in queue))
+        self.tenants_above.set(len(machine.shares.above))
+        in_use = {limited_tenant(name): share for name, share in machine.shares.in_use().items()}
+        for tenant in machine.policy.tenants.named:
+            if tenant.limited:
+                self.tenant_share.labels(tenant=tenant.name).set(in_use.get(tenant.name, 0.0))
 
     def standby(self) -> None:
-        for gauge in (self.leader, self.groups, self.unassigned, self.late, self.swaps):
+        self.show_advice(None)
+        for gauge in (self.leader, self.groups, self.unassigned, self.late, self.swaps, self.aged, self.tenants_above):
             gauge.set(0)
+        for kind in KINDS:
+            self.groups_of_kind.labels(kind=kind).set(0)
+        self.tenant_share.clear()

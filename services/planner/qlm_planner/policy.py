@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+
+from qlm_core.overload import Overload
+from qlm_planner.tenants import Tenants
 
 BATCH_MAX = 500
 """Most requests or group ids that one call of the queue takes (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
 
 
+class TokenClasses(StrEnum):
+    """How requests of one model, SLO and tenant weight are told apart by their tokens: fixed classes (powers of four of the prompt, and of
+    the predicted output), or classes learned by k-means (ADR 16 compares them)."""
+
+    FIXED = "fixed"
+    KMEANS = "kmeans"
+
+
 class Order(StrEnum):
-    """What the order of service follows. FCFS is a baseline to compare with (`qlm_planner.arrival_order`)."""
+    """What the order of service follows. All but SLO are there to compare with (`qlm_planner.policies`)."""
 
     SLO = "slo"
     FCFS = "fcfs"
+    EDF = "edf"
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    POWER_OF_TWO = "power_of_two"
+    LEAST_LOADED = "least_loaded"
+    SHEPHERD = "shepherd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +39,15 @@ class Policy:
     """Settings of the machine; durations in seconds of the queue's clock. Raises ValueError for a value that makes no sense."""
 
     order: Order = Order.SLO
+    seed: int = 0
+    """Of the policies that pick by chance."""
+    overload: Overload = Overload.BEST_EFFORT
+    """What is done when no order meets the SLOs."""
+    operations: tuple[str, ...] = ()
+    """LSOs beyond the five, by name (`qlm_core.operations`): as the agents have them."""
+    shed_max: int = 50
+    """Most requests that are shed in `shed_every_s`: the load is measured again before more go."""
+    shed_every_s: float = 1.0
 
     delta: float = 4.0
     """A group holds at most delta x the average batch of its instance (QLM algorithm 1; section 8.3 finds 4 the best)."""
@@ -30,7 +56,20 @@ class Policy:
     group_spread_fraction: float = 0.5
     """Deadlines in a group are at most this share of the SLO apart: the order is by the first of them."""
     group_min: int = 8
-    """No limit makes a group smaller than this: the cost of planning grows with the groups."""
+    """No limit makes a group smaller than this: the cost of planning grows with the groups. Learned classes take smaller ones over."""
+    token_classes: TokenClasses = TokenClasses.FIXED
+    relearn_every_s: float = 60.0
+    """Least time between two learnings of classes."""
+    mega_fraction: float = 0.25
+    """A request that alone takes more than this share of an instance's KV, or whose prefill takes more of its SLO, is a mega prompt: it is
+    grouped with its like."""
+    tenants: Tenants = field(default_factory=Tenants)
+    """What the lateness of each tenant counts, and which share of the served work it may have before others come first."""
+    share_window_s: float = 60.0
+    """Served work is counted over so long."""
+    wait_max_slos: float = 3.0
+    """Nobody within its share waits longer than this x its SLO while others of its band are served in time: from 0.75 SLOs before that on,
+    a group comes before its band. At least 2, so that nobody does who is not late."""
     unassigned_batch: int = 64
     """Average batch that is assumed where no instance can serve the model."""
 
@@ -61,14 +100,21 @@ class Policy:
     """Least share of the plan's cost that a replan must save to be applied."""
     replan_gain_min: float = 100.0
     """And the least cost."""
-    replan_pairs: int = 1_250
-    """Pairs of a group and an instance for each `replan_every_s` between two replans."""
-    replan_pairs_max: int = 50_000
-    """Above so many pairs a replan only comes on request."""
-    reinsert_max: int = 16
-    """Groups that would be late for which a replan looks for a better place one by one."""
-    portfolio_pairs_max: int = 2_000
-    """Above so many pairs a replan tries fewer constructions."""
+    repair_every_s: float = 0.05
+    """Least time between two looks at the order around new groups."""
+    repair_moves: int = 2_000
+    """Moves of the solver in one of them."""
+    first_groups: int = 500
+    """With more open groups a replan first constructs a plan, which is written while the polished one is worked out."""
+    moves_each: int = 40
+    """Moves of the solver for each group of a polished plan."""
+    moves_groups_min: int = 100
+    """As if there were so many groups at least."""
+    moves_max: int = 200_000
+    """Most moves of a plan."""
+    solve_retry_first_s: float = 0.5
+    solve_retry_max_s: float = 30.0
+    """After a job of the solver that failed the next one waits for the first pause, then for twice that, up to the last."""
 
     lease_ttl_s: float = 3.0
     """Life of the agents' leases: after a reconnect nothing is reclaimed for so long."""
@@ -111,15 +157,17 @@ class Policy:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, Order):
+            if not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or (value <= 0 and each.name not in NOT_POSITIVE):
                 raise ValueError(f"{each.name}: must be finite and > 0, got {value}")
             if value < 0 and each.name != "slo_band":
                 raise ValueError(f"{each.name}: must be >= 0, got {value}")
+        if self.wait_max_slos < 2.0:
+            raise ValueError(f"wait_max_slos: must be at least 2, got {self.wait_max_slos}")
 
 
 NOT_POSITIVE = frozenset(
-    {"slo_band", "events_gap_s", "completion_weight", "head_gain", "replan_gain", "replan_gain_min", "starvation_slos"}
+    {"slo_band", "seed", "events_gap_s", "completion_weight", "head_gain", "replan_gain", "replan_gain_min", "starvation_slos"}
 )
 """Fields that may be 0 (the band may be negative too)."""

@@ -12,6 +12,8 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
+from qlm_planner.advice import wire as advice_wire
+from qlm_planner.advice.advising import Advice
 from qlm_planner.events import InstanceAnnounced, LoadReported
 from qlm_planner.leadership import Leadership
 from qlm_planner.plan_view import GroupOutlook, PlanView
@@ -71,7 +73,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> AsyncIterator[planner_pb2.Plan]:
         term = await self._leader()
         with self._watchers.watch() as plans:
-            yield to_proto(await term.plan())
+            yield to_proto(await term.plan(), term.advice.latest)
             async for plan in plans:
                 yield plan
         raise await self._not_leader()
@@ -93,7 +95,14 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         self, request: planner_pb2.GetPlanRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> planner_pb2.Plan:
         term = await self._leader()
-        return to_proto(await term.plan())
+        return to_proto(await term.plan(), term.advice.latest)
+
+    async def GetAdvice(  # noqa: N802
+        self, request: planner_pb2.GetAdviceRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> planner_pb2.Advice:
+        term = await self._leader()
+        latest = term.advice.latest
+        return planner_pb2.Advice() if latest is None else advice_wire.to_proto(latest)
 
     async def _leader(self) -> Leadership:
         term = self._leadership()
@@ -120,11 +129,11 @@ async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
         await term.changed.wait()
         term.changed.clear()
         if watchers.any:
-            watchers.send(to_proto(await term.plan()))
+            watchers.send(to_proto(await term.plan(), term.advice.latest))
         await asyncio.sleep(every_s)
 
 
-def to_proto(plan: PlanView) -> planner_pb2.Plan:
+def to_proto(plan: PlanView, advice: Advice | None) -> planner_pb2.Plan:
     return planner_pb2.Plan(
         version=plan.version,
         made_s=plan.made_s,
@@ -132,6 +141,7 @@ def to_proto(plan: PlanView) -> planner_pb2.Plan:
             planner_pb2.PlannedQueue(instance=queue.instance, groups=[_group_to_proto(group) for group in queue.groups])
             for queue in plan.queues
         ],
+        advice=None if advice is None else advice_wire.to_proto(advice),
     )
 
 

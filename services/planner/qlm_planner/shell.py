@@ -16,6 +16,7 @@ from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.policy import BATCH_MAX
 from qlm_planner.service import PlannerService, publish
 from qlm_planner.watchers import Watchers
+from qlm_planner.worker import SolverWorker
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
 from qlm_process.queue_connection import reach_queue
@@ -39,6 +40,7 @@ class PlannerShell:
         self._tracer = provider.get_tracer("qlm_planner")
         self._shipped = shipped_snapshot()
         self._clock = ServerClock(queue)
+        self._worker = SolverWorker(config.planner.solver, config.planner.solve_timeout_s, on_ready=metrics.solver_up.set)
         self._watchers = Watchers(config.planner.watchers_max)
         self._term: Leadership | None = None
         service = PlannerService(lambda: self._term, lambda: queue.leader_address(PLANNER_ROLE), self._watchers)
@@ -56,6 +58,15 @@ class PlannerShell:
         return self._config.planner.advertise or self._server.address
 
     @property
+    def solver_pid(self) -> int | None:
+        """Of the solver's process, None while there is none."""
+        return self._worker.pid
+
+    @property
+    def solver_ready(self) -> bool:
+        return self._worker.ready
+
+    @property
     def term(self) -> Leadership | None:
         """The term that runs, None on a standby."""
         return self._term
@@ -64,6 +75,8 @@ class PlannerShell:
         """Until `stop` is set. Raises ConfigError where it cannot listen. `metrics_port`: for the `ready` log line."""
         await self._server.start()
         try:
+            # A standby's is warm too: it takes over with all it needs.
+            self._worker.start()
             if not await reach_queue(self._queue, self._clock, stop):
                 return
             # A standby serves too: it answers who leads, and takes over.
@@ -84,6 +97,7 @@ class PlannerShell:
         finally:
             self._watchers.end()
             await self._server.stop()
+            await self._worker.stop()
             await self._clock.stop()
             await self._queue.stop()
 
@@ -108,7 +122,9 @@ class PlannerShell:
                 catalogue=self._config.catalogue(),
                 shipped=self._shipped,
                 profiles_every_s=self._config.planner.profiles_every_s,
+                advice_every_s=self._config.planner.advice_every_s,
                 inbox_max=self._config.planner.inbox_max,
+                solve=self._worker.submit,
                 metrics=self._metrics,
                 tracer=self._tracer,
             )

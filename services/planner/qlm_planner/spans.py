@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer, set_span_in_context
 
-from qlm_planner.effects import Placement, PlanApplied
+from qlm_planner.effects import JobEnded, Placement, PlanApplied
 from qlm_process.tracing import context_of, record_span
 
 NAMES_MAX = 16
@@ -61,3 +61,24 @@ def trace_plan(tracer: Tracer, applied: PlanApplied, applied_s: float) -> None:
                 "qlm.destinations": applied.destinations[:NAMES_MAX],
             },
         )
+
+
+def trace_job(tracer: Tracer, ended: JobEnded, ended_s: float) -> None:
+    """`planner.solve`: a job of the solver, from its question until its answer was judged, in a trace of its own."""
+    record_span(
+        tracer,
+        "planner.solve",
+        Context(),
+        ended.began_s,
+        ended_s,
+        {
+            "qlm.solve.stage": ended.stage.value,
+            "qlm.plan.cause": ended.cause.value,
+            "qlm.solve.outcome": ended.outcome.value,
+            "qlm.solve.groups": ended.groups,
+            "qlm.solve.moves": ended.moves,
+            "qlm.solve.gain": ended.gain,
+            "qlm.solve.rule": ended.rule,
+            "qlm.solve.reason": ended.reason,
+        },
+    )

@@ -31,7 +31,9 @@ class Term:
     along a queue (the rows of `qlm_core.queue_model`), `ends`: what it adds to the end of its run (those of `qlm_core.run_lengths`).
     `own_s`, `own_variance`: from a request's start to what its SLO bounds. `drain_s`: from the group's last start to its last end.
     `cold_s`, `warm_s`: making its model the active one. `model_code`: stands for the model in arrays.
-    `calibration`: of the time that its SLO bounds."""
+    `calibration`: of the time that its SLO bounds. `band`: the rank of the group (its band and its tier there);
+    of what runs the band alone, as agents know it. `weight`: of a late request
+    and of a request-second of tardiness."""
 
     group_id: str
     model: str
@@ -49,6 +51,7 @@ class Term:
     cold_s: float
     warm_s: float
     calibration: Figures = NO_CALIBRATION
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,7 @@ def weightless(group: Group, model_code: int) -> Term:
         group_id=group.group_id,
         model=group.traits.key.model,
         model_code=model_code,
-        band=group.band,
+        band=group.rank,
         deadline_s=math.inf,
         slo_s=math.inf,
         count=0,

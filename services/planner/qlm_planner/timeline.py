@@ -34,6 +34,7 @@ from qlm_core.queue_model import (
     run_waits,
 )
 from qlm_core.run_lengths import ENDS, run_lengths
+from qlm_planner.board import TIERS
 from qlm_planner.policy import Policy
 from qlm_planner.terms import NOTHING, Engine, Term
 
@@ -54,9 +55,11 @@ INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Of one queue or of a whole plan. `swaps`: model changes; `swap_s`: their seconds, but for the first load of an empty engine, which
-    keeps nobody waiting and has to come anyway. `redo_s`: of requests that give way, doing again what they lose."""
+    keeps nobody waiting and has to come anyway. `redo_s`: of requests that give way, doing again what they lose. Requests count by their
+    tenants' weights in `tardiness_s` and, beyond one each, in `late_extra` (below 0 where they count for less)."""
 
     late: float = 0.0
+    late_extra: float = 0.0
     tardiness_s: float = 0.0
     swap_s: float = 0.0
     swaps: int = 0
@@ -65,7 +68,7 @@ class Cost:
 
     def weighed(self, policy: Policy) -> float:
         return (
-            policy.late_weight * self.late
+            policy.late_weight * (self.late + self.late_extra)
             + policy.tardiness_weight * self.tardiness_s
             + policy.work_weight * (self.swap_s + self.redo_s)
             + policy.completion_weight * self.completion_s
@@ -74,6 +77,7 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             late=self.late + other.late,
+            late_extra=self.late_extra + other.late_extra,
             tardiness_s=self.tardiness_s + other.tardiness_s,
             swap_s=self.swap_s + other.swap_s,
             swaps=self.swaps + other.swaps,
@@ -138,9 +142,9 @@ class Columns:
         return row
 
 
-(OWN, OWN_VARIANCE, COUNT, DEADLINE, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK) = range(SUMS + ENDS, SUMS + ENDS + 11)
+(OWN, OWN_VARIANCE, COUNT, DEADLINE, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT) = range(SUMS + ENDS, SUMS + ENDS + 12)
 """Rows behind those of what adds up along a queue, and of what ends a run; behind them those of the calibration."""
-CALIBRATION = SUMS + ENDS + 11
+CALIBRATION = SUMS + ENDS + 12
 FIELDS = CALIBRATION + FIGURES
 
 
@@ -159,6 +163,7 @@ def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
         term.band,
         min(term.slo_s, FAR_S),
         term.work_s,
+        term.weight,
         *term.calibration,
     )
 
@@ -216,6 +221,7 @@ def _without_victims(order: _Order, engine: Engine, made: Timeline, now_s: float
     runs_left_s = engine.way.runs_left_s
     victims = order.rows[:, order.begin : order.end]
     count = victims[COUNT]
+    weighed = count * victims[WEIGHT]
     deviation = np.sqrt(victims[OWN_VARIANCE])
     late, tardiness = _lateness(
         np.broadcast_to(runs_left_s - (victims[DEADLINE] - now_s), (len(SHARES), len(count))), np.maximum(deviation, DEVIATION_MIN_S)
@@ -223,7 +229,8 @@ def _without_victims(order: _Order, engine: Engine, made: Timeline, now_s: float
     cost = replace(
         made.cost,
         late=made.cost.late - float(count @ late),
-        tardiness_s=made.cost.tardiness_s - float(count @ tardiness),
+        late_extra=made.cost.late_extra - float((weighed - count) @ late),
+        tardiness_s=made.cost.tardiness_s - float(weighed @ tardiness),
         redo_s=float(count.sum()) * engine.way.displacement_s,
         completion_s=made.cost.completion_s - float(count.sum()) * runs_left_s,
     )
@@ -238,9 +245,10 @@ def _without_victims(order: _Order, engine: Engine, made: Timeline, now_s: float
 
 
 def _head(rows: Floats) -> Head:
+    """As its agent sees it, which knows bands and deadlines but no tiers."""
     deadline_s = float(rows[DEADLINE, 0])
     return Head(
-        band=int(rows[BAND, 0]),
+        band=int(rows[BAND, 0]) // TIERS,
         deadline_s=deadline_s if deadline_s < FAR_S else math.inf,
         requests=int(rows[COUNT, 0]),
         service_s=float(rows[SWAP, 0] + rows[OWN, 0]),
@@ -267,7 +275,9 @@ def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
     spread += variance + rows[OWN_VARIANCE]
     served, spread = calibrated(rows[CALIBRATION:], served, spread)
     late, tardiness = _lateness(served - (rows[DEADLINE] - now_s), np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
-    sums = np.add.reduceat(count * np.array((late, tardiness, WEIGHTS @ served)), first, axis=1).T.tolist()
+    weight = rows[WEIGHT]
+    each_of = np.array((late, (weight - 1.0) * late, weight * tardiness, WEIGHTS @ served))
+    sums = np.add.reduceat(count * each_of, first, axis=1).T.tolist()
     start_s = start + waits.wait_s[0]
     end_s, end_variance = calibrated(rows[CALIBRATION:], start + ended, variance + ended_variance)
     runs = np.append(waits.queue_run, swaps.size).tolist()
@@ -284,10 +294,11 @@ def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
 
 
 def _cost(engine: Engine, sums: Sequence[float], swaps: Floats, goes_on: bool) -> Cost:
-    late, tardiness_s, completion_s = sums
+    late, late_extra, tardiness_s, completion_s = sums
     swap_s = float(swaps.sum())
     return Cost(
         late=late,
+        late_extra=late_extra,
         tardiness_s=tardiness_s,
         swap_s=swap_s if engine.active_model else swap_s - float(swaps[0]),
         swaps=swaps.size - int(goes_on),

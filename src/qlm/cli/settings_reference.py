@@ -67,7 +67,7 @@ def _table(settings: type[BaseModel]) -> Iterator[str]:
 
 
 def _fields(schema: Schema, definitions: Schema, path: Sequence[str]) -> Iterator[tuple[Sequence[str], Schema, bool]]:
-    """All settings of a section, those of nested sections after it under their dotted path."""
+    """All settings of a section, those of nested sections after it under their dotted path, and those of a list's entries as `name[]`."""
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
         target = _resolved(field, definitions)
@@ -75,6 +75,9 @@ def _fields(schema: Schema, definitions: Schema, path: Sequence[str]) -> Iterato
             yield from _fields(target, definitions, (*path, name))
         else:
             yield (*path, name), {**target, **field}, name in required
+            entry = _resolved(field.get("items", {}), definitions)
+            if "properties" in entry:
+                yield from _fields(entry, definitions, (*path, f"{name}[]"))
 
 
 def _resolved(field: Schema, definitions: Schema) -> Schema:

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
+import grpc
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 import qlm
+from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.cli.options import address_option, tenant_option
 from qlm.values import GroupStatus
 
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
+ADVICE_TIMEOUT_S = 1.0
 GROUPS_SHOWN_MAX = 8
 """Groups of one virtual queue that the table shows; the rest is counted."""
 
@@ -65,7 +69,20 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
     queue = client.status(request_id)
     if queue.request is not None:
         return _request(request_id or "", queue.request)
-    return Group(_queues(queue, time.time()), _models(client.models()))
+    advice = _advice(queue.planner)
+    shown: list[RenderableType] = [_queues(queue, time.time()), _models(client.models())]
+    return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))
+
+
+def _advice(planner: str) -> str:
+    """What the planner advises, in one line; "" where it has nothing to say, or cannot be asked in time."""
+    if not planner:
+        return ""
+    try:
+        with grpc.insecure_channel(planner) as channel:
+            return planner_pb2_grpc.PlannerStub(channel).GetAdvice(planner_pb2.GetAdviceRequest(), timeout=ADVICE_TIMEOUT_S).line
+    except grpc.RpcError:
+        return ""
 
 
 def _queues(queue: qlm.QueueStatus, now_s: float) -> Table:

@@ -272,6 +272,24 @@ local function reclaim(keys, args)
   return taken
 end
 
+-- args: lease token, gid, keep, count, 'old' or 'new' end first, failure; answer: requests ended
+local function shed(keys, args)
+  local prefix = keys[1]
+  local bounds, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  local members = group_keys(prefix, args[at + 1])
+  local most = math.min(tonumber(args[at + 3]), redis.call('ZCARD', members) - tonumber(args[at + 2]), BATCH_MAX)
+  if most < 1 then return 0 end
+  local ids = redis.call(args[at + 4] == 'old' and 'ZRANGE' or 'ZREVRANGE', members, 0, most - 1)
+  local batch = open_batch(prefix, bounds)
+  for _, id in ipairs(ids) do
+    local record, body = read_by_id(prefix, id)
+    finish(batch, record, 'F', args[at + 5], body, nil, '', '', false)
+  end
+  close_batch(batch)
+  return #ids
+end
+
 -- args: lease token, instance; answer: 1 if it was removed
 local function forget_instance(keys, args)
   local prefix = keys[1]

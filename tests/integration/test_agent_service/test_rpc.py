@@ -120,6 +120,9 @@ class Planner(planner_pb2_grpc.PlannerServicer):
     async def GetPlan(self, request: object, context: object) -> NoReturn:
         raise AssertionError("an agent does not ask that")
 
+    async def GetAdvice(self, request: object, context: object) -> NoReturn:
+        raise AssertionError("an agent does not ask that")
+
 
 async def test_the_planner_is_told(rig: Rig) -> None:
     planner = Planner()

@@ -30,10 +30,12 @@ def spans(cluster: Cluster, name: str) -> list[dict[str, object]]:
 
 
 async def told(cluster: Cluster, causes: Sequence[str]) -> None:
-    """Waits for the spans of the first changes of the plan: they end when the planner has heard that the last chunk is in the queue."""
+    """Waits for the spans of changes of the plan, in this order, perhaps with others between them: they end when the planner has heard that
+    the last chunk is in the queue."""
 
     async def found() -> bool:
-        return [plan["qlm.plan.cause"] for plan in spans(cluster, "qlm.plan")][: len(causes)] == list(causes)
+        seen = iter([plan["qlm.plan.cause"] for plan in spans(cluster, "qlm.plan")])
+        return all(cause in seen for cause in causes)
 
     await until(found, f"changes of the plan: {causes}")
 
@@ -82,7 +84,7 @@ async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
 
 
 async def test_an_instance_that_joins_takes_its_share(cluster: Cluster) -> None:
-    """A predicted gain above the margin: groups that wait behind others go to it, and no others are written."""
+    """A predicted gain above the margin: groups that wait behind others go to it."""
     await cluster.join("a")
     async with cluster.planner(delta=0.1, replan_every_s=0.1) as shell:
         await leading(cluster, shell)
@@ -96,10 +98,18 @@ async def test_an_instance_that_joins_takes_its_share(cluster: Cluster) -> None:
             return await cluster.waiting_on("b") > 100
 
         await until(shared, "the new one has its share")
-        await told(cluster, ["joined"])
         after = await cluster.overview()
         assert after.plan_version > before.plan_version
-        assert await cluster.serve("a") + await cluster.serve("b") == 800
+        served = 0
+
+        async def all_served() -> bool:
+            """In rounds: what is served makes room, for which more groups may move."""
+            nonlocal served
+            served += await cluster.serve("a") + await cluster.serve("b")
+            return served >= 800
+
+        await until(all_served, "all are served")
+        assert served == 800
 
 
 async def test_an_instance_that_leaves_in_order_keeps_nothing(cluster: Cluster) -> None:

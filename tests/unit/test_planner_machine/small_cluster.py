@@ -29,6 +29,7 @@ class Job:
     arrival_s: float
     model: str
     slo_s: float
+    tenant: str = "tenant"
 
 
 @dataclass
@@ -49,10 +50,14 @@ class Engine:
 
 @dataclass
 class Served:
-    """`order`: models in the order in which each engine loaded them. `late`: by SLO seconds."""
+    """`order`: models in the order in which each engine loaded them. `late`, `longest_wait_s` (to the first start): by SLO seconds.
+    `waits_s`: all such waits by tenant. `ended_s`: when the last one ended, from the start."""
 
     late: dict[float, int] = field(default_factory=dict)
     count: dict[float, int] = field(default_factory=dict)
+    longest_wait_s: dict[float, float] = field(default_factory=dict)
+    waits_s: dict[str, list[float]] = field(default_factory=dict)
+    ended_s: float = 0.0
     order: list[str] = field(default_factory=list)
     evictions: int = 0
 
@@ -86,7 +91,7 @@ class SmallCluster:
         while (waiting or len(self._slos) > sum(self.served.count.values())) and world.now_s - START_S < until_s:
             while waiting and waiting[0].arrival_s <= world.now_s - START_S:
                 job = waiting.pop(0)
-                [key] = await world.submit(job.model, job.slo_s)
+                [key] = await world.submit(job.model, job.slo_s, tenant=job.tenant)
                 self._slos[key.request_id] = job.slo_s
             for engine in self.engines:
                 await self._step(engine)
@@ -101,6 +106,7 @@ class SmallCluster:
             del engine.runs[run.pulled.queue_id]
             slo_s = self._slos[run.pulled.key.request_id]
             self.served.count[slo_s] = self.served.count.get(slo_s, 0) + 1
+            self.served.ended_s = world.now_s - START_S
             if world.now_s > run.pulled.accepted_s + slo_s:
                 self.served.late[slo_s] = self.served.late.get(slo_s, 0) + 1
         if ended:
@@ -123,6 +129,11 @@ class SmallCluster:
         room = SEATS - len(engine.runs)
         if engine.model and room > 0:
             for pulled in await self.world.pull(engine.name, engine.model, room):
+                if pulled.queue_id not in self._left_s:
+                    slo_s = self._slos[pulled.key.request_id]
+                    wait_s = self.world.now_s - pulled.accepted_s
+                    self.served.waits_s.setdefault(pulled.key.tenant, []).append(wait_s)
+                    self.served.longest_wait_s[slo_s] = max(wait_s, self.served.longest_wait_s.get(slo_s, 0.0))
                 left_s, displacements = self._left_s.pop(pulled.queue_id, (REQUEST_S, 0))
                 engine.runs[pulled.queue_id] = Run(pulled=pulled, end_s=self.world.now_s + left_s, displacements=displacements)
 

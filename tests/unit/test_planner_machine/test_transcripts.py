@@ -10,6 +10,7 @@ from qlm_planner.effects import (
     ApplyChunk,
     Effect,
     Expire,
+    JobEnded,
     Place,
     PlanApplied,
     PlanChanged,
@@ -18,6 +19,7 @@ from qlm_planner.effects import (
     ReadOverview,
     ReadUnplaced,
     Reclaim,
+    Solve,
 )
 from qlm_planner.events import (
     ArrivalsRead,
@@ -122,6 +124,10 @@ def tell(effect: Effect) -> str:
             return f"plan v{version}"
         case PlanApplied(cause=cause, whole=whole, chunks=chunks, groups_named=named, groups_moved=moved):
             return f"{cause} {'done' if whole else 'left'}: {chunks} chunks, {named} named, {moved} moved"
+        case Solve(job=job, stage=stage, problem=problem):
+            return f"solve {job}: {stage}, {problem.groups} groups"
+        case JobEnded(job=job, outcome=outcome):
+            return f"job {job}: {outcome}"
     return type(effect).__name__
 
 

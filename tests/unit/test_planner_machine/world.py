@@ -1,7 +1,7 @@
 """A queue in memory, a virtual clock and one planner machine: what the planner's tests drive.
 
 Calls of the machine are carried out at once, one after the other; blocking reads are answered when there is something to read. `faults`
-makes calls fail before or after they happened.
+makes calls fail before or after they happened. `solver` answers its jobs at once, or (None) later, by whoever tells the machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,23 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_planner.calls import perform
-from qlm_planner.effects import ApplyChunk, Call, Place, PlanApplied, PlanChanged, ReadArrivals, ReadEvents
-from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Tick
+from qlm_planner.class_learning import learned
+from qlm_planner.effects import (
+    ApplyChunk,
+    Call,
+    JobEnded,
+    LearnClasses,
+    Place,
+    PlanApplied,
+    PlanChanged,
+    ReadArrivals,
+    ReadEvents,
+    Solve,
+)
+from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
+from qlm_planner.solver_jobs import answer
 from qlm_process.instance_wire import to_body
 from qlm_process.slo_wire import SLO_KIND_NUMBERS
 from qlm_queue.memory_queue import MemoryQueue
@@ -92,6 +105,9 @@ class World:
         self.calls: list[Call] = []
         self.changes: list[PlanChanged] = []
         self.applied: list[PlanApplied] = []
+        self.jobs: list[JobEnded] = []
+        self.solves: list[Solve] = []
+        self.solver: Callable[[Solve], Solved | SolveFailed | None] = answer
         self.agents: dict[str, tuple[str, Lease]] = {}
         self.faults: Callable[[Call], str] = lambda call: ""
         self.before_place: Callable[[], Awaitable[None]] | None = None
@@ -130,11 +146,12 @@ class World:
         priority: int | None = None,
         kind: SloKind = SloKind.COMPLETION,
         expire_after_s: float | None = None,
+        tenant: str = "tenant",
     ) -> list[RequestKey]:
         keys = []
         slo = Slo(kind=kind, seconds=slo_s) if priority is None else Slo(kind=SloKind.PRIORITY, priority=priority)
         for _ in range(count):
-            key = RequestKey("tenant", f"r{next(self._numbers)}")
+            key = RequestKey(tenant, f"r{next(self._numbers)}")
             stored = request_pb2.Slo(priority=slo.priority, seconds=0.0 if priority is not None else slo.seconds)
             stored.kind = SLO_KIND_NUMBERS[slo.kind]
             body = request_pb2.Request(
@@ -234,6 +251,15 @@ class World:
                 self.changes.append(effect)
             elif isinstance(effect, PlanApplied):
                 self.applied.append(effect)
+            elif isinstance(effect, LearnClasses):
+                self._events.append(learned(effect))
+            elif isinstance(effect, JobEnded):
+                self.jobs.append(effect)
+            elif isinstance(effect, Solve):
+                self.solves.append(effect)
+                found = self.solver(effect)
+                if found is not None:
+                    self._events.append(found)
             else:
                 self.calls.append(effect)
                 self._waiting.append(effect)

@@ -71,6 +71,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
     id to another.
     """
+    ERROR_REASON_WOULD_BE_LATE: _ErrorReason.ValueType  # 23
+    """RESOURCE_EXHAUSTED; probability_late, retry_after_s. The request would miss its SLO, and such are refused here (`planner.overload`).
+    Nothing was accepted.
+    """
+    ERROR_REASON_SHED: _ErrorReason.ValueType  # 24
+    """In a Result: it would have been late under overload (`planner.overload`)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
 
@@ -121,4 +127,10 @@ ERROR_REASON_STREAMS_FULL: ErrorReason.ValueType  # 22
 """RESOURCE_EXHAUSTED; limit, retry_after_s. This gateway follows as many requests as it may. Nothing was accepted: send the same request
 id to another.
 """
+ERROR_REASON_WOULD_BE_LATE: ErrorReason.ValueType  # 23
+"""RESOURCE_EXHAUSTED; probability_late, retry_after_s. The request would miss its SLO, and such are refused here (`planner.overload`).
+Nothing was accepted.
+"""
+ERROR_REASON_SHED: ErrorReason.ValueType  # 24
+"""In a Result: it would have been late under overload (`planner.overload`)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

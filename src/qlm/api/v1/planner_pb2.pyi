@@ -183,6 +183,21 @@ class GetPlanRequest(_message.Message):
 Global___GetPlanRequest: _TypeAlias = GetPlanRequest  # noqa: Y015
 
 @_typing.final
+class GetAdviceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAdviceRequest: _TypeAlias = GetAdviceRequest  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """All virtual queues at one version."""
 
@@ -191,6 +206,7 @@ class Plan(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MADE_S_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
     made_s: _builtins.float
@@ -199,16 +215,21 @@ class Plan(_message.Message):
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedQueue]:
         """One for each instance, and "unassigned"."""
 
+    @_builtins.property
+    def advice(self) -> Global___Advice:
+        """As worked out last, at most `planner.advice_every_s` ago while misses are expected or an instance is idle. Absent: nothing to advise."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         made_s: _builtins.float = ...,
         queues: _abc.Iterable[Global___PlannedQueue] | None = ...,
+        advice: Global___Advice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["made_s", b"made_s", "queues", b"queues", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "made_s", b"made_s", "queues", b"queues", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,3 +308,149 @@ class PlannedGroup(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlannedGroup: _TypeAlias = PlannedGroup  # noqa: Y015
+
+@_typing.final
+class Advice(_message.Message):
+    """Which requests are expected to miss their SLOs, and the instances that would meet them or could go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MADE_S_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    UNSERVED_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
+    made_s: _builtins.float
+    """Seconds since the epoch by the queue's clock; 0 where none was worked out."""
+    line: _builtins.str
+    """All of it in one line, for people."""
+    attainment: _builtins.float
+    """Share of requests expected in time with the instances that serve now."""
+    late: _builtins.float
+    """Requests that the plan expects to be late."""
+    unserved: _builtins.int
+    """Requests that wait and that no instance serves."""
+    model: _builtins.str
+    """Model that is late most; empty for none."""
+    @_builtins.property
+    def misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpectedMiss]:
+        """The groups with the most late requests."""
+
+    @_builtins.property
+    def options(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdviceOption]:
+        """Instances to add, of one kind each; the best first. None where there are enough."""
+
+    @_builtins.property
+    def spare(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of instances that could go."""
+
+    def __init__(
+        self,
+        *,
+        made_s: _builtins.float = ...,
+        line: _builtins.str = ...,
+        attainment: _builtins.float = ...,
+        late: _builtins.float = ...,
+        unserved: _builtins.int = ...,
+        misses: _abc.Iterable[Global___ExpectedMiss] | None = ...,
+        options: _abc.Iterable[Global___AdviceOption] | None = ...,
+        model: _builtins.str = ...,
+        spare: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment", b"attainment", "late", b"late", "line", b"line", "made_s", b"made_s", "misses", b"misses", "model", b"model", "options", b"options", "spare", b"spare", "unserved", b"unserved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advice: _TypeAlias = Advice  # noqa: Y015
+
+@_typing.final
+class ExpectedMiss(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    OVER_S_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Id of the group in its queue."""
+    model: _builtins.str
+    """The model of all its requests."""
+    slo_class: _builtins.str
+    """Power of two of seconds ("64s")."""
+    instance: _builtins.str
+    """The instance on whose queue it stands."""
+    waiting: _builtins.int
+    """Requests that wait in it."""
+    late: _builtins.float
+    """How many of them are expected to be late."""
+    over_s: _builtins.float
+    """Seconds after the group's first deadline at which its last request is expected to end."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        slo_class: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        late: _builtins.float = ...,
+        over_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "instance", b"instance", "late", b"late", "model", b"model", "over_s", b"over_s", "slo_class", b"slo_class", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedMiss: _TypeAlias = ExpectedMiss  # noqa: Y015
+
+@_typing.final
+class AdviceOption(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    N_GPU_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_FIELD_NUMBER: _builtins.int
+    ENOUGH_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.str
+    """GPU of the instances, as in the profiles."""
+    n_gpu: _builtins.int
+    """GPUs of each."""
+    instances: _builtins.int
+    """How many more."""
+    attainment: _builtins.float
+    """Share of requests expected in time with them."""
+    enough: _builtins.bool
+    """Whether that is enough: no number of them gives more where it is not."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that they serve."""
+
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.str = ...,
+        n_gpu: _builtins.int = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        instances: _builtins.int = ...,
+        attainment: _builtins.float = ...,
+        enough: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment", b"attainment", "enough", b"enough", "gpu", b"gpu", "instances", b"instances", "models", b"models", "n_gpu", b"n_gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdviceOption: _TypeAlias = AdviceOption  # noqa: Y015

@@ -60,6 +60,11 @@ class PlannerStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.Plan.FromString,
                 _registered_method=True)
+        self.GetAdvice = channel.unary_unary(
+                '/qlm.api.v1.Planner/GetAdvice',
+                request_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.GetAdviceRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.Advice.FromString,
+                _registered_method=True)
 
 
 class PlannerServicer(object):
@@ -102,6 +107,13 @@ class PlannerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAdvice(self, request, context):
+        """What would meet the SLOs, as worked out last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlannerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_PlannerServicer_to_server(servicer, server):
                     servicer.GetPlan,
                     request_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.GetPlanRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.Plan.SerializeToString,
+            ),
+            'GetAdvice': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAdvice,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_planner__pb2.GetAdviceRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_planner__pb2.Advice.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +284,33 @@ class Planner(object):
             '/qlm.api.v1.Planner/GetPlan',
             qlm_dot_api_dot_v1_dot_planner__pb2.GetPlanRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_planner__pb2.Plan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAdvice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Planner/GetAdvice',
+            qlm_dot_api_dot_v1_dot_planner__pb2.GetAdviceRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_planner__pb2.Advice.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class PlannerStub:
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]
     """The plan now."""
+    GetAdvice: _grpc.UnaryUnaryMultiCallable[_planner_pb2.GetAdviceRequest, _planner_pb2.Advice]
+    """What would meet the SLOs, as worked out last."""
 
 @_typing.type_check_only
 class PlannerAsyncStub(PlannerStub):
@@ -63,6 +65,8 @@ class PlannerAsyncStub(PlannerStub):
     """Orders all groups anew, and answers when the new plan is applied."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.Plan]  # type: ignore[assignment]
     """The plan now."""
+    GetAdvice: _aio.UnaryUnaryMultiCallable[_planner_pb2.GetAdviceRequest, _planner_pb2.Advice]  # type: ignore[assignment]
+    """What would meet the SLOs, as worked out last."""
 
 class PlannerServicer(metaclass=_abc_1.ABCMeta):
     """Answered by the leader; a standby refuses with NOT_LEADER and names the leader's address."""
@@ -108,5 +112,13 @@ class PlannerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.Plan, _abc.Awaitable[_planner_pb2.Plan]]:
         """The plan now."""
+
+    @_abc_1.abstractmethod
+    def GetAdvice(
+        self,
+        request: _planner_pb2.GetAdviceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planner_pb2.Advice, _abc.Awaitable[_planner_pb2.Advice]]:
+        """What would meet the SLOs, as worked out last."""
 
 def add_PlannerServicer_to_server(servicer: PlannerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

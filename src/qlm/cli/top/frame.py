@@ -37,6 +37,8 @@ OPERATION_NAMES = {
 def frame(view: ClusterView) -> RenderableType:
     """All of it, top down: totals, instances, what came of requests."""
     parts: list[RenderableType] = [_totals(view), _parts(view)]
+    if view.advice:
+        parts.append(Text.assemble(("advice ", "dim"), (view.advice, "yellow")))
     parts += [_instance(instance, view.at_s) for instance in view.instances]
     if view.unassigned:
         parts.append(Panel(_groups(view.unassigned, view.at_s), title="no instance can serve", title_align="left", border_style="red"))

@@ -1,0 +1,245 @@
+"""The live planner at its work: the real shell and worker on a real server, timed from what happens to what is in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+from qlm_core.errors import Unavailable
+from qlm_load.bench.figures import Values
+from qlm_load.bench_planner.live_queue import LARGE, MEDIUM, MODELS, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
+from qlm_load.bench_planner.parts import Measured, Plan
+from qlm_planner.config import PlannerConfig
+from qlm_planner.effects import PlanCause
+from qlm_planner.events import Tick
+from qlm_planner.leadership import Leadership
+from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.shell import PlannerShell
+from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import AppliedChunk, GroupPlacement, Lease, PlanChunk, RequestPlacement, StepStatus
+
+READY_TIMEOUT_S = 300.0
+POLL_S = 0.01
+SCRAMBLES_MAX = 20
+"""An overview that comes first drops what is to be written."""
+
+LOOKS_MAX = 30_000
+QUIET_S = 0.25
+"""Nothing is written for so long: what an event set off is over."""
+QUIET_TIMEOUT_S = 60.0
+NEW_SLOS_S = (1.0, 16.0, 100.0, 400.0, 30_000.0, 60_000.0)
+NEW_PROMPTS_TOKENS = (10, 60, 250, 900, 3_000)
+"""No group of these is open, so that each new request opens one."""
+
+EVENTS = 200
+ROUNDS = 100
+ROUNDS_LARGE = 7
+LEASE_TTL_S = 15.0
+"""A machine that is busy with something else shall not end the term."""
+UNASKED_S = 1e6
+"""Nothing is ordered anew but on request: what is timed is one thing at a time."""
+
+Say = Callable[[str], None]
+
+
+class PlanTimes(SpanProcessor):
+    """When changes of the plan were in the queue, as the planner's spans tell."""
+
+    def __init__(self) -> None:
+        self.applied_s: list[float] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.name == "qlm.plan":
+            self.applied_s.append(time.perf_counter())
+
+
+class TimedQueue(RedisQueue):
+    """Notes when writes of the plan were answered."""
+
+    written_s: float = 0.0
+    chunks: int = 0
+
+    async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
+        answer = await super().place(lease, groups, requests)
+        self.written_s = time.perf_counter()
+        return answer
+
+    async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
+        answer = await super().apply_plan(lease, chunk)
+        self.written_s = time.perf_counter()
+        self.chunks += 1
+        return answer
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """A planner that leads, on a filled queue. `caught_up_s`: from its start to knowing the queue, warm-up of the solver beside it."""
+
+    held: LiveQueue
+    queue: TimedQueue
+    shell: PlannerShell
+    times: PlanTimes
+    caught_up_s: float
+
+    @property
+    def term(self) -> Leadership:
+        term = self.shell.term
+        assert term is not None, "it leads"
+        return term
+
+    async def quiet(self) -> float:
+        """Waits until nothing is written any more; returns when the last write was answered."""
+        began_s = time.perf_counter()
+        end_s = began_s + QUIET_TIMEOUT_S
+        while time.perf_counter() < max(began_s, self.queue.written_s) + QUIET_S:
+            if time.perf_counter() > end_s:
+                raise Unavailable(f"the planner writes without end: {QUIET_TIMEOUT_S:g} s")
+            await asyncio.sleep(POLL_S)
+        return self.queue.written_s
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Looks again and again: what is waited for is told by nobody."""
+    for _ in range(LOOKS_MAX):
+        if holds():
+            return
+        await asyncio.sleep(POLL_S)
+    raise Unavailable("the planner did not come up")
+
+
+@asynccontextmanager
+async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIterator[Live]:
+    """One planner on a queue of this size, warm."""
+    say(f"filling a queue with {size.requests:,} requests in {size.groups:,} groups on {size.instances} instances")
+    async with live_queue(folder, size, seed) as held:
+        models = [{"name": name, "profile": PROFILES[number % len(PROFILES)]} for number, name in enumerate(MODELS)]
+        config = PlannerConfig.model_validate(
+            {"queue": {"name": QUEUE, "lease_ttl_s": LEASE_TTL_S}, "models": models, "planner": {"replan_every_s": UNASKED_S}}
+        )
+        queue = TimedQueue(held.url, QUEUE, call_timeout_s=30.0)
+        provider, times = TracerProvider(), PlanTimes()
+        provider.add_span_processor(times)
+        shell = PlannerShell(config, queue, PlannerMetrics(), provider)
+        stop = asyncio.Event()
+        began_s = time.perf_counter()
+        run = asyncio.create_task(shell.run(stop))
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await _until(lambda: shell.term is not None and shell.term.caught_up.is_set())
+                caught_up_s = time.perf_counter() - began_s
+                await _until(lambda: shell.solver_ready)
+            live = Live(held=held, queue=queue, shell=shell, times=times, caught_up_s=caught_up_s)
+            say(f"caught up after {caught_up_s:.2f} s")
+            await live.term.replan()
+            await live.quiet()
+            yield live
+        finally:
+            stop.set()
+            await run
+
+
+async def event_to_applied_ms(live: Live, events: int) -> list[float]:
+    """From a request's acceptance, which opens a group, to the last write of the plan that it sets off: its group at its place, and what
+    the solver then moves around it."""
+    kinds = list(itertools.product(NEW_SLOS_S, MODELS, NEW_PROMPTS_TOKENS))
+    random.Random(1).shuffle(kinds)
+    found: list[float] = []
+    for slo_s, model, tokens in kinds[:events]:
+        before_s = live.queue.written_s
+        await live.held.add(slo_s, model, tokens)
+        accepted_s = time.perf_counter()
+        end_s = accepted_s + QUIET_TIMEOUT_S
+        while live.queue.written_s == before_s:
+            if time.perf_counter() > end_s:
+                raise Unavailable("a request was not placed")
+            await asyncio.sleep(POLL_S)
+        found.append((await live.quiet() - accepted_s) * 1e3)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replans:
+    """Milliseconds from the wish for a new plan until it is in the queue, of one replan after the other."""
+
+    first: list[float]
+    polished: list[float]
+
+
+async def replan_ms(live: Live, rounds: int, seed: int) -> Replans:
+    """Each round begins with queues in no order, so that nearly every group moves."""
+    chance = random.Random(seed)
+    first: list[float] = []
+    polished: list[float] = []
+    for _ in range(rounds):
+        await _scramble(live, chance)
+        live.times.applied_s.clear()
+        began_s = time.perf_counter()
+        _, named = await live.term.replan()
+        done_s = await live.quiet()
+        if not named:
+            raise Unavailable("a plan in no order was found good enough")
+        first.append((live.times.applied_s[0] - began_s) * 1e3)
+        polished.append((done_s - began_s) * 1e3)
+    return Replans(first=first, polished=polished)
+
+
+async def _scramble(live: Live, chance: random.Random) -> None:
+    """All groups but the heads on any queue, in any order."""
+    machine = live.term.machine
+    queues = {name: list(queue) for name, queue in machine.board.queues.items()}
+    names = sorted(machine.board.slots)
+    rest = [group_id for name in names for group_id in queues[name][1:]]
+    chance.shuffle(rest)
+    for number, name in enumerate(names):
+        queues[name] = [*queues[name][:1], *rest[number :: len(names)]]
+    for _ in range(SCRAMBLES_MAX):
+        machine.reshaping.begin(PlanCause.ASKED, queues, time.time())
+        live.term.tell(Tick())
+        await live.quiet()
+        if machine.board.queues == queues:
+            return
+    raise Unavailable("the queues did not stay in no order")
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile, the greatest of few."""
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    return {"min": round(min(values), 1), "p50": round(statistics.median(values), 1), "p99": round(p99(values), 1)}
+
+
+def measure(plan: Plan) -> Measured:
+    """The figures of the live planner, on queues of three sizes."""
+    return asyncio.run(_measure(plan))
+
+
+async def _measure(plan: Plan) -> Measured:
+    values: Values = {}
+    details: dict[str, object] = {}
+    with TemporaryDirectory() as folder:
+        async with live_planner(Path(folder, "events"), shrunk(SMALL, plan.scale), plan.seed, plan.say) as live:
+            found = await event_to_applied_ms(live, plan.some(EVENTS))
+        values["event_to_applied_p99_ms"] = round(p99(found), 1)
+        details["event_to_applied_ms"] = summary(found)
+        for key, size, rounds, figure in (
+            ("replan_100x2000_p99_ms", MEDIUM, ROUNDS, "p99"),
+            ("replan_100x10000_ms", LARGE, ROUNDS_LARGE, "p50"),
+        ):
+            async with live_planner(Path(folder, key), shrunk(size, plan.scale), plan.seed, plan.say) as live:
+                replans = await replan_ms(live, plan.some(rounds), plan.seed)
+            told = {"first": summary(replans.first), "polished": summary(replans.polished)}
+            values[key] = {stage: times[figure] for stage, times in told.items()}
+            details[key] = {**told, "caught_up_s": round(live.caught_up_s, 2)}
+    return Measured(values=values, details=details)

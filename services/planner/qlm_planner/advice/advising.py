@@ -1,0 +1,148 @@
+"""The smallest fleet that is enough, by forecasts: instances to add, of each kind, and instances that could go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qlm_planner.advice.forecast import Forecast, forecast
+from qlm_planner.advice.question import Member, Miss, Question
+
+SHARE = 0.99
+"""Attainment that is enough."""
+
+ADDED_MAX = 64
+"""Most instances of one kind that are advised; beyond it the advice says that they are not enough."""
+
+SAME = 1e-3
+"""A difference in attainment that is none."""
+
+HOPEFUL_MIN = 8
+"""So many are tried in any case: a load of far more than the fleet serves shows nothing of the first ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """So many more instances of one kind. `attainment`: expected with them; `enough`: that is the share asked for, or as much as any
+    number of them gives."""
+
+    gpu: str
+    n_gpu: int
+    models: tuple[str, ...]
+    instances: int
+    attainment: float
+    enough: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """`late`: requests that the plan expects to be late, `misses` the worst groups; `unserved`: requests that no instance serves.
+    `attainment`: expected of the fleet as it is. `options`: the best first; none where it is enough. `spare`: instances that could go.
+    `model`: the one that is late most, "" for none."""
+
+    made_s: float
+    attainment: float
+    late: float
+    unserved: int
+    misses: tuple[Miss, ...]
+    options: tuple[Option, ...]
+    model: str
+    spare: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """In one line, for people."""
+        if self.options:
+            best = self.options[0]
+            what = f"{best.instances} more {best.gpu}" + (f" x{best.n_gpu}" if best.n_gpu > 1 else "")
+            asked = f"add {what}" if best.enough else f"{what} would not be enough"
+            whom = f", {self.model} most" if self.model else ""
+            return f"{asked}: {self.attainment:.0%} in time now, {best.attainment:.0%} then{whom}"
+        if self.unserved and not self.spare:
+            return f"{self.unserved} requests wait for a model that no known GPU serves"
+        if self.spare:
+            return f"{len(self.spare)} of the instances could go: {', '.join(self.spare[:4])}"
+        return "the instances are enough"
+
+
+def advise(question: Question, share: float = SHARE) -> Advice:
+    """Pure; costs a bounded number of forecasts: about 2 log2(ADDED_MAX) for each kind."""
+    base = forecast(question, question.fleet)
+    late = dict.fromkeys((load.model for load in question.classes), 0.0)
+    for load, count in zip(question.classes, base.late, strict=True):
+        late[load.model] += count
+    worst = max(late, key=lambda model: (late[model], model), default="")
+    options: list[Option] = []
+    spare: tuple[str, ...] = ()
+    if base.attainment < share or question.unserved:
+        options = [found for kind in range(len(question.kinds)) if (found := _option(question, kind, base, share)) is not None]
+        # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
+        options.sort(key=lambda each: (not each.enough, each.instances * each.n_gpu))
+    elif question.fleet:
+        spare = _spare(question, base, share)
+    return Advice(
+        made_s=question.made_s,
+        attainment=base.attainment,
+        late=question.late,
+        unserved=question.unserved,
+        misses=question.misses,
+        options=tuple(options),
+        model=worst if late.get(worst, 0.0) > 0.0 else "",
+        spare=spare,
+    )
+
+
+def _option(question: Question, kind: int, base: Forecast, share: float) -> Option | None:
+    """The fewest instances of a kind that are enough; None where more of it change nothing."""
+    seen: dict[int, float] = {0: base.attainment}
+
+    def reaches(count: int) -> float:
+        if count not in seen:
+            added = [Member(name=f"+{number}", kind=kind) for number in range(count)]
+            seen[count] = forecast(question, (*question.fleet, *added)).attainment
+        return seen[count]
+
+    count = _fewest(
+        lambda number: reaches(number) >= share, ADDED_MAX, lambda low, high: high < HOPEFUL_MIN or reaches(high) > reaches(low) + SAME
+    )
+    enough = count is not None
+    if count is None:
+        # More of them do not reach it: outputs that are too long for their SLO stay late. As many as help.
+        most = max(seen.values())
+        count = min(number for number, value in seen.items() if value >= most - SAME)
+    if count == 0:
+        return None
+    each = question.kinds[kind]
+    return Option(gpu=each.gpu, n_gpu=each.n_gpu, models=each.models, instances=count, attainment=seen[count], enough=enough)
+
+
+def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, int], bool] = lambda low, high: True) -> int | None:
+    """The least number from 1 to `most` that is enough, taken as monotone: doubling, then bisection. None where `most` is not, or where
+    (not `hopeful`) twice as many changed nothing."""
+    low, high = 0, 1
+    while not enough(high):
+        if high >= most or not hopeful(low, high):
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _spare(question: Question, base: Forecast, share: float) -> tuple[str, ...]:
+    """Instances without which the rest would still be enough: the least used go first."""
+    order = sorted(range(len(question.fleet)), key=lambda at: (base.used_s[at], question.fleet[at].name))
+
+    def too_few(gone: int) -> bool:
+        left = set(order[gone:])
+        rest = [member for at, member in enumerate(question.fleet) if at in left]
+        return forecast(question, rest).attainment < share
+
+    loaded = any(load.per_s > 0.0 or load.backlog for load in question.classes)
+    most = len(order) if not loaded else len(order) - 1
+    if most < 1:
+        return ()
+    first = _fewest(too_few, most)
+    gone = most if first is None else first - 1
+    return tuple(sorted(question.fleet[at].name for at in order[:gone]))

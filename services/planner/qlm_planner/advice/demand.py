@@ -1,0 +1,98 @@
+"""What comes: arrivals per second of each group key, by the times at which requests were accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from qlm_core.group import GroupKey, group_key
+from qlm_core.request import RequestFacts
+
+MEMORY_S = 120.0
+"""Arrivals this old weigh 1/e."""
+
+WATCHED_MIN_S = 10.0
+"""What came in a shorter time is taken as if it had come in so long."""
+
+KEYS_MAX = 500
+"""Keys that are counted; those that came least are forgotten first."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One key. `count`, `prompt_tokens`: faded to `seen_s`. `slo_s`: the shortest seen."""
+
+    seen_s: float
+    slo_s: float
+    priority: int
+    count: float = 0.0
+    prompt_tokens: float = 0.0
+
+    def fade(self, now_s: float) -> None:
+        kept = math.exp(min(0.0, self.seen_s - now_s) / MEMORY_S)
+        self.count *= kept
+        self.prompt_tokens *= kept
+        self.seen_s = max(self.seen_s, now_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`per_s`: requests a second. `prompt_tokens`: of one in the mean. `slo_s`: infinite for PRIORITY."""
+
+    key: GroupKey
+    slo_s: float
+    priority: int
+    per_s: float
+    prompt_tokens: float
+
+
+@dataclass(slots=True)
+class Demand:
+    """Watches from `began_s`; what was accepted before is work that waits, not demand."""
+
+    began_s: float
+    streams: dict[GroupKey, Stream] = field(default_factory=dict)
+
+    def saw(self, arrivals: Iterable[RequestFacts]) -> None:
+        """Costs O(1) each."""
+        for facts in arrivals:
+            if facts.accepted_s < self.began_s:
+                continue
+            key = group_key(facts)
+            stream = self.streams.get(key)
+            if stream is None:
+                if len(self.streams) >= KEYS_MAX:
+                    self._forget(facts.accepted_s)
+                stream = self.streams[key] = Stream(facts.accepted_s, facts.slo.seconds, facts.slo.priority)
+            stream.fade(facts.accepted_s)
+            stream.count += 1.0
+            stream.prompt_tokens += facts.prompt_tokens
+            stream.slo_s = min(stream.slo_s, facts.slo.seconds)
+
+    def rates(self, now_s: float) -> list[Rate]:
+        """In the order of the keys."""
+        watched_s = max(WATCHED_MIN_S, now_s - self.began_s)
+        weight_s = MEMORY_S * -math.expm1(-watched_s / MEMORY_S)
+        found = []
+        for key in sorted(self.streams):
+            stream = self.streams[key]
+            stream.fade(now_s)
+            if stream.count > 0.0:
+                found.append(
+                    Rate(
+                        key=key,
+                        slo_s=stream.slo_s,
+                        priority=stream.priority,
+                        per_s=stream.count / weight_s,
+                        prompt_tokens=stream.prompt_tokens / stream.count,
+                    )
+                )
+        return found
+
+    def _forget(self, now_s: float) -> None:
+        """The half that came least."""
+        for stream in self.streams.values():
+            stream.fade(now_s)
+        kept = sorted(self.streams, key=lambda key: (-self.streams[key].count, key))[: KEYS_MAX // 2]
+        self.streams = {key: self.streams[key] for key in kept}

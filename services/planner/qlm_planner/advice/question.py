@@ -1,0 +1,272 @@
+"""What advice is asked about: the load that waits and comes, the instances that serve, and the kinds of instances that could."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qlm_core.group import GroupKey
+from qlm_core.instance import InstanceFacts
+from qlm_core.prediction import Service
+from qlm_core.request import SloKind
+from qlm_planner.advice.demand import Demand, Rate
+from qlm_planner.advice.late_share import late_share
+from qlm_planner.board import Board, Group, Slot, band_of
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import GroupTraits
+from qlm_planner.insertion import lines_of, timelines_of
+
+CLASSES_MAX = 48
+"""Classes of load; those with the least work beyond it count with the others of their model."""
+
+KINDS_MAX = 4
+"""Kinds of instances that are tried: those that are registered, then those that profiles know."""
+
+MISSES_MAX = 100
+"""Groups that are named as expected misses, those with the most late requests."""
+
+LATE_MIN = 0.5
+"""Expected late requests from which a group is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A group that is expected to be late: how many of its requests, and by how much the last of them, in seconds."""
+
+    group_id: str
+    model: str
+    slo_class: str
+    instance: str
+    waiting: int
+    late: float
+    over_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadClass:
+    """Requests alike. `slo_s`: infinite for those without a deadline. `per_s`: that come in a second. `backlog`: (count, seconds from now
+    to the first deadline, seconds since they came) of each group that waits."""
+
+    model: str
+    label: str
+    band: int
+    slo_s: float
+    first_token: bool
+    per_s: float
+    backlog: tuple[tuple[float, float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedClass:
+    """A class on a kind of instance. Seconds: `first_s` to the first token of one by itself, `base_s` and `sequence_s` of a decode step
+    and each sequence in it; `join_s`: what another prefill adds."""
+
+    seats: float
+    tokens: float
+    tokens_deviation: float
+    first_s: float
+    base_s: float
+    sequence_s: float
+    join_s: float
+    cold_s: float
+    warm_s: float
+
+    def stay_s(self, sequences: float) -> float:
+        """In a batch of so many: D of QLM equation 4 with its prefill."""
+        return self.first_s + self.tokens * (self.base_s + self.sequence_s * sequences) + sequences * self.join_s
+
+    def deviation_s(self, sequences: float) -> float:
+        return self.tokens_deviation * (self.base_s + self.sequence_s * sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Instances that are alike. `served`: by the number of the class, None where it cannot."""
+
+    gpu: str
+    n_gpu: int
+    models: tuple[str, ...]
+    served: tuple[ServedClass | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An instance of the fleet. `kind`: its number. `busy`: share of its seats that are taken, by what ends in `left_s`."""
+
+    name: str
+    kind: int
+    active_model: str = ""
+    warm_models: tuple[str, ...] = ()
+    busy: float = 0.0
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A picture of one moment: it shares nothing that changes. `idle`: instances with nothing to do. `clock`: how many times faster than
+    real ones the engines run."""
+
+    made_s: float
+    classes: tuple[LoadClass, ...]
+    kinds: tuple[Kind, ...]
+    fleet: tuple[Member, ...]
+    misses: tuple[Miss, ...]
+    late: float
+    unserved: int
+    idle: int
+    clock: float = 1.0
+
+    @property
+    def worth_asking(self) -> bool:
+        """Misses are expected, something waits that nobody serves, or somebody has nothing to do."""
+        return self.late >= LATE_MIN or self.unserved > 0 or self.idle > 0
+
+
+def question_of(board: Board, estimates: Estimates, demand: Demand, now_s: float) -> Question:
+    """Costs O(groups + classes x kinds)."""
+    misses, late = _misses(board, estimates, now_s)
+    serving = [slot for _, slot in sorted(board.slots.items()) if slot.serving]
+    loads = _loads(board, demand.rates(now_s), now_s)
+    facts = _kinds(serving, [slot for _, slot in sorted(board.slots.items())], estimates, {key.model for key, _, _ in loads})
+    kinds = tuple(
+        Kind(
+            gpu=each.gpu,
+            n_gpu=each.n_gpu,
+            models=each.models,
+            served=tuple(_served(estimates, each, key, prompt_tokens) for key, _, prompt_tokens in loads),
+        )
+        for each in facts
+    )
+    numbers = {_alike(each): number for number, each in enumerate(facts)}
+    fleet = tuple(_member(slot, numbers[_alike(slot.facts)], estimates) for slot in serving if _alike(slot.facts) in numbers)
+    placed = {group_id for name, queue in board.queues.items() if name in board.slots for group_id in queue}
+    return Question(
+        made_s=now_s,
+        classes=tuple(load for _, load, _ in loads),
+        kinds=kinds,
+        fleet=fleet,
+        misses=misses,
+        late=late,
+        unserved=sum(group.waiting for group in board.groups.values() if group.open and group.group_id not in placed),
+        idle=sum(1 for slot in serving if slot.running == 0 and not board.queues[slot.facts.name]),
+        clock=max((slot.facts.time_scale for slot in serving), default=1.0),
+    )
+
+
+def _misses(board: Board, estimates: Estimates, now_s: float) -> tuple[tuple[Miss, ...], float]:
+    """Groups that the plan expects to be late, the worst first, and all late requests that it expects."""
+    found: list[Miss] = []
+    total = 0.0
+    lines = lines_of(board, estimates)
+    for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
+        total += times.cost.late
+        for place, term in enumerate(line.terms):
+            group = board.groups[term.group_id]
+            due_s = term.deadline_s - now_s
+            begin_s, end_s = float(times.start_s[place]) + term.own_s, float(times.end_s[place])
+            late = term.count * late_share(min(begin_s, end_s), end_s, math.sqrt(float(times.end_variance[place])), due_s)
+            if late >= LATE_MIN:
+                found.append(
+                    Miss(
+                        group_id=term.group_id,
+                        model=term.model,
+                        slo_class=group.traits.key.slo_class,
+                        instance=group.instance,
+                        waiting=group.waiting,
+                        late=late,
+                        over_s=max(0.0, end_s - due_s),
+                    )
+                )
+    return tuple(sorted(found, key=lambda miss: (-miss.late, miss.group_id))[:MISSES_MAX]), total
+
+
+def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[GroupKey, LoadClass, float]]:
+    """Each key that waits or comes: its load and mean prompt; the most work first, by requests."""
+    waiting: dict[GroupKey, list[Group]] = {}
+    for group_id in sorted(board.groups):
+        group = board.groups[group_id]
+        if group.open:
+            waiting.setdefault(group.traits.key, []).append(group)
+    coming = {rate.key: rate for rate in rates}
+    found: list[tuple[float, GroupKey, LoadClass, float]] = []
+    for key in sorted({*waiting, *coming}):
+        groups, rate = waiting.get(key, []), coming.get(key)
+        slo_s = min([group.traits.slo_s for group in groups] + ([rate.slo_s] if rate else []))
+        priority = groups[0].traits.priority if groups else rate.priority if rate else 0
+        tokens = sum(group.waiting_prompt_tokens for group in groups) / max(1, sum(group.waiting for group in groups))
+        load = LoadClass(
+            model=key.model,
+            label=key.slo_class,
+            band=band_of(GroupTraits(key=key, slo_s=slo_s, priority=priority), board.slo_band),
+            slo_s=math.inf if key.slo_kind is SloKind.PRIORITY else slo_s,
+            first_token=key.slo_kind is SloKind.FIRST_TOKEN,
+            per_s=rate.per_s if rate else 0.0,
+            backlog=tuple(
+                (float(group.waiting), group.first_deadline_s - now_s, max(0.0, group.traits.slo_s - (group.first_deadline_s - now_s)))
+                for group in groups
+            ),
+        )
+        weight = load.per_s * 60.0 + sum(count for count, _, _ in load.backlog)
+        found.append((weight, key, load, rate.prompt_tokens if rate else tokens))
+    found.sort(key=lambda each: (-each[0], each[1]))
+    kept = [(key, load, tokens) for _, key, load, tokens in found[:CLASSES_MAX]]
+    for _, _, load, _ in found[CLASSES_MAX:]:
+        at = next((at for at, (_, other, _) in enumerate(kept) if other.model == load.model), None)
+        if at is not None:
+            key, other, tokens = kept[at]
+            kept[at] = (key, replace(other, per_s=other.per_s + load.per_s, backlog=other.backlog + load.backlog), tokens)
+    return kept
+
+
+Alike = tuple[str, int, tuple[str, ...], int, float]
+
+
+def _alike(facts: InstanceFacts) -> Alike:
+    return (facts.gpu, facts.n_gpu, tuple(sorted(facts.models)), facts.batch_max, facts.time_scale)
+
+
+def _kinds(serving: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[InstanceFacts]:
+    """One of each kind: those that serve, those that did, and GPUs that profiles know for all the models that they can hold."""
+    found: dict[Alike, InstanceFacts] = {}
+    for slot in (*serving, *known):
+        found.setdefault(_alike(slot.facts), replace(slot.facts, name="", incarnation="", draining=False, active_model=""))
+    scale = known[0].facts.time_scale if known else 1.0
+    pairs = {(facts.gpu, facts.n_gpu) for facts in found.values()}
+    for gpu, n_gpu in estimates.gpus() if models else ():
+        if (gpu, n_gpu) not in pairs:
+            new = InstanceFacts(name="", incarnation="", gpu=gpu, n_gpu=n_gpu, engine="", models=tuple(sorted(models)), time_scale=scale)
+            able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
+            if able:
+                found.setdefault(_alike(replace(new, models=able)), replace(new, models=able))
+    return list(found.values())[: max(KINDS_MAX, len({_alike(slot.facts) for slot in serving}))]
+
+
+def _served(estimates: Estimates, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> ServedClass | None:
+    hardware = estimates.hardware(facts, key.model)
+    served: Service | None = None if hardware is None else estimates.service(facts, key, prompt_tokens)
+    if hardware is None or served is None:
+        return None
+    return ServedClass(
+        seats=served.batch,
+        tokens=served.output.mean,
+        tokens_deviation=served.output.deviation,
+        first_s=served.prefill_s,
+        base_s=served.step_base_s,
+        sequence_s=served.sequence_s,
+        join_s=served.prefill_work_s,
+        cold_s=hardware.swap_s(warm=False),
+        warm_s=hardware.swap_s(warm=True),
+    )
+
+
+def _member(slot: Slot, kind: int, estimates: Estimates) -> Member:
+    engine = estimates.engine(slot)
+    return Member(
+        name=slot.facts.name,
+        kind=kind,
+        active_model=slot.active_model,
+        warm_models=slot.warm_models,
+        busy=min(1.0, engine.left[4]),
+        left_s=engine.drain_s,
+    )

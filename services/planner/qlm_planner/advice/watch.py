@@ -1,0 +1,67 @@
+"""Works advice out beside the planner's decisions: a picture is taken between two steps, and looked at in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from qlm_planner.advice.advising import Advice, advise
+from qlm_planner.advice.question import Question
+
+PAUSE_SHARE = 10.0
+"""The pause after advice is so many times as long as it took, at the least: it never takes more of the process."""
+
+
+class AdviceFigures(Protocol):
+    """Where advice is shown as metrics."""
+
+    def show_advice(self, advice: Advice | None) -> None: ...
+
+
+class AdviceWatch:
+    """`ask`: takes the picture, in a thread while nothing else has its `turn`; None while the queue is not known. `latest`: None while
+    nothing is to be advised."""
+
+    def __init__(self, ask: Callable[[], Question | None], turn: asyncio.Lock, every_s: float, figures: AdviceFigures) -> None:
+        self._ask = ask
+        self._turn = turn
+        self._every_s = every_s
+        self._figures = figures
+        self._said = ""
+        self.latest: Advice | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._every_s)
+            began_s = clock()
+            try:
+                async with self._turn:
+                    question = await asyncio.to_thread(self._ask)
+                worth = question is not None and question.worth_asking
+                advice = await asyncio.to_thread(advise, question) if question is not None and worth else None
+            except (ArithmeticError, ValueError) as error:
+                # Nonsense in a profile or an instance costs advice, not the plan.
+                structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}")
+                advice = None
+            self._tell(advice)
+            await asyncio.sleep(max(0.0, PAUSE_SHARE * (clock() - began_s) - self._every_s))
+
+    def _tell(self, advice: Advice | None) -> None:
+        self.latest = advice
+        self._figures.show_advice(advice)
+        said = "" if advice is None else advice.line
+        if advice is not None and said != self._said:
+            structlog.get_logger().info(
+                "planner_advice",
+                advice=said,
+                late=round(advice.late, 1),
+                unserved=advice.unserved,
+                attainment=round(advice.attainment, 4),
+                misses=[f"{miss.group_id} {miss.model} {miss.late:.0f}/{miss.waiting} +{miss.over_s:.0f}s" for miss in advice.misses[:5]],
+            )
+        self._said = said

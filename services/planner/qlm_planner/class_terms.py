@@ -1,0 +1,362 @@
+"""Terms of many groups at once: what `Estimates.term` says of one, on arrays.
+
+A class is (instance, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once for each snapshot of the
+profiles and kept as a column of a table; what a group adds (its count, its prompt tokens, its deadline) are arrays. So the terms of
+10,000 groups cost a few operations on arrays, however often their counts change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_core.calibration_arrays import FIGURES
+from qlm_core.group import GroupKey
+from qlm_core.instance import PREFILL_CHUNK_TOKENS
+from qlm_core.length_curve import LONGEST_OF
+from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE
+from qlm_core.request import SloKind
+from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.estimates import PROMPT_STEP, Estimates
+from qlm_planner.tenants import weight_of
+from qlm_planner.terms import Engine
+from qlm_planner.timeline import (
+    BAND,
+    CALIBRATION,
+    COUNT,
+    DEADLINE,
+    DRAIN,
+    FAR_S,
+    FIELDS,
+    MODEL,
+    OWN,
+    OWN_VARIANCE,
+    SLO,
+    SWAP,
+    WARM,
+    WEIGHT,
+    WORK,
+)
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+EngineKey = tuple[str, int, tuple[tuple[str, int], ...]]
+"""What an engine's row depends on besides the snapshot: the active model, how many run, and of which groups."""
+
+SIZES = 96
+"""Sizes of prompts that are told apart: e^(96 * PROMPT_STEP) tokens are beyond every context."""
+
+TRAITS_MAX = 50_000
+"""Groups whose key is remembered; beyond it all are looked up again."""
+
+COLUMNS_FIRST = 256
+"""Columns of a new table; it doubles."""
+
+(
+    OUTPUT,
+    OUTPUT_VARIANCE,
+    BATCH,
+    STEP_S,
+    TOKEN_S,
+    BASE_S,
+    SEQUENCE_S,
+    LEFT_TOKENS,
+    PREFILL_BASE_S,
+    PREFILL_CLASS_S,
+    PREFILL_TOKEN_S,
+    PREFILL_SQUARE_S,
+    PROMPT_VARIANCE,
+    CHUNK_S,
+    COLD_S,
+    WARM_S,
+    ANSWERS,
+) = range(17)
+"""Rows of what a class's groups share. `ANSWERS`: 1 where the SLO bounds the first token; behind it the calibration and the table of the
+longest outputs. Times are NaN where the instance does not serve the model."""
+FIGURES_AT = 17
+LONGEST_AT = FIGURES_AT + FIGURES
+ROWS = LONGEST_AT + len(LONGEST_OF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupColumns:
+    """Groups [groups] as arrays: the number of the key, the size of the mean prompt, and what a group adds to its class. `band`:
+    the rank."""
+
+    ids: list[str]
+    key: Integers
+    size: Integers
+    model: Integers
+    band: Floats
+    count: Floats
+    prompt_tokens: Floats
+    deadline_s: Floats
+    slo_s: Floats
+    weight: Floats
+
+    def take(self, chosen: Integers) -> GroupColumns:
+        """Some of them, in an order; without their ids."""
+        return GroupColumns(
+            ids=[],
+            key=self.key[chosen],
+            size=self.size[chosen],
+            model=self.model[chosen],
+            band=self.band[chosen],
+            count=self.count[chosen],
+            prompt_tokens=self.prompt_tokens[chosen],
+            deadline_s=self.deadline_s[chosen],
+            slo_s=self.slo_s[chosen],
+            weight=self.weight[chosen],
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassTerms:
+    """The table for one `Estimates`; emptied when that has loaded other profiles."""
+
+    estimates: Estimates
+    _version: int = -1
+    _keys: list[GroupKey] = field(default_factory=list)
+    _models: list[int] = field(default_factory=list)
+    _weights: list[float] = field(default_factory=list)
+    _key_numbers: dict[GroupKey, int] = field(default_factory=dict)
+    _traits: dict[str, int] = field(default_factory=dict)
+    _slots: dict[str, int] = field(default_factory=dict)
+    _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
+    _column_of: NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0, SIZES), -1, dtype=np.int32))
+    _table: Floats = field(default_factory=lambda: np.zeros((ROWS, COLUMNS_FIRST)))
+    _used: int = 0
+
+    # Groups -----------------------------------------------------------------------------------------------------------
+
+    def columns(self, groups: Sequence[Group]) -> GroupColumns:
+        """Costs O(groups), and nothing but reading their counts for those that were read before."""
+        self._refresh()
+        known = self._traits
+        if len(known) > TRAITS_MAX:
+            known.clear()
+        ids = [group.group_id for group in groups]
+        key = np.empty(len(groups), dtype=np.int64)
+        for at, group in enumerate(groups):
+            number = known.get(group.group_id)
+            key[at] = self._number(group) if number is None else number
+        told = np.array(
+            [(each.waiting, each.waiting_prompt_tokens, each.first_deadline_s, each.traits.slo_s, each.rank) for each in groups],
+            dtype=np.float64,
+        ).reshape(len(groups), 5)
+        count, prompt_tokens, deadline_s, slo_s, band = told.T
+        mean = prompt_tokens / np.maximum(1.0, count)
+        size = np.minimum(np.rint(np.log(np.maximum(1.0, mean)) / PROMPT_STEP), SIZES - 1).astype(np.int64)
+        return GroupColumns(
+            ids=ids,
+            key=key,
+            size=size,
+            model=np.array(self._models, dtype=np.int64)[key] if len(groups) else key,
+            band=band,
+            count=count,
+            prompt_tokens=prompt_tokens,
+            deadline_s=deadline_s,
+            slo_s=slo_s,
+            weight=np.array(self._weights)[key] if len(groups) else count,
+        )
+
+    def _number(self, group: Group) -> int:
+        key = group.traits.key
+        number = self._key_numbers.get(key)
+        if number is None:
+            number = self._key_numbers[key] = len(self._keys)
+            self._keys.append(key)
+            self._models.append(self.estimates.code(key.model))
+            self._weights.append(weight_of(key.tenant_class))
+        self._traits[group.group_id] = number
+        return number
+
+    # Terms ------------------------------------------------------------------------------------------------------------
+
+    def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
+        """What the classes of groups share on `slots[on]` [ROWS, ...]: `on` goes with the groups, or is [kinds, 1]: all on each."""
+        self._refresh()
+        numbers = np.array([self._slot_number(slot) for slot in slots], dtype=np.int64)
+        self._grow()
+        place = (numbers[on], groups.key, groups.size)
+        columns = self._column_of[place]
+        if (columns < 0).any():
+            missing = np.unique(np.stack(np.broadcast_arrays(on, groups.key, groups.size))[:, columns < 0], axis=1)
+            for slot, key, size in missing.T.tolist():
+                self._fill(slots[slot], int(numbers[slot]), key, size)
+            columns = self._column_of[place]
+        return self._table[:, columns]
+
+    def order_rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, beside: Floats | None = None) -> Floats:
+        """The rows of `timeline.Columns` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs
+        nothing. `beside`: as for `terms`."""
+        shared = self.classes(slots, on, groups)
+        made = terms(shared, groups, groups.count if beside is None else beside)
+        rows = np.empty((FIELDS, len(on)))
+        batch, step_s, count = shared[BATCH], shared[STEP_S], groups.count
+        rows[REQUESTS], rows[PREFILL], rows[DECODE], rows[VARIANCE] = 1.0, made.prefill_s, made.decode_s, made.decode_variance
+        rows[SEATS], rows[LEFT] = 1.0 / batch, shared[LEFT_TOKENS] * step_s / batch
+        ends = rows[SUMS : SUMS + ENDS]
+        ends[SHARED] = shared[OUTPUT] * (shared[TOKEN_S] - shared[BASE_S] / batch)
+        ends[BASE], ends[STEP], ends[CHUNK], ends[LONGEST] = shared[BASE_S], step_s, shared[CHUNK_S], made.longest
+        rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
+        rows[COUNT], rows[DEADLINE], rows[SLO] = count, np.minimum(groups.deadline_s, FAR_S), np.minimum(groups.slo_s, FAR_S)
+        warm = self._warm(slots)[on, groups.model]
+        rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], shared[COLD_S]), shared[WARM_S]
+        rows[MODEL], rows[BAND], rows[WEIGHT] = groups.model, groups.band, groups.weight
+        rows[WORK] = count * (made.prefill_s + made.decode_s)
+        rows[CALIBRATION:] = shared[FIGURES_AT:LONGEST_AT]
+        unserved = np.isnan(shared[TOKEN_S])
+        if unserved.any():
+            rows[:, unserved] = _weightless(groups.model[unserved], groups.band[unserved])
+        return rows
+
+    def _warm(self, slots: Sequence[Slot]) -> NDArray[np.bool_]:
+        """[slots, models]: in host memory."""
+        estimates = self.estimates
+        codes = [[estimates.code(model) for model in slot.warm_models] for slot in slots]
+        models = max([*self._models, *(code for each in codes for code in each)], default=0) + 1
+        warm = np.zeros((len(slots), models), dtype=np.bool_)
+        for number, each in enumerate(codes):
+            warm[number, each] = True
+        return warm
+
+    def engine(self, slot: Slot) -> Engine:
+        """`Estimates.engine`, kept while the same runs there."""
+        self._refresh()
+        runs = tuple((group_id, kept.count) for group_id, kept in slot.runners.items())
+        key = (slot.active_model, slot.running, runs)
+        kept = self._engines.get(slot.facts.incarnation)
+        if kept is None or kept[0] != key:
+            kept = self._engines[slot.facts.incarnation] = (key, self.estimates.engine(slot))
+        return kept[1]
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if self._version != self.estimates.version:
+            self._version = self.estimates.version
+            self._used = 0
+            self._slots.clear()
+            self._engines.clear()
+            self._column_of = np.full((0, 0, SIZES), -1, dtype=np.int32)
+
+    def _slot_number(self, slot: Slot) -> int:
+        return self._slots.setdefault(slot.facts.incarnation, len(self._slots))
+
+    def _grow(self) -> None:
+        slots, keys, _ = self._column_of.shape
+        if slots < len(self._slots) or keys < len(self._keys):
+            wider = np.full((max(2 * slots, len(self._slots)), max(2 * keys, len(self._keys)), SIZES), -1, dtype=np.int32)
+            wider[:slots, :keys] = self._column_of
+            self._column_of = wider
+
+    def _fill(self, slot: Slot, number: int, key_number: int, size: int) -> None:
+        if self._used == self._table.shape[1]:
+            self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        self._table[:, self._used] = self._shared(slot, self._keys[key_number], size)
+        self._column_of[number, key_number, size] = self._used
+        self._used += 1
+
+    def _shared(self, slot: Slot, key: GroupKey, size: int) -> Floats:
+        """The column of a class, NaN where the instance does not serve it."""
+        column = np.full(ROWS, np.nan)
+        told = self.estimates.class_of(slot, key, size)
+        if told is None:
+            return column
+        served, hardware = told.service, told.hardware
+        scale = hardware.slowdown * 1e-3
+        column[:FIGURES_AT] = (
+            served.output.mean,
+            served.output.variance,
+            served.batch,
+            served.step_s,
+            served.token_s,
+            served.step_base_s,
+            served.sequence_s,
+            served.left_tokens,
+            served.prefill_s - served.prefill_work_s,
+            served.prefill_work_s,
+            hardware.prefill_ms_per_token * scale,
+            hardware.prefill_ms_per_token_squared * scale,
+            told.prompt_variance,
+            max(hardware.prefill_work_s(PREFILL_CHUNK_TOKENS), 1e-12),
+            hardware.swap_s(warm=False),
+            hardware.swap_s(warm=True),
+            float(key.slo_kind is SloKind.FIRST_TOKEN),
+        )
+        column[FIGURES_AT:LONGEST_AT] = told.calibration
+        column[LONGEST_AT:] = told.longest
+        return column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """Of groups in their classes, as `qlm_planner.terms.Term` has them. `prefill_s`, `decode_s`, `decode_variance`: of one request."""
+
+    prefill_s: Floats
+    decode_s: Floats
+    decode_variance: Floats
+    own_s: Floats
+    own_variance: Floats
+    drain_s: Floats
+    longest: Floats
+
+
+def terms(shared: Floats, groups: GroupColumns, beside: Floats) -> Terms:
+    """`shared` [ROWS, ..., groups]: of the classes. `beside`: requests that share the engine with those of a group, themselves included:
+    where they are more than the group's own, its requests decode in a larger batch, and more prefills ride along."""
+    count, batch, output = groups.count, shared[BATCH], shared[OUTPUT]
+    mean = groups.prompt_tokens / np.maximum(1.0, count)
+    known_s = shared[PREFILL_TOKEN_S] * mean + shared[PREFILL_SQUARE_S] * (mean * mean + shared[PROMPT_VARIANCE])
+    prefill_s = np.where(count > 0.0, known_s, shared[PREFILL_CLASS_S])
+    own_batch = np.minimum(batch, np.maximum(1.0, count))
+    together = np.maximum(count, beside)
+    in_batch = np.minimum(batch, np.maximum(1.0, together))
+    token_s = shared[BASE_S] + shared[SEQUENCE_S] * in_batch + np.minimum(together, in_batch) * shared[PREFILL_CLASS_S] / output
+    bounded = 1.0 - shared[ANSWERS]
+    own_prefill_s = shared[PREFILL_BASE_S] + prefill_s
+    longest = _longest(shared[LONGEST_AT:], np.minimum(count, batch))
+    own_tokens = own_batch * np.where(count > batch, shared[LEFT_TOKENS], output)
+    drain_s = longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)
+    return Terms(
+        prefill_s=prefill_s,
+        decode_s=output * shared[TOKEN_S],
+        decode_variance=shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
+        own_s=own_prefill_s + bounded * output * token_s,
+        own_variance=bounded * shared[OUTPUT_VARIANCE] * token_s**2,
+        drain_s=own_prefill_s + drain_s,
+        longest=longest,
+    )
+
+
+def _longest(table: Floats, count: Floats) -> Floats:
+    """`length_curve.longest_among`."""
+    place = np.log2(np.clip(count, 1.0, LONGEST_OF[-1]))
+    place = np.where(np.isnan(place), 0.0, place)
+    below = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
+    low = np.take_along_axis(table, below[None], axis=0)[0]
+    high = np.take_along_axis(table, below[None] + 1, axis=0)[0]
+    found: Floats = low + (place - below) * (high - low)
+    return found
+
+
+def _weightless(model: Integers, band: Floats) -> Floats:
+    """`terms.weightless` as columns."""
+    rows = np.zeros((FIELDS, len(model)))
+    rows[REQUESTS] = rows[SEATS] = 1.0
+    rows[SUMS + STEP] = rows[SUMS + CHUNK] = 1.0
+    rows[DEADLINE] = rows[SLO] = FAR_S
+    rows[MODEL], rows[BAND], rows[WEIGHT] = model, band, 1.0
+    rows[CALIBRATION], rows[CALIBRATION + 1] = 1.0, 1.0
+    return rows
+
+
+def serving(board: Board) -> list[Slot]:
+    """The instances that may be given groups, by name."""
+    return [slot for _, slot in sorted(board.slots.items()) if slot.serving]

@@ -1,0 +1,104 @@
+"""What load balancers do that know no times: in turn, by chance, the better of two by chance, and the shortest queue.
+
+Chance is a checksum of the seed and the request's queue id, so that replays, standbys and the simulator pick alike.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qlm_core.request import RequestFacts
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.estimates import Estimates
+from qlm_planner.insertion import Line
+from qlm_planner.policies.baseline import Home, Orders, Seating
+from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, loads_of
+
+
+class Balancer:
+    """A policy that picks by `choose`, and never changes the order."""
+
+    by_age = True
+    fallbacks = 0
+
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+        """One of the instances, at least one, for a request or group of this id. `loads`: requests of each."""
+        raise NotImplementedError
+
+    def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
+        return QueueEnds(board=board, estimates=estimates, picker=_Chosen(policy=self, loads=loads_of(board)))
+
+    def home(self, lines: Sequence[Line], estimates: Estimates, group: Group, board: Board, now_s: float) -> Home | None:
+        """Picked as for a request, with what `lines` hold; between the groups older and younger than it."""
+        able = {line.slot.facts.name: line for line in able_lines(lines, estimates, group)}
+        if not able:
+            return None
+        loads = {name: line.slot.running + sum(term.count for term in line.terms) for name, line in able.items()}
+        return aged(able[self.choose(sorted(able), group.group_id, loads)], group, board)
+
+    def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chosen:
+    """Counts what it picked, so that one batch is spread as single requests are."""
+
+    policy: Balancer
+    loads: dict[str, int]
+
+    def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
+        by_name = {slot.facts.name: slot for slot in able}
+        name = self.policy.choose(list(by_name), facts.queue_id, self.loads)
+        self.loads[name] += 1
+        return by_name[name]
+
+
+@dataclass(slots=True)
+class RoundRobin(Balancer):
+    """Instances in turn, whatever they have to do. `last`: the one picked before."""
+
+    last: str = ""
+
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+        """The next one by name, among those that serve the model."""
+        self.last = next((name for name in names if name > self.last), names[0])
+        return self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Chance(Balancer):
+    """Any instance, all equally likely."""
+
+    seed: int = 0
+
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+        return names[draw(self.seed, key, 0) % len(names)]
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOfTwo(Balancer):
+    """The one with fewer requests of two different ones by chance (Mitzenmacher's two choices)."""
+
+    seed: int = 0
+
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+        first = draw(self.seed, key, 1) % len(names)
+        second = (first + 1 + draw(self.seed, key, 2) % max(1, len(names) - 1)) % len(names)
+        return min(names[first], names[second], key=lambda name: (loads[name], name))
+
+
+class LeastLoaded(Balancer):
+    """The one with the fewest requests that wait and run."""
+
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+        return min(names, key=lambda name: (loads[name], name))
+
+
+def draw(seed: int, key: str, number: int) -> int:
+    """A number that looks like chance, the same everywhere for the same arguments."""
+    # A checksum alone is linear: draws for one key would differ by the same in all keys.
+    mixed = zlib.crc32(f"{number}/{key}/{seed}".encode()) * 2_654_435_769 & 0xFFFF_FFFF
+    return mixed ^ mixed >> 15

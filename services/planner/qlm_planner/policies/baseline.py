@@ -1,0 +1,44 @@
+"""What a comparison policy decides: where a request goes, where a group that lost its instance, and whether the order changes later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from qlm_core.request import RequestFacts
+from qlm_planner.board import Board, Group
+from qlm_planner.estimates import Estimates
+from qlm_planner.insertion import Line
+
+Orders = Mapping[str, Sequence[str]]
+"""Group ids by queue, first served first; queues that are not named stay as they are."""
+
+Home = tuple[Line, int]
+"""A queue and a position there."""
+
+
+class Seating(Protocol):
+    """Takes one batch of arrivals in, on the board at once."""
+
+    def join(self, facts: RequestFacts, alone: Group) -> Group:
+        """The group that takes a request: an open one, or `alone`, a group of nothing but this request, which it opens."""
+
+
+class Baseline(Protocol):
+    """A policy. `by_age`: it keeps the order of arrival, in which bands and deadlines count nothing; else the order of deadlines inside
+    bands. `fallbacks`: orders for which it could not do what it stands for, and did something simpler."""
+
+    @property
+    def by_age(self) -> bool: ...
+
+    @property
+    def fallbacks(self) -> int: ...
+
+    def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
+        """For one batch of arrivals."""
+
+    def home(self, lines: Sequence[Line], estimates: Estimates, group: Group, board: Board, now_s: float) -> Home | None:
+        """For a group whose instance serves it no more; None if no line can serve it."""
+
+    def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
+        """Asked when misses are expected, an instance idles or is new, or somebody asks; None: the order stays."""

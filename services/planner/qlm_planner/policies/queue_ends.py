@@ -1,0 +1,74 @@
+"""Policies that append: a request goes to the end of a queue and stays there. They differ in the queue they pick.
+
+They stand for engines that each serve their own queue in the order of arrival behind a load balancer, and swap models whenever the next
+request wants another one. Objectives and priorities change nothing, and nothing is ordered anew; only what an instance can serve no more
+(it is lost, or drains) moves to others, by its age. So that groups do not reorder arrivals, a request joins only the last group of its
+queue, and only one of its own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from qlm_core.instance import UNASSIGNED
+from qlm_core.request import RequestFacts
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import traits_of
+from qlm_planner.insertion import Line
+from qlm_planner.policies.baseline import Home
+
+
+class Picker(Protocol):
+    """Picks a queue for each of one batch of arrivals."""
+
+    def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
+        """One of `able`, which are in the order of their names and at least one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class QueueEnds:
+    """A seating at the ends of queues."""
+
+    board: Board
+    estimates: Estimates
+    picker: Picker
+
+    def join(self, facts: RequestFacts, alone: Group) -> Group:
+        """The last group of the queue that is picked, if it is of the request's kind and has room, else `alone` behind it."""
+        slots = (slot for _, slot in sorted(self.board.slots.items()))
+        able = [slot for slot in slots if self.estimates.can_serve(slot, facts.model)]
+        slot = self.picker.pick(able, facts, alone) if able else None
+        queue = UNASSIGNED if slot is None else slot.facts.name
+        ids = self.board.queues[queue]
+        last = self.board.groups[ids[-1]] if ids else None
+        if last is not None and last.traits.key == traits_of(facts).key:
+            mean_tokens = last.waiting_prompt_tokens / max(1, last.waiting)
+            if last.live < self.estimates.limits(slot, last.traits.key, last.traits.slo_s, mean_tokens).live:
+                self.board.add_request(last, facts.prompt_tokens, facts.deadline_s)
+                return last
+        alone.instance = queue
+        self.board.open_group(alone, len(ids))
+        return alone
+
+
+def loads_of(board: Board) -> dict[str, int]:
+    """Requests that wait on each instance's queue or run there. Costs O(groups)."""
+    return {name: slot.running + sum(group.waiting for group in board.queue_groups(name)) for name, slot in board.slots.items()}
+
+
+def position_by_age(queue: Sequence[str], group: Group, board: Board) -> int:
+    """In front of the first younger group."""
+    return next((at for at, other in enumerate(queue) if board.groups[other].order > group.order), len(queue))
+
+
+def able_lines(lines: Sequence[Line], estimates: Estimates, group: Group) -> list[Line]:
+    """Those that can serve a group."""
+    return [line for line in lines if estimates.can_serve(line.slot, group.traits.key.model)]
+
+
+def aged(line: Line, group: Group, board: Board) -> Home:
+    """Between the groups of a line that are older and younger."""
+    return line, position_by_age([term.group_id for term in line.terms], group, board)

@@ -1,0 +1,144 @@
+"""SHEPHERD as QLM section 8 compares with it: fixed batches, placed and ordered by an integer program over deterministic times.
+
+A group is a batch of a fixed size: the seats that requests of its kind have on the instance. The program (HiGHS through
+`scipy.optimize.milp`) chooses which batches each instance ends in time, most requests first, in the order of deadlines on each:
+
+    maximise sum n_i x_ik;  sum_k x_ik <= 1;  lead_k + sum_{j <= i} p_jk x_jk <= d_i + M (1 - x_ik)
+
+Its times p are mean work, without variance and without swaps. What it does not end in time comes behind, by deadline, on the queue that is
+free first. Engines go on batching continuously, which SHEPHERD's do not: the comparison is in its favour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from qlm_core.request import RequestFacts
+from qlm_planner.board import Board, Group
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import traits_of
+from qlm_planner.policies.baseline import Orders, Seating
+from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, by_deadline, first_end, heads_and_rest, orders_of
+
+BATCHES_MAX = 24
+"""Batches in one program, the most urgent ones; the others follow in the order of deadlines."""
+
+NODES_MAX = 2_000
+"""Nodes of the search: a bound that is the same on every machine."""
+
+TIME_LIMIT_S = 0.5
+"""And one that holds on a slow one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FixedBatches:
+    """A seating into batches of a fixed size."""
+
+    by_deadline: ByDeadline
+
+    def join(self, facts: RequestFacts, alone: Group) -> Group:
+        """The newest batch of its kind, while it is not full and nobody of it was pulled, else a new one in the order of deadlines."""
+        board, estimates = self.by_deadline.board, self.by_deadline.estimates
+        traits = traits_of(facts)
+        batch = board.newest.get(traits.key)
+        if batch is not None and batch.live == batch.waiting and batch.live < self._size(batch):
+            board.add_request(batch, facts.prompt_tokens, facts.deadline_s)
+            self.by_deadline.grown(batch)
+            return batch
+        found = first_end(self.by_deadline.queues, estimates, alone)
+        if found is None:
+            return self.by_deadline.join(facts, alone)
+        queue, place, term = found
+        self.by_deadline.open(queue, place, alone, term)
+        return alone
+
+    def _size(self, batch: Group) -> int:
+        estimates = self.by_deadline.estimates
+        slot = self.by_deadline.board.slots.get(batch.instance)
+        mean_tokens = batch.waiting_prompt_tokens / max(1, batch.waiting)
+        limits = estimates.limits(slot, batch.traits.key, batch.traits.slo_s, mean_tokens)
+        return max(1, int(limits.live / estimates.policy.delta))
+
+
+class Shepherd(Edf):
+    """The policy. `fallbacks`: orders for which the program was not solved within its bounds, and that are by deadline alone."""
+
+    def __init__(self, *, nodes_max: int = NODES_MAX, time_limit_s: float = TIME_LIMIT_S) -> None:
+        super().__init__()
+        self._nodes_max = nodes_max
+        self._time_limit_s = time_limit_s
+
+    def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
+        return FixedBatches(by_deadline=ByDeadline.of(board, estimates))
+
+    def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
+        queues, rest, named = heads_and_rest(board, estimates)
+        if not queues or not rest:
+            return None
+        first, others = rest[:BATCHES_MAX], rest[BATCHES_MAX:]
+        chosen = self._in_time(queues, first, estimates, now_s)
+        if chosen is None:
+            self.fallbacks += 1
+            return by_deadline(board, estimates)
+        late = [group for group, queue in zip(first, chosen, strict=True) if queue is None]
+        for group, queue in zip(first, chosen, strict=True):
+            if queue is not None:
+                queue.insert(len(queue.terms), group, estimates.term(queue.slot, group))
+        for group in (*late, *others):
+            self._behind(queues, group, estimates)
+        for queue in queues:
+            queue.terms.sort(key=lambda term: term.band)  # bands never fall along a queue
+        return orders_of(queues, board, named)
+
+    def _in_time(
+        self, queues: Sequence[DatedQueue], batches: Sequence[Group], estimates: Estimates, now_s: float
+    ) -> list[DatedQueue | None] | None:
+        """The queue on which each batch ends in time, None for a batch that is late; None for all where the program was not solved.
+        `batches`: by deadline."""
+        count, width = len(batches), len(queues)
+        deadlines_s = np.array([min(group.first_deadline_s - now_s, 1e7) for group in batches])
+        works_s = np.array([[_time_s(queue, group, estimates) for queue in queues] for group in batches])
+        leads_s = np.array([queue.ends_s[-1] if queue.ends_s else queue.left_s for queue in queues])
+        able = np.isfinite(works_s)
+        works_s = np.where(able, works_s, 0.0)
+        big = float(works_s.sum(axis=0).max() + leads_s.max() + np.abs(deadlines_s).max() + 1.0)
+        entries: list[tuple[int, int, float]] = []
+        bounds: list[float] = []
+        for i in range(count):
+            for k in range(width):
+                row = count + i * width + k
+                entries.append((i, i * width + k, 1.0))
+                entries += [(row, j * width + k, works_s[j, k] + (big if j == i else 0.0)) for j in range(i + 1)]
+                bounds.append(deadlines_s[i] - leads_s[k] + big)
+        rows, columns, values = zip(*entries, strict=True)
+        matrix = csr_array((values, (rows, columns)), shape=(count * (width + 1), count * width))
+        found = milp(
+            -np.repeat([float(group.waiting) for group in batches], width),
+            constraints=LinearConstraint(matrix, ub=np.concatenate([np.ones(count), bounds])),
+            integrality=np.ones(count * width),
+            bounds=Bounds(0.0, able.ravel().astype(float)),
+            options={"time_limit": self._time_limit_s, "node_limit": self._nodes_max},
+        )
+        if found.x is None or found.status != 0:
+            return None
+        chosen = np.asarray(found.x).reshape(count, width) > 0.5
+        return [queues[int(row.argmax())] if row.any() else None for row in chosen]
+
+    def _behind(self, queues: Sequence[DatedQueue], group: Group, estimates: Estimates) -> None:
+        able = [queue for queue in queues if estimates.can_serve(queue.slot, group.traits.key.model)]
+        queue = min(able, key=lambda each: each.ends_s[-1] if each.ends_s else each.left_s)
+        queue.insert(len(queue.terms), group, estimates.term(queue.slot, group))
+
+
+def _time_s(queue: DatedQueue, group: Group, estimates: Estimates) -> float:
+    """Deterministic time of a batch, infinite where it is not served."""
+    if not estimates.can_serve(queue.slot, group.traits.key.model):
+        return math.inf
+    term = estimates.term(queue.slot, group)
+    return term.work_s + term.own_s

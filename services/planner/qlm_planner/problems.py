@@ -1,0 +1,253 @@
+"""The board as a problem for the solver, and the solver's orders as queues again.
+
+Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for
+learned speeds that differ by less than `SPEED_STEP`. The plan that comes out is judged (`judging`) with the profiles of each instance.
+
+The solver's model is linear in work; what it leaves out is put into the terms. Requests count as sharing the batch with all that an
+instance has in the mean. What of a group's decode work is in flight at a time is not counted twice before the next run: once as work, and
+once as the drain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_core.queue_model import VARIANCE
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.class_terms import BATCH, LEFT_TOKENS, STEP_S, ClassTerms, GroupColumns, serving, terms
+from qlm_planner.estimates import Estimates
+from qlm_planner.policy import Policy
+from qlm_planner.solver.problem import Orders, Problem, ProblemError, Weights
+from qlm_planner.terms import Engine
+
+SPEED_STEP = 0.1
+"""Learned speeds whose ratio is below e^SPEED_STEP are one kind."""
+
+KINDS_MAX = 32
+"""With more kinds, speeds are told apart less exactly."""
+
+KindKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draft:
+    """A problem and what its numbers stand for: `groups` their ids, `queues` the instances, `orders` the queues as they are, `heads` of
+    them ("" for none)."""
+
+    problem: Problem
+    groups: tuple[str, ...]
+    queues: tuple[str, ...]
+    orders: Orders
+    heads: tuple[str, ...]
+    made_s: float
+
+    def lists(self, orders: Orders) -> dict[str, list[str]]:
+        """Orders as group ids of each queue."""
+        names = self.groups
+        return {
+            queue: [names[number] for number in orders.groups[begin:end].tolist()]
+            for queue, begin, end in zip(self.queues, orders.first[:-1].tolist(), orders.first[1:].tolist(), strict=True)
+        }
+
+
+def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) -> Draft | None:
+    """The groups on the queues of the instances that serve. None where there are no two to order. Raises ProblemError where the profiles
+    make no sense."""
+    slots = serving(board)
+    queues = [board.queue_groups(slot.facts.name) for slot in slots]
+    groups = [group for queue in queues for group in queue]
+    if len(groups) < 2:
+        return None
+    columns = made.columns(groups)
+    kinds, representatives = _kinds(slots, estimates)
+    models, model = np.unique(columns.model, return_inverse=True)
+    names = _names(models.tolist(), groups, columns)
+    at_a_time = (float(columns.count.sum()) + sum(slot.running for slot in slots)) / len(slots)
+    fields = _kind_terms(representatives, columns, made, at_a_time)
+    first = np.zeros(len(slots) + 1, dtype=np.int64)
+    np.cumsum([len(queue) for queue in queues], out=first[1:])
+    heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
+    swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
+    engines = [_engine_row(estimates.policy, made.engine(slot), names) for slot in slots]
+    lead_s, lead_variance, drain_s, drain_variance, clear_s, clear_cost, active = np.array(engines, dtype=np.float64).T
+    problem = Problem(
+        model=model.astype(np.int32),
+        band=columns.band.astype(np.int32),
+        count=columns.count,
+        deadline_s=columns.deadline_s - now_s,
+        spread_s=np.zeros(len(groups)),
+        slo_s=columns.slo_s,
+        weight=columns.weight,
+        **fields,
+        cold_s=np.ascontiguousarray(swaps[:, :, 0]),
+        warm_s=np.ascontiguousarray(swaps[:, :, 1]),
+        kind=np.array(kinds, dtype=np.int32),
+        active=active.astype(np.int32),
+        lead_s=lead_s,
+        lead_variance=lead_variance,
+        drain_lead_s=drain_s,
+        drain_lead_variance=drain_variance,
+        warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
+        head=np.array([begin if head else -1 for begin, head in zip(first[:-1].tolist(), heads, strict=True)], dtype=np.int32),
+        clear_s=clear_s,
+        clear_cost=clear_cost,
+        weights=weights_of(estimates.policy),
+    )
+    return Draft(
+        problem=problem,
+        groups=tuple(columns.ids),
+        queues=tuple(slot.facts.name for slot in slots),
+        orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
+        heads=tuple(heads),
+        made_s=now_s,
+    )
+
+
+def weights_of(policy: Policy) -> Weights:
+    """The objective as the solver takes it."""
+    return Weights(
+        late=policy.late_weight,
+        tardiness=policy.tardiness_weight,
+        work=policy.work_weight,
+        completion=policy.completion_weight,
+        head_gain=policy.head_gain,
+        starvation_slos=policy.starvation_slos,
+    )
+
+
+def reconciled(board: Board, draft: Draft, orders: Orders) -> dict[str, list[str]]:
+    """Queues as the orders want them, for the board as it is now. Groups that left it since, or moved where the draft does not reach, are
+    left out; groups that came to a queue, or were not ordered, stand behind who is before them now, if that stays on their queue, else in
+    front of the first that is less urgent. A head that came to its place since stays there: its requests run."""
+    wanted = draft.lists(orders)
+    reach = {name for name in wanted if (slot := board.slots.get(name)) is not None and slot.serving}
+    target = {name: list(queue) for name, queue in board.queues.items()}
+    home: dict[str, str] = {}
+    for name in sorted(reach):
+        kept = []
+        for group_id in wanted[name]:
+            group = board.groups.get(group_id)
+            if group is not None and group.open and group.instance in reach:
+                home[group_id] = name
+                kept.append(group_id)
+        target[name] = kept
+    heads = dict(zip(draft.queues, draft.heads, strict=True))
+    for name in sorted(reach):
+        _put_others(board, name, target[name], home)
+        have = board.queues[name]
+        if have and have[0] != heads[name] and home.get(have[0]) == name and board.slots[name].running:
+            target[name].remove(have[0])
+            target[name].insert(0, have[0])
+        ranks = [board.groups[group_id].rank for group_id in target[name]]
+        if any(left > right for left, right in pairwise(ranks)):
+            target[name].sort(key=lambda group_id: board.groups[group_id].rank)
+    return target
+
+
+def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str]) -> None:
+    """The groups of a queue that were not ordered."""
+    before = ""
+    for group_id in board.queues[name]:
+        if group_id not in home:
+            group = board.groups[group_id]
+            if before:
+                at = queue.index(before) + 1
+            else:
+                at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
+            queue.insert(at, group_id)
+        if home.get(group_id, name) == name:
+            before = group_id
+
+
+# Kinds ----------------------------------------------------------------------------------------------------------------
+
+
+def _kinds(slots: Sequence[Slot], estimates: Estimates) -> tuple[list[int], list[Slot]]:
+    """The kind of each instance, and the first instance of each kind."""
+    step = SPEED_STEP
+    while True:
+        numbers: dict[KindKey, int] = {}
+        kinds: list[int] = []
+        representatives: list[Slot] = []
+        for slot in slots:
+            key = _kind_key(slot, estimates, step)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                representatives.append(slot)
+            kinds.append(numbers[key])
+        if len(representatives) <= KINDS_MAX or step > 10.0:
+            return kinds, representatives
+        step *= 2.0
+
+
+def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
+    facts = slot.facts
+    speeds = []
+    for name in sorted(facts.models):
+        hardware = estimates.hardware(facts, name)
+        speeds.append(None if hardware is None else round(math.log(hardware.slowdown) / step))
+    return (facts.gpu, facts.n_gpu, facts.models, facts.batch_max, facts.time_scale, *speeds)
+
+
+def _kind_terms(
+    representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, at_a_time: float
+) -> dict[str, NDArray[np.float64]]:
+    """What the problem has for kinds and groups. `at_a_time`: requests that an instance has in the mean, which share its batch."""
+    on = np.arange(len(representatives), dtype=np.int64)[:, None]
+    shared = made.classes(representatives, on, columns)
+    each = terms(shared, columns, np.full(len(columns.count), at_a_time))
+    decode_s = columns.count * each.decode_s
+    in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, columns.count / shared[BATCH]))
+    fields = {
+        "work_s": columns.count * each.prefill_s + decode_s,
+        "work_variance": columns.count * each.decode_variance,
+        "own_s": each.own_s,
+        "own_variance": each.own_variance,
+        "drain_s": np.maximum(0.0, each.drain_s - in_flight_s),
+    }
+    unserved = np.isnan(shared[BATCH])
+    for name, values in fields.items():
+        values[unserved] = np.inf
+        if np.isnan(values).any():
+            raise ProblemError(f"{name}: the profiles give no number for {int(np.isnan(values).sum())} of {values.size}")
+    return fields
+
+
+def _names(codes: Sequence[int], groups: Sequence[Group], columns: GroupColumns) -> list[str]:
+    """The models of the problem, by their numbers there."""
+    of = {code: group.traits.key.model for code, group in zip(columns.model.tolist(), groups, strict=True)}
+    return [of[code] for code in codes]
+
+
+def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]:
+    """From disk, from host memory; infinite where the instance does not have the model."""
+    hardware = estimates.hardware(slot.facts, model)
+    return (math.inf, math.inf) if hardware is None else (hardware.swap_s(warm=False), hardware.swap_s(warm=True))
+
+
+# Queues ---------------------------------------------------------------------------------------------------------------
+
+
+def _head(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> str:
+    """The group that is served now, or next."""
+    return queue[0].group_id if queue and estimates.can_serve(slot, queue[0].traits.key.model) else ""
+
+
+def _engine_row(policy: Policy, engine: Engine, names: Sequence[str]) -> tuple[float, ...]:
+    """Of one queue: lead, drain, clearing, and the active model's number. The lead is the work that is left: requests of the active model
+    begin before, as seats become free, but then they share the batch."""
+    active = names.index(engine.active_model) if engine.active_model in names else -1
+    clear_s, clear_cost = engine.drain_s, 0.0
+    if engine.way is not None:
+        clear_s = engine.way.clear_s
+        displaced = sum(runner.count for runner in engine.runners)
+        # They come back behind the head: after two swaps at the least.
+        away_s = 2.0 * max((runner.warm_s for runner in engine.runners), default=0.0) + engine.way.displacement_s
+        clear_cost = displaced * (policy.work_weight * engine.way.displacement_s + policy.completion_weight * away_s)
+    return (engine.left_s, engine.left[VARIANCE], engine.drain_s, engine.drain_variance, clear_s, clear_cost, float(active))

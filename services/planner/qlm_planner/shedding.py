@@ -1,0 +1,67 @@
+"""Shedding under overload (`planner.overload: shed`, QLM A.3, c): requests that would be late anyway are failed, lowest value first.
+
+At each look at the queue the groups that the plan expects to be late are valued: weight of a request over the engine time that it takes.
+The lowest loses as many requests as are expected to be late in it, from its old end where those can no more be in time even alone, else
+from its new end, which is served last. Nothing is shed for one look alone: a better order comes first (`Reshaping` has tried one by then).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from qlm_planner.advice.late_share import late_share
+from qlm_planner.board import Board, Group
+from qlm_planner.effects import Shed
+from qlm_planner.estimates import Estimates
+from qlm_planner.insertion import lines_of, timelines_of
+from qlm_planner.policy import BATCH_MAX, Policy
+from qlm_planner.terms import Term
+
+LOOKS_MIN = 3
+"""Looks in a row at which a group is expected to be late before it loses requests."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Shedding:
+    """`looks`: how often in a row each group was expected to be late. `due`: what is to be shed now. `calling`: a call is under way."""
+
+    policy: Policy
+    looks: dict[str, int] = field(default_factory=dict)
+    due: Shed | None = None
+    calling: bool = False
+    next_s: float = -math.inf
+
+    def look(self, board: Board, estimates: Estimates, now_s: float) -> None:
+        """After an overview. Costs O(groups)."""
+        self.due = None
+        late: list[tuple[float, float, Group, Term]] = []
+        lines = lines_of(board, estimates)
+        for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
+            for place, term in enumerate(line.terms):
+                begin_s, end_s = float(times.start_s[place]) + term.own_s, float(times.end_s[place])
+                deviation_s = math.sqrt(float(times.end_variance[place]))
+                expected = term.count * late_share(min(begin_s, end_s), end_s, deviation_s, term.deadline_s - now_s)
+                if expected >= 1.0 and term.work_s > 0.0:
+                    group = board.groups[term.group_id]
+                    late.append((term.weight * term.count / term.work_s, expected, group, term))
+        self.looks = {group.group_id: self.looks.get(group.group_id, 0) + 1 for _, _, group, _ in late}
+        ripe = [each for each in late if self.looks[each[2].group_id] >= LOOKS_MIN]
+        if not ripe or now_s < self.next_s:
+            return
+        _, expected, group, term = min(ripe, key=lambda each: (each[0], -each[1], each[2].group_id))
+        count = min(int(expected), self.policy.shed_max, BATCH_MAX)
+        hopeless = now_s + term.own_s > term.deadline_s
+        self.due = Shed(group_id=group.group_id, keep=group.waiting - count, count=count, oldest=hopeless)
+
+    def call(self, now_s: float) -> Shed | None:
+        """The call to make now, if any: at most `shed_max` requests in `shed_every_s`."""
+        if self.calling or self.due is None:
+            return None
+        due, self.due = self.due, None
+        self.calling = True
+        self.next_s = now_s + self.policy.shed_every_s
+        return due
+
+    def answered(self) -> None:
+        self.calling = False

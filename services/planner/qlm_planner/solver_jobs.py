@@ -1,0 +1,61 @@
+"""One job of the solver from its question to its answer, wherever it runs: in the worker, in the simulator, in a test."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from qlm_planner import solver
+from qlm_planner.effects import Solve, Stage
+from qlm_planner.events import Solved, SolveFailed
+
+REASON_CHARACTERS_MAX = 500
+
+EXACT_GROUPS_MAX = 10
+"""Of so many groups an order can be proven to be the best; the program of more is hopeless (ADR 14)."""
+
+EXACT_TIME_LIMIT_S = 5.0
+
+
+class Choice(StrEnum):
+    """Which solver works out a plan. The exact ones do small queues, within a time limit; the heuristic does all others."""
+
+    HEURISTIC = "heuristic"
+    EXACT_HIGHS = "exact-highs"
+    EXACT_GLPK = "exact-glpk"
+
+
+def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFailed:
+    """A function of the job alone, but for an exact solver that reaches its time limit. What the solver raises is an answer too: whoever
+    asked goes on with the plan that is in force."""
+    try:
+        found = _found(job, choice)
+    except Exception as error:
+        return SolveFailed(job=job.job, reason=f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX])
+    return Solved(job=job.job, orders=found.orders, rule=found.rule)
+
+
+def _found(job: Solve, choice: Choice) -> solver.Solved:
+    match job.stage:
+        case Stage.FIRST:
+            return solver.construct(job.problem)
+        case Stage.POLISHED if job.orders is None:
+            found = solver.solve(job.problem, moves=job.moves, seed=job.seed)
+            return found if choice is Choice.HEURISTIC or job.problem.groups > EXACT_GROUPS_MAX else _exact(job, choice, found)
+        case Stage.POLISHED | Stage.REPAIR:
+            assert job.orders is not None, "a repair begins with an order"
+            return solver.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
+
+
+def _exact(job: Solve, choice: Choice, heuristic: solver.Solved) -> solver.Solved:
+    """The exact solver's orders if it has any and they are cheaper. That it has none is said in the rule, and costs nothing else."""
+    from qlm_planner import exact  # late: an extra
+
+    own = exact.Solver.HIGHS if choice is Choice.EXACT_HIGHS else exact.Solver.GLPK
+    try:
+        found = exact.solve_exactly(job.problem, exact.Settings(solver=own, time_limit_s=EXACT_TIME_LIMIT_S))
+    except exact.ExactError as error:
+        return solver.Solved(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
+    rule = f"{choice}: {found.status}"
+    if found.cost.total < heuristic.cost.total:
+        return solver.Solved(orders=found.orders, cost=found.cost, rule=rule)
+    return solver.Solved(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {rule}")

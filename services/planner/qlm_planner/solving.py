@@ -1,0 +1,162 @@
+"""Jobs of the solver: what is asked, what is under way, and what its answer is worth by the time it comes.
+
+At most one job counts. It works on a draft of the board while the board goes on; the answer is reconciled with the board as it is then
+(`problems.reconciled`) and judged by the model of queues (`judging`). So an answer is never thrown away for being late, and never applied
+for a board that is gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms
+from qlm_planner.effects import JobEnded, Outcome, PlanCause, Solve, Stage
+from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.judging import Target, current, plan_costs, worth
+from qlm_planner.policy import Policy
+from qlm_planner.problems import Draft, draft, reconciled
+from qlm_planner.solver.problem import Orders, ProblemError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One question to the solver. `asks`: replans that were asked for, and that it answers."""
+
+    number: int
+    stage: Stage
+    cause: PlanCause
+    draft: Draft
+    moves: int
+    began_s: float
+    asks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A better order: queues as they should be, for a job."""
+
+    job: Job
+    target: Target
+    gain: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Solving:
+    """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `effects`: what is to be done,
+    since it was asked last."""
+
+    policy: Policy
+    terms: ClassTerms
+    job: Job | None = None
+    number: int = 0
+    failures: int = 0
+    blocked_until_s: float = -math.inf
+    effects: list[Solve | JobEnded] = field(default_factory=list)
+
+    def take_effects(self) -> list[Solve | JobEnded]:
+        effects, self.effects = self.effects, []
+        return effects
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    def repair(self, board: Board, now_s: float) -> None:
+        """Looks at the order around new groups again."""
+        self._ask(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s, ())
+
+    def replan(self, cause: PlanCause, board: Board, now_s: float, asks: tuple[int, ...]) -> bool:
+        """Looks for a whole new order: many groups first get one that is constructed. Takes the place of a repair. False if there is
+        nothing to order, or the board makes no problem."""
+        stage = Stage.FIRST if board.open_groups > self.policy.first_groups else Stage.POLISHED
+        return self._ask(cause, stage, board, now_s, asks)
+
+    def _ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...]) -> bool:
+        try:
+            made = draft(board, self.terms.estimates, self.terms, now_s)
+        except (ProblemError, ValueError, ArithmeticError) as error:
+            self.number += 1
+            self._failed(self.number, stage, cause, now_s, 0, 0, now_s, f"no problem: {error}")
+            return False
+        if made is None:
+            return False
+        self._begin(stage, cause, made, made.orders if stage is Stage.REPAIR else None, now_s, asks)
+        return True
+
+    def polish(self, job: Job, orders: Orders, now_s: float) -> None:
+        """Goes on from a first order."""
+        self._begin(Stage.POLISHED, job.cause, job.draft, orders, now_s, job.asks)
+
+    def _begin(self, stage: Stage, cause: PlanCause, made: Draft, orders: Orders | None, now_s: float, asks: tuple[int, ...]) -> None:
+        self.number += 1
+        moves = moves_of(self.policy, stage, made.problem.groups)
+        self.job = Job(number=self.number, stage=stage, cause=cause, draft=made, moves=moves, began_s=now_s, asks=asks)
+        self.effects.append(Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number))
+
+    # Answers ----------------------------------------------------------------------------------------------------------
+
+    def take(self, event: Solved | SolveFailed) -> Job | None:
+        """The job that an answer is for; None for one that another has taken the place of."""
+        job = self.job
+        if job is None or job.number != event.job:
+            return None
+        self.job = None
+        return job
+
+    def solved(self, job: Job, orders: Orders, rule: str, board: Board, now_s: float) -> Plan | None:
+        """What the answer is worth on the board as it is now; None for less than the margin."""
+        self.failures = 0
+        try:
+            target = reconciled(board, job.draft, orders)
+            before, after = (cost.weighed(self.policy) for cost in plan_costs(board, self.terms, now_s, [current(board), target]))
+        except (ValueError, ArithmeticError) as error:
+            self._fail(job, now_s, f"not judged: {error}")
+            return None
+        better = worth(self.policy, before, after)
+        outcome = Outcome.APPLIED if better else Outcome.KEPT
+        self.effects.append(_ended(job, outcome, gain=before - after, rule=rule))
+        return Plan(job=job, target=target, gain=before - after) if better else None
+
+    def failed(self, job: Job, reason: str, now_s: float) -> None:
+        """No answer: the next job waits, longer with every failure in a row."""
+        self._fail(job, now_s, reason)
+
+    def _fail(self, job: Job, now_s: float, reason: str) -> None:
+        self._failed(job.number, job.stage, job.cause, job.began_s, job.draft.problem.groups, job.moves, now_s, reason)
+
+    def _failed(
+        self, number: int, stage: Stage, cause: PlanCause, began_s: float, groups: int, moves: int, now_s: float, reason: str
+    ) -> None:
+        pause_s = min(self.policy.solve_retry_max_s, self.policy.solve_retry_first_s * 2.0 ** min(self.failures, 30))
+        self.failures += 1
+        self.blocked_until_s = now_s + pause_s
+        self.effects.append(
+            JobEnded(
+                job=number, stage=stage, cause=cause, outcome=Outcome.FAILED, began_s=began_s, groups=groups, moves=moves, reason=reason
+            )
+        )
+
+
+def moves_of(policy: Policy, stage: Stage, groups: int) -> int:
+    """How many moves a job may try."""
+    match stage:
+        case Stage.REPAIR:
+            return policy.repair_moves
+        case Stage.FIRST:
+            return 0
+        case Stage.POLISHED:
+            return min(policy.moves_max, policy.moves_each * max(policy.moves_groups_min, groups))
+
+
+def _ended(job: Job, outcome: Outcome, *, gain: float, rule: str) -> JobEnded:
+    return JobEnded(
+        job=job.number,
+        stage=job.stage,
+        cause=job.cause,
+        outcome=outcome,
+        began_s=job.began_s,
+        groups=job.draft.problem.groups,
+        moves=job.moves,
+        gain=gain,
+        rule=rule,
+    )

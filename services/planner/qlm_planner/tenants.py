@@ -1,0 +1,118 @@
+"""What tenants count for: the weight of their lateness, and the share of the served work that they may have before others come first.
+
+Groups are homogeneous in both, so both are in the group key: a *weight class*, one of a few powers of two, and, for a tenant whose share is
+limited, its name. However many tenants there are, few classes come of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+WEIGHT_EXPONENT_MAX = 4
+"""Weights count as the nearest power of two from 1/16 to 16: nine classes."""
+
+LIMITED_MAX = 64
+"""Tenants without settings of their own that have groups of their own at a time, where their share is limited. So many cannot all have
+more than a 64th; who comes when all places are taken is not limited."""
+
+BETWEEN = "/"
+"""Between a weight class and the name of a tenant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Settings of one tenant, "" for all that have none of their own. `share_max`: of the served work, 1 for no limit. Raises
+    ValueError for a weight that is not finite and positive, and a share that is not above 0 and at most 1."""
+
+    name: str = ""
+    weight: float = 1.0
+    share_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0.0):
+            raise ValueError(f"tenant {self.name!r}: weight must be finite and > 0, got {self.weight}")
+        if not 0.0 < self.share_max <= 1.0:
+            raise ValueError(f"tenant {self.name!r}: share_max must be > 0 and at most 1, got {self.share_max}")
+
+    @property
+    def limited(self) -> bool:
+        return self.share_max < 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenants:
+    """All settings. Raises ValueError for a name that is empty or comes twice."""
+
+    named: tuple[Tenant, ...] = ()
+    others: Tenant = field(default_factory=Tenant)
+    _by_name: dict[str, Tenant] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_name.update({tenant.name: tenant for tenant in self.named})
+        if len(self._by_name) != len(self.named) or "" in self._by_name:
+            raise ValueError("tenants: every one has a name of its own")
+
+    def of(self, name: str) -> Tenant:
+        return self._by_name.get(name, self.others)
+
+    def knows(self, name: str) -> bool:
+        return name in self._by_name
+
+    def share_max(self, tenant_class: str) -> float:
+        """The limit of a class of tenants, 1 for none."""
+        name = limited_tenant(tenant_class)
+        return self.of(name).share_max if name else 1.0
+
+
+def weight_class(weight: float) -> str:
+    """The nearest power of two: "2", "1_4" for a quarter."""
+    exponent = max(-WEIGHT_EXPONENT_MAX, min(WEIGHT_EXPONENT_MAX, round(math.log2(weight))))
+    return str(2**exponent) if exponent >= 0 else f"1_{2**-exponent}"
+
+
+WEIGHTS = {weight_class(2.0**exponent): 2.0**exponent for exponent in range(-WEIGHT_EXPONENT_MAX, WEIGHT_EXPONENT_MAX + 1)}
+
+
+def weight_of(tenant_class: str) -> float:
+    """What a late request of a class counts; 1 for a class that no planner of this version made."""
+    return WEIGHTS.get(tenant_class.partition(BETWEEN)[0], 1.0)
+
+
+def limited_tenant(tenant_class: str) -> str:
+    """The tenant of a class of one with a limited share, "" for others."""
+    return tenant_class.partition(BETWEEN)[2]
+
+
+@dataclass(slots=True, kw_only=True)
+class TenantClasses:
+    """Which class a tenant's requests are of. Holds at most `LIMITED_MAX` names, those of tenants without settings of their own:
+    `seen_s`, when each sent something last. A place is free again `forget_s` after that."""
+
+    tenants: Tenants
+    forget_s: float
+    seen_s: dict[str, float] = field(default_factory=dict)
+
+    def of(self, name: str, now_s: float) -> str:
+        tenant = self.tenants.of(name)
+        weight = weight_class(tenant.weight)
+        if not name or not tenant.limited or not (self.tenants.knows(name) or self._has_place(name, now_s)):
+            return weight
+        return f"{weight}{BETWEEN}{name}"
+
+    def _has_place(self, name: str, now_s: float) -> bool:
+        self.seen_s.pop(name, None)
+        if len(self.seen_s) >= LIMITED_MAX:
+            for old in list(self._old(now_s)):
+                del self.seen_s[old]
+            if len(self.seen_s) >= LIMITED_MAX:
+                return False
+        self.seen_s[name] = now_s  # the last in order sent last
+        return True
+
+    def _old(self, now_s: float) -> Iterator[str]:
+        for name, seen_s in self.seen_s.items():
+            if now_s - seen_s < self.forget_s:
+                return
+            yield name

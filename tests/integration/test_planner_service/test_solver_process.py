@@ -1,0 +1,161 @@
+"""The solver's process beside a planner: warm, killed in the middle of a job, too slow, never there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from qlm_planner.effects import Solve, Stage
+from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.solver import Problem
+from qlm_planner.solver_jobs import Choice
+from qlm_planner.worker import SolverWorker
+
+from .cluster import Cluster, until
+
+WARM_UP_S = 300.0
+"""Compiled code may not be cached yet."""
+
+HOURS_MOVES = 2_000_000_000
+
+
+def problem(groups: int = 6) -> Problem:
+    """Groups of two models by turns on one queue, the last one due first."""
+    ones, zero = np.ones(groups), np.zeros(1)
+    return Problem(
+        model=np.arange(groups, dtype=np.int32) % 2,
+        band=np.zeros(groups, dtype=np.int32),
+        count=10.0 * ones,
+        deadline_s=np.linspace(300.0, 20.0, groups),
+        spread_s=0.0 * ones,
+        slo_s=300.0 * ones,
+        weight=ones,
+        work_s=np.full((1, groups), 2.0),
+        work_variance=np.full((1, groups), 0.1),
+        own_s=np.full((1, groups), 1.0),
+        own_variance=np.full((1, groups), 0.1),
+        drain_s=np.full((1, groups), 1.0),
+        cold_s=np.full((1, 2), 5.0),
+        warm_s=np.full((1, 2), 1.0),
+        kind=np.zeros(1, dtype=np.int32),
+        active=np.zeros(1, dtype=np.int32),
+        lead_s=zero,
+        lead_variance=zero,
+        drain_lead_s=zero,
+        drain_lead_variance=zero,
+        warm=np.zeros((1, 2), dtype=np.bool_),
+        head=np.full(1, -1, dtype=np.int32),
+        clear_s=zero,
+        clear_cost=zero,
+    )
+
+
+def job(number: int, *, moves: int = 100) -> Solve:
+    return Solve(job=number, stage=Stage.POLISHED, problem=problem(), orders=None, moves=moves, seed=number)
+
+
+@asynccontextmanager
+async def worker(timeout_s: float = 60.0, command: tuple[str, ...] = ()) -> AsyncIterator[SolverWorker]:
+    found = SolverWorker(Choice.HEURISTIC, timeout_s, command=command)
+    found.start()
+    found.start()
+    try:
+        yield found
+    finally:
+        await found.stop()
+        await found.stop()
+
+
+async def warm(found: SolverWorker) -> None:
+    async def is_ready() -> bool:
+        return found.ready
+
+    await until(is_ready, "the solver is warm", WARM_UP_S)
+
+
+async def test_jobs_are_done_and_a_kill_in_the_middle_of_one_is_survived() -> None:
+    answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
+    async with worker() as found:
+        found.submit(job(1), answers.put_nowait)
+        first = await asyncio.wait_for(answers.get(), WARM_UP_S)
+        assert isinstance(first, Solved), first
+        assert sorted(first.orders.groups.tolist()) == list(range(6))
+
+        found.submit(job(2, moves=HOURS_MOVES), answers.put_nowait)
+        found.submit(job(3), answers.put_nowait)
+        found.submit(job(4), answers.put_nowait)
+        pid = found.pid
+        assert pid is not None
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        failed = [await asyncio.wait_for(answers.get(), 30.0)]
+        while not answers.empty():
+            failed.append(answers.get_nowait())
+        assert all(isinstance(each, SolveFailed) for each in failed)
+        assert 3 not in {each.job for each in failed}, "of those that wait only the newest is kept"
+
+        await warm(found)
+        assert found.pid != pid
+        found.submit(job(5), answers.put_nowait)
+        answered = await asyncio.wait_for(answers.get(), 30.0)
+        while answered.job != 5:
+            answered = await asyncio.wait_for(answers.get(), 30.0)
+        assert isinstance(answered, Solved)
+
+
+async def test_a_job_that_takes_too_long_is_ended() -> None:
+    answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
+    async with worker(timeout_s=0.3) as found:
+        await warm(found)
+        pid = found.pid
+        found.submit(job(1, moves=HOURS_MOVES), answers.put_nowait)
+        answer = await asyncio.wait_for(answers.get(), 30.0)
+        assert isinstance(answer, SolveFailed)
+        assert "within 0.3 s" in answer.reason
+
+        async def is_another() -> bool:
+            return found.ready and found.pid != pid
+
+        await until(is_another, "another process", WARM_UP_S)
+
+
+async def test_a_solver_that_never_comes_up_says_so() -> None:
+    answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
+    async with worker(command=(sys.executable, "-c", "raise SystemExit(3)")) as found:
+        found.submit(job(1), answers.put_nowait)
+        assert isinstance(await asyncio.wait_for(answers.get(), 30.0), SolveFailed)
+        found.submit(job(2), answers.put_nowait)
+        assert isinstance(await asyncio.wait_for(answers.get(), 30.0), SolveFailed)
+
+
+async def test_a_planner_goes_on_without_its_solver(cluster: Cluster) -> None:
+    """Killed again and again while requests come: all are placed, and the planner asks again when there is one."""
+    await cluster.join("a")
+    async with cluster.planner() as shell:
+
+        async def is_ready() -> bool:
+            return shell.solver_ready and shell.term is not None and shell.term.caught_up.is_set()
+
+        await until(is_ready, "it leads, with a solver", WARM_UP_S)
+        pid = shell.solver_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for number in range(6):
+            await cluster.submit(("mistral-7b", "vicuna-13b")[number % 2], slo_s=20.0 + 40.0 * number, count=5)
+        await until(cluster.all_placed, "placed without a solver")
+        await until(is_ready, "another solver", WARM_UP_S)
+        assert shell.solver_pid != pid
+        assert cluster.metrics.registry.get_sample_value("qlm_planner_solver_up") == 1.0
+
+        async def has_solved() -> bool:
+            await cluster.submit("mistral-7b-code", slo_s=1000.0)
+            spans = [dict(span.attributes or {}) for span in cluster.spans.get_finished_spans() if span.name == "planner.solve"]
+            return any(span["qlm.solve.outcome"] in ("applied", "kept") for span in spans)
+
+        await until(has_solved, "a job is done", 60.0)

@@ -1,0 +1,198 @@
+"""Advice (QLM A.3, a): demand is measured, the load is played forward, and the smallest fleet that is enough is found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.advice.advising import ADDED_MAX, advise
+from qlm_planner.advice.demand import KEYS_MAX, Demand
+from qlm_planner.advice.forecast import forecast
+from qlm_planner.advice.late_share import late_share
+from qlm_planner.advice.question import Question, question_of
+
+from .world import LEASE_S, World
+
+START_S = 1_000.0
+
+
+def arrival(number: int, at_s: float, *, model: str = "alpha", slo_s: float = 60.0, tokens: int = 200) -> RequestFacts:
+    return RequestFacts(
+        queue_id=f"{number}-0",
+        key=RequestKey("t", f"r{number}"),
+        acceptance_number=number,
+        accepted_s=at_s,
+        model=model,
+        slo=Slo(kind=SloKind.COMPLETION, seconds=slo_s),
+        prompt_tokens=tokens,
+        output_tokens_max=1000,
+    )
+
+
+async def asked(world: World, per_s: dict[tuple[str, float], float], watched_s: float = 60.0) -> Question:
+    """The world's question, where requests came at these rates by (model, SLO)."""
+    machine = world.machine
+    assert machine is not None
+    demand = Demand(world.now_s - watched_s)
+    for (model, slo_s), rate in per_s.items():
+        count = round(rate * watched_s)
+        demand.saw(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s) for n in range(count))
+    return question_of(machine.board, machine.estimates, demand, world.now_s)
+
+
+async def cluster(*names: str, gpu: str = "big") -> World:
+    world = World()
+    for name in names:
+        await world.join(name, gpu)
+    await world.lead()
+    await world.advance(1.0)
+    return world
+
+
+# Demand ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watched_s", [20.0, 120.0, 600.0])
+def test_a_steady_rate_is_measured_however_long_it_was_watched(watched_s: float) -> None:
+    demand = Demand(START_S)
+    demand.saw(arrival(n, START_S + n / 5.0, tokens=100 + n % 2 * 100) for n in range(int(5 * watched_s)))
+    [rate] = demand.rates(START_S + watched_s)
+    assert rate.per_s == pytest.approx(5.0, rel=0.02)
+    assert rate.prompt_tokens == pytest.approx(150.0, rel=0.02)
+
+
+def test_what_came_no_more_fades_and_what_waited_before_is_no_demand() -> None:
+    demand = Demand(START_S)
+    demand.saw([arrival(1, START_S - 5.0)])
+    assert demand.rates(START_S + 60.0) == []
+    demand.saw(arrival(n, START_S + n / 10) for n in range(600))
+    [rate] = demand.rates(START_S + 900.0)
+    assert rate.per_s < 0.02
+
+
+def test_the_keys_that_are_counted_are_bounded() -> None:
+    demand = Demand(START_S)
+    demand.saw(arrival(n, START_S + n, model=f"m{n}") for n in range(3 * KEYS_MAX))
+    assert len(demand.streams) <= KEYS_MAX
+    assert f"m{3 * KEYS_MAX - 1}" in {key.model for key in demand.streams}
+
+
+# Forecasts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "deviation_s", "due_s", "share"),
+    [
+        (0, 10, 0, 5, 0.5),
+        (0, 10, 0, 20, 0),
+        (5, 5, 0, 4, 1),
+        (5, 5, 0, 6, 0),
+        (0, 10, 1e-4, 2.5, 0.75),
+        (3, 3, 1, 3, 0.5),
+        (0, 1, 1, math.inf, 0),
+    ],
+)
+def test_the_share_that_is_late(begin_s: float, end_s: float, deviation_s: float, due_s: float, share: float) -> None:
+    assert late_share(begin_s, end_s, deviation_s, due_s) == pytest.approx(share, abs=1e-3)
+
+
+async def test_attainment_grows_with_instances_and_falls_with_load() -> None:
+    world = await cluster("a", "b", "c", "d")
+    low, high = await asked(world, {("alpha", 30.0): 30.0}), await asked(world, {("alpha", 30.0): 120.0})
+    by_size = [forecast(high, high.fleet[:count]).attainment for count in range(5)]
+    assert by_size == sorted(by_size)
+    assert by_size[0] == 0.0
+    assert by_size[1] < 0.9 < by_size[4]
+    assert forecast(low, low.fleet[:1]).attainment > by_size[1]
+
+
+# Advice ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_load_of_several_instances_asks_for_about_as_many() -> None:
+    """One "big" serves about 45 such requests a second, one "small" half as many."""
+    world = await cluster("a")
+    question = await asked(world, {("alpha", 30.0): 150.0})
+    advice = advise(question)
+    assert [option.gpu for option in advice.options] == ["big", "small"]
+    big, small = advice.options
+    assert big.enough
+    assert small.enough
+    assert 2 <= big.instances <= 5
+    assert small.instances >= 1.5 * big.instances
+    assert big.attainment >= 0.99 > advice.attainment
+    assert advice.model == "alpha"
+    assert advice.line.startswith(f"add {big.instances} more big")
+
+
+async def test_idle_instances_could_go_and_no_more_than_that() -> None:
+    world = await cluster("a", "b", "c", "d", "e")
+    advice = advise(await asked(world, {("alpha", 30.0): 60.0}))
+    assert not advice.options
+    assert 2 <= len(advice.spare) <= 3
+    assert "could go" in advice.line
+    left = replace(await asked(world, {("alpha", 30.0): 60.0}), fleet=())
+    assert advise(left).options[0].instances >= 5 - len(advice.spare) - 1
+
+
+async def test_no_instance_at_all_is_advised_from_what_profiles_know() -> None:
+    world = World()
+    await world.lead()
+    await world.submit("alpha", slo_s=300.0, count=50)
+    await world.settle()
+    question = await asked(world, {("alpha", 300.0): 5.0})
+    assert question.unserved == 50
+    assert question.worth_asking
+    advice = advise(question)
+    assert advice.options
+    assert advice.options[0].instances == 1
+
+
+async def test_a_model_without_a_profile_is_said_to_be_served_by_nobody() -> None:
+    world = World()
+    await world.lead()
+    await world.submit("unheard-of", slo_s=300.0, count=3)
+    await world.settle()
+    advice = advise(await asked(world, {}))
+    assert not advice.options
+    assert "no known GPU serves" in advice.line
+
+
+async def test_an_slo_that_no_fleet_meets_is_told_so() -> None:
+    """Outputs take longer than the SLO on every GPU."""
+    world = await cluster("a")
+    advice = advise(await asked(world, {("alpha", 0.5): 5.0, ("beta", 0.5): 5.0}))
+    assert all(not option.enough and option.instances <= ADDED_MAX for option in advice.options)
+    assert advice.attainment < 0.5
+
+
+async def test_requests_without_a_deadline_are_never_late() -> None:
+    world = await cluster("a")
+    await world.submit("alpha", priority=3, count=5000)
+    await world.settle()
+    question = await asked(world, {})
+    assert question.late == 0.0
+    assert advise(question).options == ()
+
+
+async def test_the_plan_names_who_will_be_late_and_by_how_much() -> None:
+    world = await cluster("a")
+    await world.submit("alpha", slo_s=20.0, count=3000)
+    await world.submit("beta", slo_s=3600.0, count=100)
+    await world.advance(LEASE_S)
+    question = await asked(world, {})
+    assert question.worth_asking
+    assert {miss.model for miss in question.misses} == {"alpha"}
+    assert question.late == pytest.approx(sum(miss.late for miss in question.misses), rel=0.2)
+    assert max(miss.over_s for miss in question.misses) > 20.0
+    assert all(miss.late <= miss.waiting for miss in question.misses)
+
+
+async def test_a_cluster_that_is_enough_is_not_asked_about() -> None:
+    world = await cluster("a")
+    await world.submit("alpha", slo_s=600.0, count=100)
+    await world.settle()
+    assert not (await asked(world, {("alpha", 600.0): 1.0})).worth_asking

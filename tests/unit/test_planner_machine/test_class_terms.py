@@ -1,0 +1,109 @@
+"""The terms of many groups at once against those of one; plans judged so against the lines of single queues."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from qlm_core.instance import InstanceFacts
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.board import Board, Group, Slot
+from qlm_planner.class_terms import ClassTerms
+from qlm_planner.estimates import Estimates
+from qlm_planner.group_meta import group_id_of, traits_of
+from qlm_planner.judging import plan_cost
+from qlm_planner.policy import Policy
+from qlm_planner.timeline import Columns
+
+from .world import CATALOGUE, MODELS, START_S, profiles
+
+
+def estimates() -> Estimates:
+    made = Estimates(Policy())
+    made.load(CATALOGUE, profiles())
+    return made
+
+
+def random_board(seed: int, *, instances: int = 4, groups: int = 60) -> Board:
+    """Queues of groups in any order, on instances of two speeds that all run something."""
+    chance = random.Random(seed)
+    board = Board(slo_band=0)
+    for number in range(instances):
+        name = f"i-{number}"
+        gpu = ("big", "small")[number % 2]
+        facts = InstanceFacts(name=name, incarnation=f"{name}/1", gpu=gpu, n_gpu=1, engine="simulated", models=MODELS)
+        board.slots[name] = Slot(facts=facts, active_model=chance.choice(MODELS), running=5, warm_models=(chance.choice(MODELS),))
+        board.queues[name], board.versions[name] = [], 0
+    for number in range(groups):
+        kind = chance.choice((SloKind.COMPLETION, SloKind.COMPLETION, SloKind.FIRST_TOKEN, SloKind.PRIORITY))
+        slo = Slo(kind=kind, priority=0) if kind is SloKind.PRIORITY else Slo(kind=kind, seconds=chance.choice((30.0, 60.0, 600.0)))
+        request = RequestFacts(
+            queue_id=f"{number}-0",
+            key=RequestKey("t", str(number)),
+            acceptance_number=number,
+            accepted_s=START_S + chance.uniform(-10.0, 0.0),
+            model=chance.choice(MODELS),
+            slo=slo,
+            prompt_tokens=chance.choice((3, 40, 700)),
+            output_tokens_max=256,
+        )
+        name, waiting = f"i-{chance.randrange(instances)}", chance.choice((1, 7, 60, 400))
+        group = Group(
+            group_id=group_id_of(1, number),
+            order=(1, number),
+            traits=traits_of(request),
+            band=0,
+            instance=name,
+            first_deadline_s=request.deadline_s,
+            waiting=waiting,
+            live=waiting,
+            waiting_prompt_tokens=waiting * request.prompt_tokens + chance.randrange(50),
+        )
+        board.groups[group.group_id] = group
+        board.queues[name].append(group.group_id)
+    return board
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_at_once_are_as_each_alone(seed: int) -> None:
+    made, board = estimates(), random_board(seed)
+    terms = ClassTerms(estimates=made)
+    slots = [slot for _, slot in sorted(board.slots.items())]
+    for number, slot in enumerate(slots):
+        queue = board.queue_groups(slot.facts.name)
+        expected = Columns.of([made.term(slot, group) for group in queue], slot.warm_models)
+        columns = terms.columns(queue)
+        found = terms.order_rows(slots, np.full(len(queue), number), columns)
+        assert found == pytest.approx(expected.rows, rel=1e-9, abs=1e-12)
+
+
+def test_a_group_that_cannot_be_served_weighs_nothing() -> None:
+    made, board = estimates(), random_board(1)
+    slot = board.slots["i-0"]
+    slot.facts = InstanceFacts(name="i-0", incarnation="i-0/1", gpu="big", n_gpu=1, engine="simulated", models=("alpha",))
+    queue = board.queue_groups("i-0")
+    assert any(group.traits.key.model != "alpha" for group in queue)
+    terms = ClassTerms(estimates=made)
+    expected = Columns.of([made.term(slot, group) for group in queue], slot.warm_models)
+    assert terms.order_rows([slot], np.zeros(len(queue), dtype=np.int64), terms.columns(queue)) == pytest.approx(expected.rows)
+
+
+def test_other_profiles_give_other_terms() -> None:
+    made, board = estimates(), random_board(2)
+    terms = ClassTerms(estimates=made)
+    before = plan_cost(board, terms, START_S)
+    made.load(CATALOGUE, profiles(output_tokens=200.0))
+    assert plan_cost(board, terms, START_S).completion_s > 1.3 * before.completion_s
+
+
+def test_who_shares_a_batch_is_served_slower() -> None:
+    """Two groups of a model in a row are one run, and take longer than each alone."""
+    made, board = estimates(), random_board(3)
+    terms = ClassTerms(estimates=made)
+    columns = terms.columns(board.queue_groups("i-0"))
+    slots, on = [board.slots["i-0"]], np.zeros(len(columns.count), dtype=np.int64)
+    alone, beside = terms.order_rows(slots, on, columns), terms.order_rows(slots, on, columns, columns.count + 100.0)
+    assert (beside >= alone - 1e-12).all()
+    assert (beside > alone).any()

@@ -1,0 +1,236 @@
+"""Each comparison policy by what defines it (QLM section 8: EDF, vLLM's FCFS, SHEPHERD; and what load balancers do)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from qlm_core.instance import UNASSIGNED
+from qlm_core.request import RequestKey
+from qlm_planner.config import PlannerSettings
+from qlm_planner.events import ReplanAsked
+from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin, draw
+from qlm_planner.policies.shepherd import Shepherd
+from qlm_planner.policies.table import baseline_of
+from qlm_planner.policy import Order, Policy
+
+from .test_arrival_order import served
+from .world import LEASE_S, World
+
+NAMES = ("a", "b", "c", "d")
+OTHERS = [order for order in Order if order is not Order.SLO]
+
+
+def world_of(order: Order, **settings: float) -> World:
+    return World(Policy(lease_ttl_s=LEASE_S, order=order, **settings))  # type: ignore[arg-type]
+
+
+async def joined(world: World, names: Sequence[str] = NAMES) -> None:
+    for name in names:
+        await world.join(name)
+    await world.lead()
+
+
+async def waiting_on(world: World) -> Counter[str]:
+    groups = (await world.queue.overview()).groups.values()
+    found = Counter[str]()
+    for group in groups:
+        found[group.instance] += group.waiting
+    return found
+
+
+def test_every_policy_has_a_setting_and_slo_order_is_none_of_them() -> None:
+    assert baseline_of(Policy()) is None
+    for order in OTHERS:
+        assert PlannerSettings(policy=order.value).policy is order
+        assert baseline_of(Policy(order=order)) is not None
+
+
+@pytest.mark.parametrize("order", OTHERS)
+async def test_everything_is_placed_once_and_nothing_where_nobody_serves_it(order: Order) -> None:
+    world = world_of(order)
+    await world.join("a", models=["alpha"])
+    await world.join("b", models=["alpha", "beta"])
+    await world.lead()
+    for number in range(30):
+        await world.submit(("alpha", "beta", "gamma")[number % 3], slo_s=(30.0, 600.0)[number % 2])
+        await world.settle()
+    await world.submit("beta", priority=-3)
+    await world.settle()
+    found = await waiting_on(world)
+    assert found.total() == 31
+    assert found[UNASSIGNED] == 10
+    assert "beta" not in (await world.queues())["a"]
+    await world.join("c")
+    await world.advance(2.0)
+    assert (await waiting_on(world))[UNASSIGNED] == 0
+
+
+@pytest.mark.parametrize("order", OTHERS)
+async def test_a_lost_instance_loses_no_request(order: Order) -> None:
+    world = world_of(order)
+    await joined(world, ("a", "b", "c"))
+    keys: list[RequestKey] = []
+    for number in range(40):
+        keys += await world.submit(("alpha", "beta")[number % 2], slo_s=60.0 + number)
+        await world.settle()
+    await world.advance(LEASE_S + 1.0)
+    await world.kill("b")
+    await world.advance(2.0)
+    assert sorted(await served(world, "a") + await served(world, "c")) == sorted(key.request_id for key in keys)
+    await world.tell(ReplanAsked(ask=7))
+    await world.advance(1.0)
+    assert any(7 in change.replans for change in world.changes), "who asks is answered"
+
+
+# Balancers ------------------------------------------------------------------------------------------------------------
+
+
+async def test_round_robin_gives_each_instance_its_turn() -> None:
+    world = world_of(Order.ROUND_ROBIN)
+    await world.join("a", "small")
+    await world.join("b", "big")
+    await world.lead()
+    await world.submit("alpha", count=100)
+    await world.settle()
+    assert await waiting_on(world) == {"a": 50, "b": 50}, "however fast they are"
+
+
+def test_round_robin_goes_on_after_one_that_left() -> None:
+    policy = RoundRobin()
+    assert [policy.choose(NAMES, "", {}) for _ in range(5)] == ["a", "b", "c", "d", "a"]
+    assert policy.choose(("a", "d"), "", {}) == "d"
+    assert policy.choose(("a", "d"), "", {}) == "a"
+
+
+def test_chance_is_even_and_the_same_for_the_same_seed() -> None:
+    picks = [Chance(7).choose(NAMES, f"{number}-0", {}) for number in range(4000)]
+    assert all(900 < count < 1100 for count in Counter(picks).values())
+    assert picks == [Chance(7).choose(NAMES, f"{number}-0", {}) for number in range(4000)]
+    assert picks != [Chance(8).choose(NAMES, f"{number}-0", {}) for number in range(4000)]
+
+
+def test_power_of_two_takes_the_shorter_of_two_and_every_pair_comes() -> None:
+    pairs = set[tuple[str, ...]]()
+    for number in range(500):
+        loads = {name: draw(1, f"{name}{number}", 9) % 100 for name in NAMES}
+        pick = PowerOfTwo(3).choose(NAMES, f"{number}-0", loads)
+        first = draw(3, f"{number}-0", 1) % 4
+        second = (first + 1 + draw(3, f"{number}-0", 2) % 3) % 4
+        assert first != second
+        assert loads[pick] == min(loads[NAMES[first]], loads[NAMES[second]])
+        pairs.add(tuple(sorted((NAMES[first], NAMES[second]))))
+    assert pairs == set(itertools.combinations(NAMES, 2))
+    assert PowerOfTwo(3).choose(("a",), "1-0", {"a": 9}) == "a"
+
+
+async def test_power_of_two_is_nearer_to_even_than_chance() -> None:
+    spread = {}
+    for order in (Order.RANDOM, Order.POWER_OF_TWO, Order.LEAST_LOADED):
+        world = world_of(order)
+        await joined(world)
+        await world.submit("alpha", slo_s=3600.0, count=400)
+        await world.settle()
+        found = await waiting_on(world)
+        spread[order] = max(found.values()) - min(found.values())
+    assert spread[Order.LEAST_LOADED] <= 1
+    assert spread[Order.POWER_OF_TWO] < spread[Order.RANDOM]
+
+
+def test_least_loaded_counts_requests() -> None:
+    assert LeastLoaded().choose(NAMES, "", {"a": 3, "b": 1, "c": 2, "d": 1}) == "b"
+
+
+# EDF ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_edf_serves_by_deadline_whatever_the_model() -> None:
+    """Deadlines that alternate between two models swap at every group (QLM section 2.4, insight 3)."""
+    world = world_of(Order.EDF)
+    await joined(world, ("a",))
+    keys: list[RequestKey] = []
+    for number in range(12):
+        keys += await world.submit(("alpha", "beta")[number % 2], slo_s=900.0 - 30.0 * number)
+        await world.settle()
+    assert await served(world, "a") == [key.request_id for key in reversed(keys)]
+    assert (await world.queues())["a"] == ["beta", "alpha"] * 6
+
+
+async def test_edf_goes_where_it_would_end_first() -> None:
+    world = world_of(Order.EDF)
+    await world.join("a", "big")
+    await world.join("b", "small")
+    await world.lead()
+    await world.submit("alpha", slo_s=3600.0, count=900)
+    await world.settle()
+    found = await waiting_on(world)
+    assert found["a"] == pytest.approx(2 * found["b"], rel=0.25), "the big one is twice as fast"
+
+
+async def test_edf_keeps_bands_and_gives_work_to_an_instance_that_joins() -> None:
+    world = world_of(Order.EDF)
+    await joined(world, ("a",))
+    for number in range(20):
+        await world.submit(("alpha", "beta")[number % 2], slo_s=100.0 + 20.0 * number, count=20)
+        await world.settle()
+    [urgent] = await world.submit("gamma", priority=-1)
+    await world.settle()
+    assert (await served(world, "a"))[0] == urgent.request_id
+    await world.join("b")
+    await world.advance(2.0)
+    assert (await waiting_on(world))["b"] > 100
+
+
+# SHEPHERD -------------------------------------------------------------------------------------------------------------
+
+
+async def test_shepherd_makes_batches_of_a_fixed_size() -> None:
+    world = world_of(Order.SHEPHERD)
+    await joined(world, ("a",))
+    machine = world.machine
+    assert machine is not None
+    await world.submit("alpha", slo_s=3600.0, count=700)
+    await world.settle()
+    sizes = sorted(group.waiting for group in machine.board.groups.values())
+    assert len(set(sizes[1:])) == 1, "all but the last are full"
+    slot, group = machine.board.slots["a"], next(iter(machine.board.groups.values()))
+    limits = machine.estimates.limits(slot, group.traits.key, 3600.0, 200.0)
+    assert sizes[-1] == int(limits.live / world.policy.delta)
+
+
+async def test_shepherd_ends_more_batches_in_time_than_deadlines_alone_do() -> None:
+    """Overload: by deadline every batch is late in turn; the program lets some go and ends the others in time."""
+    late = {}
+    for order in (Order.EDF, Order.SHEPHERD):
+        world = world_of(order, delta=1.0)
+        await joined(world, ("a",))
+        await world.submit("alpha", slo_s=4.0, count=600)
+        await world.settle()
+        await world.submit("alpha", slo_s=11.0, count=300)
+        await world.advance(1.0)
+        machine = world.machine
+        assert machine is not None
+        late[order] = machine.reshaping.predicted.late
+    assert late[Order.SHEPHERD] < late[Order.EDF]
+
+
+async def test_shepherd_out_of_time_falls_back_on_deadlines_and_says_so() -> None:
+    world = world_of(Order.SHEPHERD)
+    await joined(world, ("a", "b"))
+    machine = world.machine
+    assert machine is not None
+    await world.submit("alpha", slo_s=5.0, count=900)
+    await world.submit("beta", slo_s=6.0, count=900)
+    await world.settle()
+    hurried = Shepherd(time_limit_s=0.0)
+    orders = hurried.reorder(machine.board, machine.estimates, world.now_s)
+    assert orders is not None
+    assert hurried.fallbacks == 1
+    patient = Shepherd()
+    assert patient.reorder(machine.board, machine.estimates, world.now_s) is not None
+    assert patient.fallbacks == 0
+    named = sorted(group_id for order in orders.values() for group_id in order)
+    assert named == sorted(group.group_id for group in machine.board.groups.values() if group.open)

@@ -1,0 +1,120 @@
+"""Fallbacks when no order meets the SLOs (`planner.overload`, QLM A.3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from qlm_core.errors import NotFound
+from qlm_core.overload import Overload
+from qlm_core.request import RequestKey, RequestState
+from qlm_planner.effects import Shed
+from qlm_planner.policy import Policy
+
+from .world import LEASE_S, World
+
+
+async def overloaded(overload: Overload, **settings: float) -> World:
+    world = World(Policy(lease_ttl_s=LEASE_S, overload=overload, **settings))  # type: ignore[arg-type]
+    await world.join("a")
+    await world.lead()
+    return world
+
+
+async def states(world: World, keys: list[RequestKey]) -> Counter[RequestState]:
+    found = Counter[RequestState]()
+    for key in keys:
+        try:
+            found[(await world.queue.find(key)).state] += 1
+        except NotFound:
+            found[RequestState.EXPIRED] += 1
+    return found
+
+
+async def test_shedding_fails_what_would_be_late_and_saves_the_rest() -> None:
+    world = await overloaded(Overload.SHED)
+    keys = await world.submit("alpha", slo_s=20.0, count=1500)
+    await world.advance(15.0)
+    machine = world.machine
+    assert machine is not None
+    found = await states(world, keys)
+    assert found[RequestState.FAILED] >= 300
+    assert found[RequestState.FAILED] + found[RequestState.PLACED] == 1500
+    ended = [await world.queue.find(key) for key in keys if (await world.queue.find(key)).state is RequestState.FAILED]
+    assert b"SHED" in ended[0].result  # type: ignore[union-attr]
+
+
+async def test_shedding_is_bounded_in_a_second_and_waits_for_several_looks() -> None:
+    world = await overloaded(Overload.SHED, shed_max=20)
+    await world.submit("alpha", slo_s=20.0, count=1500)
+    await world.settle()
+    assert not [call for call in world.calls if isinstance(call, Shed)], "a better order comes first"
+    await world.advance(10.0)
+    sheds = [call for call in world.calls if isinstance(call, Shed)]
+    assert 1 <= len(sheds) <= 11
+    assert all(call.count <= 20 for call in sheds)
+
+
+async def test_nothing_is_shed_that_is_in_time_or_has_no_deadline() -> None:
+    world = await overloaded(Overload.SHED)
+    await world.submit("alpha", slo_s=600.0, count=300)
+    await world.submit("beta", priority=5, count=1500)
+    await world.advance(5.0)
+    assert not [call for call in world.calls if isinstance(call, Shed)]
+
+
+async def test_the_lowest_value_goes_first() -> None:
+    """Two kinds are late alike; the one with long prompts takes more engine time for the same weight."""
+    world = await overloaded(Overload.SHED)
+    await world.submit("alpha", slo_s=15.0, count=800)
+    await world.submit("alpha", slo_s=15.0, count=800, prompt_tokens=2000)
+    await world.advance(4.0)
+    machine = world.machine
+    assert machine is not None
+    first = next(call for call in world.calls if isinstance(call, Shed))
+    group = machine.board.groups.get(first.group_id)
+    assert group is None or group.traits.key.token_class == "4096"
+
+
+@pytest.mark.parametrize("overload", [Overload.BEST_EFFORT, Overload.REFUSE])
+async def test_nothing_is_shed_under_other_fallbacks(overload: Overload) -> None:
+    world = await overloaded(overload)
+    await world.submit("alpha", slo_s=5.0, count=700)
+    await world.advance(4.0)
+    assert not [call for call in world.calls if isinstance(call, Shed)]
+
+
+async def test_edf_orders_by_deadline_while_misses_are_expected_and_no_longer() -> None:
+    world = await overloaded(Overload.EDF)
+    keys: list[RequestKey] = []
+    for number in range(20):
+        keys += await world.submit(("alpha", "beta")[number % 2], slo_s=6.0 + number, count=60)
+        await world.settle()
+    await world.advance(6.0)
+    machine = world.machine
+    assert machine is not None
+    assert machine.reshaping.deciding is machine.reshaping.fallback
+    deadlines = [machine.board.groups[group_id].first_deadline_s for group_id in machine.board.queues["a"]]
+    assert deadlines[1:] == sorted(deadlines[1:])
+    for key in keys:
+        await world.queue.cancel(key, b"")
+    await world.advance(10.0)
+    assert machine.reshaping.deciding is None
+
+
+async def test_a_shed_call_that_failed_is_made_again_after_a_look() -> None:
+    world = await overloaded(Overload.SHED)
+    failed: list[Shed] = []
+
+    def faults(call: object) -> str:
+        if isinstance(call, Shed) and not failed:
+            failed.append(call)
+            return "before"
+        return ""
+
+    world.faults = faults
+    await world.submit("alpha", slo_s=10.0, count=1000)
+    await world.advance(6.0)
+    assert failed
+    assert len([call for call in world.calls if isinstance(call, Shed)]) > 1

@@ -1,0 +1,292 @@
+"""Jobs of the solver: stale answers, answers for another board, failures, margins, and plans that must not swing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlm_planner.class_terms import ClassTerms
+from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
+from qlm_planner.events import ReplanAsked, Solved, SolveFailed
+from qlm_planner.judging import current, plan_costs, worth
+from qlm_planner.policy import Policy
+from qlm_planner.problems import Draft, draft, reconciled
+from qlm_planner.solver import Orders, ProblemError, evaluate
+from qlm_planner.solver_jobs import answer
+
+from .test_class_terms import estimates, random_board
+from .test_policies import Job, serve_by_plan
+from .world import LEASE_S, START_S, World
+
+POLICY = Policy()
+
+
+async def crowded(world: World, *, count: int = 12) -> None:
+    """Groups of three models by turns on one instance, the most urgent last."""
+    await world.join("a")
+    await world.lead()
+    for number in range(count):
+        await world.submit(("alpha", "beta", "gamma")[number % 3], 4000.0 / (number + 1), count=8)
+        await world.settle()
+    world.solves.clear()
+
+
+# Drafts ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_board_as_a_problem(seed: int) -> None:
+    board, made = random_board(seed), estimates()
+    terms = ClassTerms(estimates=made)
+    found = draft(board, made, terms, START_S)
+    assert found is not None
+    assert found.lists(found.orders) == {name: queue for name, queue in board.queues.items() if name in board.slots}
+    problem = found.problem
+    assert problem.cold_s.shape[0] == 2, "two kinds of four instances"
+    assert [int(kind) for kind in problem.kind] == [0, 1, 0, 1]
+    for number, group_id in enumerate(found.groups):
+        group = board.groups[group_id]
+        term = made.term(board.slots["i-0"], group)
+        assert problem.work_s[0, number] == pytest.approx(term.work_s)
+        assert problem.deadline_s[number] == pytest.approx(group.first_deadline_s - START_S)
+
+
+def test_what_cannot_be_served_has_no_finite_work() -> None:
+    board, made = random_board(1), estimates()
+    for name in ("i-0", "i-2"):
+        slot = board.slots[name]
+        slot.facts = replace(slot.facts, models=("alpha",))
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    model = np.array([board.groups[group_id].traits.key.model for group_id in found.groups])
+    assert np.isinf(found.problem.work_s[0, model != "alpha"]).all()
+    assert np.isfinite(found.problem.work_s[1]).all()
+
+
+def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, made = random_board(1), estimates()
+    terms = ClassTerms(estimates=made)
+    shared = terms._shared
+    monkeypatch.setattr(ClassTerms, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(33)])
+    with pytest.raises(ProblemError, match="no number"):
+        draft(board, made, terms, START_S)
+
+
+def test_both_models_of_a_queue_agree_which_order_is_better() -> None:
+    """The solver's linear costs against those of the one model of queues, over shuffled orders of random boards."""
+    agree, pairs = 0, 0
+    for seed in range(8):
+        board, made = random_board(seed, instances=2, groups=24), estimates()
+        terms = ClassTerms(estimates=made)
+        found = draft(board, made, terms, START_S)
+        assert found is not None
+        chance = random.Random(seed)
+        told = []
+        for _ in range(6):
+            lists = found.orders.lists()
+            for queue in lists:
+                rest = queue[1:]
+                chance.shuffle(rest)
+                queue[1:] = rest
+            orders = Orders.of(lists)
+            [cost] = plan_costs(board, terms, START_S, [found.lists(orders)])
+            told.append((evaluate(found.problem, orders).cost.late, cost.late))
+        for one, left in enumerate(told):
+            for right in told[:one]:
+                if abs(left[1] - right[1]) > 30.0:
+                    pairs += 1
+                    agree += (left[0] < right[0]) == (left[1] < right[1])
+    assert pairs >= 20
+    assert agree >= 0.85 * pairs, (agree, pairs)
+
+
+# Reconciling ----------------------------------------------------------------------------------------------------------
+
+
+def reversed_orders(found: Draft) -> Orders:
+    """All groups but the heads the other way round."""
+    return Orders.of([[*queue[:1], *reversed(queue[1:])] for queue in found.orders.lists()])
+
+
+def test_groups_that_left_are_left_out_and_those_that_came_are_kept() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    gone, came = board.queues["i-0"][2], replace(board.groups[board.queues["i-1"][3]], group_id="g1-900")
+    board.groups[gone].waiting = 0
+    board.queues["i-0"].remove(gone)
+    board.groups["g1-900"] = came
+    board.queues["i-1"].insert(2, "g1-900")
+    target = reconciled(board, found, reversed_orders(found))
+    assert sorted(group_id for queue in target.values() for group_id in queue) == sorted(
+        group_id for queue in board.queues.values() for group_id in queue
+    )
+    at = target["i-1"].index("g1-900")
+    assert target["i-1"][at - 1] == board.queues["i-1"][1], "behind who is before it"
+
+
+def test_an_instance_that_is_gone_keeps_what_it_had() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    lists = found.orders.lists()
+    orders = Orders.of([[], [*lists[1], *lists[0]], *lists[2:]])
+    board.slots["i-0"].alive = False
+    target = reconciled(board, found, orders)
+    assert target["i-0"] == board.queues["i-0"]
+    assert not set(target["i-1"]) & set(target["i-0"])
+
+
+def test_a_head_that_came_to_its_place_meanwhile_stays_there() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    first, second = board.queues["i-0"][:2]
+    board.groups[first].waiting = 0
+    board.queues["i-0"].remove(first)
+    assert reconciled(board, found, reversed_orders(found))["i-0"][0] == second
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_group_is_looked_at_again() -> None:
+    world = World()
+    await crowded(world, count=3)
+    await world.advance(1.0)
+    world.solves.clear()
+    await world.submit("beta", 20.0)
+    await world.settle()
+    await world.advance(1.0)
+    assert [job.stage for job in world.solves] == [Stage.REPAIR]
+    assert world.jobs[-1].cause is PlanCause.NEW_GROUP
+
+
+async def test_one_job_at_a_time_and_a_replan_takes_the_place_of_a_repair() -> None:
+    world = World()
+    world.solver = lambda job: None
+    await crowded(world)
+    machine = world.machine
+    assert machine is not None
+    await world.advance(1.0)
+    repair = machine.reshaping.solving.job
+    assert repair is not None
+    assert repair.stage is Stage.REPAIR
+    await world.tell(ReplanAsked(ask=1))
+    asked = machine.reshaping.solving.job
+    assert asked is not None
+    assert asked.stage is Stage.POLISHED
+    before = await world.queues()
+    await world.tell(Solved(job=repair.number, orders=reversed_orders(repair.draft), rule="stale"))
+    assert machine.reshaping.solving.job is asked, "an answer to what nobody asks any more changes nothing"
+    assert await world.queues() == before
+    assert not [change for change in world.changes if change.replans]
+    await world.tell(answer(world.solves[-1]))
+    assert [change.replans for change in world.changes if change.replans] != []
+    assert machine.reshaping.solving.job is None
+
+
+async def test_a_worse_plan_is_not_applied() -> None:
+    world = World()
+    await crowded(world)
+    await world.advance(1.0)
+    before = await world.queues()
+    world.solver = lambda job: Solved(job=job.job, orders=worst(job), rule="worst")
+    await world.tell(ReplanAsked(ask=1))
+    assert world.jobs[-1].outcome is Outcome.KEPT
+    assert world.jobs[-1].gain < 0.0
+    assert await world.queues() == before
+    assert world.changes[-1].replans == {1: 0} or any(change.replans == {1: 0} for change in world.changes)
+
+
+def worst(job: Solve) -> Orders:
+    """Least urgent first."""
+    problem = job.problem
+    order = sorted(range(problem.groups), key=lambda group: -float(problem.deadline_s[group]))
+    return Orders.of([order, *([] for _ in range(problem.queues - 1))])
+
+
+async def test_failures_leave_the_plan_in_force_and_back_off() -> None:
+    world = World()
+    world.solver = lambda job: SolveFailed(job=job.job, reason="no such solver")
+    await world.join("a")
+    await world.lead()
+    keys = [key for number in range(40) for key in await world.submit(("alpha", "beta")[number % 2], 1.0 + 0.1 * number)]
+    await world.settle()
+    asked = len(world.solves)
+    await world.advance(60.0)
+    assert len(world.solves) - asked <= 60.0 / POLICY.solve_retry_max_s + 7, "with longer and longer pauses"
+    assert world.jobs
+    assert all(job.outcome is Outcome.FAILED and job.reason == "no such solver" for job in world.jobs)
+    states = {await world.state(key) for key in keys}
+    assert states == {"PLACED"}, "nothing is lost"
+    await world.tell(ReplanAsked(ask=1))
+    await world.advance(0.1)
+    assert any(change.replans == {1: 0} for change in world.changes), "who asks is told that nothing moved"
+    world.solver = answer
+    await world.advance(40.0)
+    assert world.jobs[-1].outcome is not Outcome.FAILED, "it is asked again"
+
+
+async def test_an_answer_outlives_a_conflict() -> None:
+    """The queue changed while a chunk was on its way: the answer is judged anew on the next overview."""
+    world = World()
+    await crowded(world)
+    await world.advance(1.0)
+    machine = world.machine
+    assert machine is not None
+    queue = list(machine.board.queues["a"])
+    backwards = {**current(machine.board), "a": [queue[0], *reversed(queue[1:])]}
+    machine.reshaping.begin(PlanCause.ASKED, backwards, world.now_s)
+    await world.advance(0.1)
+    assert await world.group_ids("a") == backwards["a"]
+    world.solves.clear()
+    world.calls.clear()
+    spoilt: list[bool] = []
+
+    async def spoil() -> None:
+        if not spoilt:
+            spoilt.append(True)
+            # Its last request runs at once and comes back: the group is opened again, which the planner has not read yet.
+            pulled = await world.pull("a", machine.board.groups[queue[0]].traits.key.model, 100)
+            await world.queue.unpull(world.agents["a"][0], [])
+            assert pulled
+
+    world.before_chunk = spoil
+    await world.tell(ReplanAsked(ask=7))
+    await world.advance(1.0)
+    assert any(7 in change.replans for change in world.changes)
+    assert any(isinstance(call, ApplyChunk) for call in world.calls)
+
+
+async def test_many_groups_first_get_a_plan_that_is_constructed() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5))
+    await crowded(world)
+    await world.advance(1.0)
+    world.solves.clear()
+    await world.tell(ReplanAsked(ask=1))
+    stages = [job.stage for job in world.solves]
+    assert stages[:2] == [Stage.FIRST, Stage.POLISHED]
+    assert world.solves[1].orders is not None, "it goes on from there"
+    assert sum(1 in change.replans for change in world.changes) == 1, "answered once, when it is polished"
+
+
+def test_margins() -> None:
+    policy = Policy(replan_gain=0.02, replan_gain_min=100.0)
+    assert worth(policy, 10_000.0, 9_700.0)
+    assert not worth(policy, 10_000.0, 9_850.0)
+    assert not worth(policy, 1_000.0, 910.0)
+    assert not worth(policy, 10_000.0, float("nan"))
+    assert not worth(policy, float("nan"), 0.0)
+
+
+async def test_an_adversary_makes_no_swaps() -> None:
+    """A-B-A-C: every request is a bit more urgent than all before it, and of another model. Who follows each of them swaps every time."""
+    models = ("alpha", "beta", "alpha", "gamma")
+    jobs = [Job(arrival_s=0.4 * number, model=models[number % 4], slo_s=700.0 - 1.5 * number) for number in range(120)]
+    served = await serve_by_plan(jobs)
+    assert served.late == 0
+    assert served.swaps <= 12, served
