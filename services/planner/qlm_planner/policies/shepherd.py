@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from qlm_core.request import RequestFacts
@@ -101,6 +100,9 @@ class Shepherd(Edf):
     ) -> list[DatedQueue | None] | None:
         """The queue on which each batch ends in time, None for a batch that is late; None for all where the program was not solved.
         `batches`: by deadline."""
+        # Late: it takes a planner a third of a second to load, and few have this policy.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         count, width = len(batches), len(queues)
         deadlines_s = np.array([min(group.first_deadline_s - now_s, 1e7) for group in batches])
         works_s = np.array([[_time_s(queue, group, estimates) for queue in queues] for group in batches])

@@ -8,8 +8,14 @@ draft, construction                  list scheduling by several rules
 plan, moves, annealing, insertion    orders being changed; changes; annealing; the best place of a group
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from qlm_planner.solver.problem import Costs, Evaluation, Orders, Problem, ProblemError, Solved, Weights
-from qlm_planner.solver.solving import construct, edf, evaluate, improve, insert, solve, warm_up
+
+if TYPE_CHECKING:
+    from qlm_planner.solver.solving import construct, edf, evaluate, improve, insert, solve, warm_up
 
 __all__ = [
     "Costs",
@@ -27,3 +33,13 @@ __all__ = [
     "solve",
     "warm_up",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What solves is loaded when it is asked for: a planner builds problems and lets its worker solve them, and the compiler takes half a
+    second to load."""
+    if name in __all__:
+        from qlm_planner.solver import solving
+
+        return getattr(solving, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
