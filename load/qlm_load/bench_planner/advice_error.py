@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlm_load.bench_planner.advice_scenarios import ASK_S, HORIZON_S, MODELS, Scenario, scenarios
+from qlm_load.bench_planner.advice_scenarios import ASK_S, HORIZON_S, MODELS, Scenario
 from qlm_planner.advice.advising import SHARE, Advice, advise
 from qlm_planner.advice.forecast import SETTLE_S
 from qlm_planner.advice.question import question_of
@@ -50,11 +50,6 @@ class AdviceError:
     within_one: float
     exact: float
     cases: tuple[Case, ...]
-
-
-def advice_error(count: int = CASES) -> AdviceError:
-    """All cases, one after the other: some ten minutes of a core. `case_of` may be called in several processes instead."""
-    return summary([case_of(scenario) for scenario in scenarios(count)])
 
 
 def summary(cases: Sequence[Case]) -> AdviceError:

@@ -71,13 +71,13 @@ class AgentSettings(Section):
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
 
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
+
     @field_validator("operations")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         operations_of(names)
         return names
-
-    grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
 
 
 class AgentConfig(Section):

@@ -28,6 +28,9 @@ START_TIMEOUT_S = 300.0
 PIPE_BYTES = 1 << 22
 """Read ahead of an answer."""
 
+ANSWER_BYTES_MAX = 1 << 28
+"""Of one answer: a million groups take 4 MB."""
+
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 30.0
 STEADY_S = 60.0
@@ -88,6 +91,7 @@ class SolverWorker:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        await self._end()  # the task may have been ended while it waited for that
         self._drop("the planner stops")
 
     def submit(self, job: Solve, answer: Answer) -> None:
@@ -170,20 +174,27 @@ class SolverWorker:
             process.stdin.write(body)
             await process.stdin.drain()
             (size,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-            return pickle.loads(await process.stdout.readexactly(size))
-        except (OSError, asyncio.IncompleteReadError, EOFError) as error:
+            if size > ANSWER_BYTES_MAX:
+                raise WorkerGoneError(f"an answer of {size:,} bytes")
+            answer = await process.stdout.readexactly(size)
+        except (OSError, asyncio.IncompleteReadError) as error:
             raise WorkerGoneError("the process died") from error
+        try:
+            return pickle.loads(answer)
+        except Exception as error:  # whatever it is, the next answer cannot be trusted either
+            raise WorkerGoneError(f"an answer that cannot be read: {type(error).__name__}: {error}") from error
 
     def _become_ready(self, ready: bool) -> None:
         self._ready = ready
         self._on_ready(float(ready))
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        self._process = None
 
     def _drop(self, reason: str) -> None:
         """Tells who waits that nobody will come."""

@@ -40,8 +40,8 @@ local function release_lease(keys, args)
   return 1
 end
 
--- Another process serves the instance now. If the one before it lives, it renews its lease once more and hears then that it was replaced; if
--- not, its lease ends as soon as nobody has renewed it for half of its life, so that its requests need not wait for all of it.
+-- Another process serves the instance now. If the one before it lives, it goes on renewing its lease until it hears, at its next pull, that it
+-- was replaced; if not, its lease ends as soon as nobody has renewed it for half of its life: its requests need not wait for all of it.
 local function shorten_lease(prefix, incarnation, ttl_ms)
   local key = prefix .. ':lease:' .. incarnation
   local left_ms = redis.call('PTTL', key)

@@ -1,4 +1,4 @@
-"""The solver's process beside a planner: warm, killed in the middle of a job, too slow, never there."""
+"""The solver's process beside a planner: warm, killed in the middle of a job, too slow, talking nonsense, never there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import pytest
 
 from qlm_planner.effects import Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
@@ -123,6 +124,37 @@ async def test_a_job_that_takes_too_long_is_ended() -> None:
             return found.ready and found.pid != pid
 
         await until(is_another, "another process", WARM_UP_S)
+
+
+NONSENSE = """
+import pickle, struct, sys
+def read(size): return sys.stdin.buffer.read(size)
+def message(): return read(struct.unpack("!Q", read(8))[0])
+def write(size, body): sys.stdout.buffer.write(struct.pack("!Q", size) + body); sys.stdout.flush()
+message()
+warm = pickle.dumps(0.0)
+write(len(warm), warm)
+message()
+write({size}, b"nonsense")
+message()
+"""
+
+
+@pytest.mark.parametrize(("size", "reason"), [(8, "cannot be read"), (1 << 40, "bytes")])
+async def test_an_answer_that_is_none_ends_the_process(size: int, reason: str) -> None:
+    answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
+    async with worker(command=(sys.executable, "-c", NONSENSE.format(size=size))) as found:
+        for number in (1, 2):
+            await warm(found)
+            found.submit(job(number), answers.put_nowait)
+            answer = await asyncio.wait_for(answers.get(), 30.0)
+            assert isinstance(answer, SolveFailed)
+            assert reason in answer.reason
+
+            async def is_over(number: int = number) -> bool:
+                return found.restarts == number
+
+            await until(is_over, "the process is ended")
 
 
 async def test_a_solver_that_never_comes_up_says_so() -> None:

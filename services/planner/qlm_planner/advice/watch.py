@@ -44,9 +44,8 @@ class AdviceWatch:
                     question = await asyncio.to_thread(self._ask)
                 worth = question is not None and question.worth_asking
                 advice = await asyncio.to_thread(advise, question) if question is not None and worth else None
-            except (ArithmeticError, ValueError) as error:
-                # Nonsense in a profile or an instance costs advice, not the plan.
-                structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}")
+            except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
+                structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
                 advice = None
             self._tell(advice)
             await asyncio.sleep(max(0.0, PAUSE_SHARE * (clock() - began_s) - self._every_s))

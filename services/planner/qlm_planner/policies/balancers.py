@@ -6,6 +6,7 @@ Chance is a checksum of the seed and the request's queue id, so that replays, st
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,15 +18,15 @@ from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, loads_of
 
 
-class Balancer:
+class Balancer(ABC):
     """A policy that picks by `choose`, and never changes the order."""
 
     by_age = True
     fallbacks = 0
 
+    @abstractmethod
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
         """One of the instances, at least one, for a request or group of this id. `loads`: requests of each."""
-        raise NotImplementedError
 
     def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
         return QueueEnds(board=board, estimates=estimates, picker=_Chosen(policy=self, loads=loads_of(board)))
