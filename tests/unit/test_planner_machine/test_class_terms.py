@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import TIERS, Board, Group, Slot
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import group_id_of, traits_of
@@ -26,9 +27,10 @@ def estimates() -> Estimates:
     return made
 
 
-def random_board(seed: int, *, instances: int = 4, groups: int = 60) -> Board:
-    """Queues of groups in any order, on instances of two speeds that all run something."""
-    chance = random.Random(seed)
+def random_board(seed: int, *, instances: int = 4, groups: int = 60, unequal: bool = False) -> Board:
+    """Queues of groups in any order, on instances of two speeds that all run something. `unequal`: of tenants of several weights, some
+    aged and some above their share."""
+    chance, tenants = random.Random(seed), random.Random(seed)
     board = Board(slo_band=0)
     for number in range(instances):
         name = f"i-{number}"
@@ -61,6 +63,9 @@ def random_board(seed: int, *, instances: int = 4, groups: int = 60) -> Board:
             live=waiting,
             waiting_prompt_tokens=waiting * request.prompt_tokens + chance.randrange(50),
         )
+        if unequal:
+            key = replace(group.traits.key, tenant_class=tenants.choice(("1", "8", "1_4")))
+            group.traits, group.tier = replace(group.traits, key=key), tenants.randrange(TIERS)
         board.groups[group.group_id] = group
         board.queues[name].append(group.group_id)
     return board
@@ -68,7 +73,7 @@ def random_board(seed: int, *, instances: int = 4, groups: int = 60) -> Board:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_many_at_once_are_as_each_alone(seed: int) -> None:
-    made, board = estimates(), random_board(seed)
+    made, board = estimates(), random_board(seed, unequal=True)
     terms = ClassTerms(estimates=made)
     slots = [slot for _, slot in sorted(board.slots.items())]
     for number, slot in enumerate(slots):

@@ -39,7 +39,7 @@ async def crowded(world: World, *, count: int = 12) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_board_as_a_problem(seed: int) -> None:
-    board, made = random_board(seed), estimates()
+    board, made = random_board(seed, unequal=True), estimates()
     terms = ClassTerms(estimates=made)
     found = draft(board, made, terms, START_S)
     assert found is not None
@@ -52,6 +52,8 @@ def test_the_board_as_a_problem(seed: int) -> None:
         term = made.term(board.slots["i-0"], group)
         assert problem.work_s[0, number] == pytest.approx(term.work_s)
         assert problem.deadline_s[number] == pytest.approx(group.first_deadline_s - START_S)
+        assert (problem.weight[number], problem.band[number]) == (term.weight, group.rank)
+    assert len(set(problem.weight)) == len(set(problem.band)) == 3
 
 
 def test_what_cannot_be_served_has_no_finite_work() -> None:
