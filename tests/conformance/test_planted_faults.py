@@ -59,8 +59,13 @@ FAULTS = (
     ),
     Fault(
         "apply_plan does not compare the versions",
-        "~= tonumber(args[at + 1]) then applies = false end",
-        "== -1 then applies = false end",
+        "if versions[index] ~= wanted[index] then applies = false end",
+        "if versions[index] == -1 then applies = false end",
+    ),
+    Fault(
+        "apply_plan leaves a group on the queue that it came from",
+        "if where[gid] == nil or where[gid] == name then\n      found",
+        "if gid then\n      found",
     ),
     Fault(
         "the head is as urgent as its last request",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import statistics
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import uvloop
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from qlm_core.errors import Unavailable
@@ -131,6 +133,9 @@ async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIt
         provider.add_span_processor(times)
         shell = PlannerShell(config, queue, PlannerMetrics(), provider)
         stop = asyncio.Event()
+        # As a planner's process does when it starts (`qlm_process.runner`): what filled the queue is none of its garbage.
+        gc.collect()
+        gc.freeze()
         began_s = time.perf_counter()
         run = asyncio.create_task(shell.run(stop))
         try:
@@ -222,7 +227,8 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def measure(plan: Plan) -> Measured:
     """The figures of the live planner, on queues of three sizes."""
-    return asyncio.run(_measure(plan))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop of a planner's process
+        return runner.run(_measure(plan))
 
 
 async def _measure(plan: Plan) -> Measured:

@@ -7,7 +7,8 @@ its predecessor. So moving one group to another place costs one id, however long
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from qlm_planner.board import Board
 from qlm_planner.effects import ApplyChunk, Segment
@@ -20,36 +21,90 @@ FEW = 4
 """So many groups are taken out of a list one by one."""
 
 CHUNK_WORK_MAX = 50_000
-"""Ids that the queue's server walks over in one chunk: each segment passes over the queues that it takes from and puts on. One segment is
-sent whatever it costs."""
+"""Ids that the queue's server walks over in one chunk. One segment is sent whatever it costs."""
 
 
 def next_chunk(board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
-    """The next part of the way from the board to a target: at most BATCH_MAX group ids. None when they are equal. Groups that left the
-    board or came to it since are left as they are."""
-    left, work = BATCH_MAX, 0
-    segments: list[Segment] = []
-    lists = {name: list(queue) for name, queue in board.queues.items()}
-    touched: set[str] = set()
+    """The first part of the way from the board to a target, None when they are equal."""
+    return next(chunks(board, target), None)
+
+
+def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk]:
+    """The way from the board, as it is now, to a target, in parts of at most BATCH_MAX group ids. Each part is for the queues as those
+    before it leave them, their versions too, so that it may be sent before they are answered. Groups that left the board or came to it
+    since are left as they are."""
+    draft = _Draft.of(board)
     for name in sorted(target):
-        if name not in lists or lists[name] == target[name]:
+        if name not in draft.lists or draft.lists[name] == target[name]:
             continue
-        wanted = [group_id for group_id in target[name] if group_id in board.groups and board.groups[group_id].open]
-        for start, end in _runs(lists[name], wanted) if lists[name] != wanted else ():
-            ids = tuple(wanted[start:end][:left])
-            sources = _sources(board, ids)
-            sources.setdefault(name, [])
-            work += sum(len(lists[source]) for source in sources)
-            if not ids or (segments and work > CHUNK_WORK_MAX):
-                return _chunk(board, segments, touched)
-            segment = Segment(instance=name, start=_behind(lists[name], ids, wanted[start - 1] if start else ""), group_ids=ids)
-            _put(lists, sources, segment)
-            segments.append(segment)
-            touched.update(sources)
-            left -= len(ids)
-            if left == 0:
-                return _chunk(board, segments, touched)
-    return _chunk(board, segments, touched) if segments else None
+        wanted = [group_id for group_id in target[name] if group_id in draft.home]
+        for start, end in _runs(draft.lists[name], wanted) if draft.lists[name] != wanted else ():
+            at = start
+            while at < end:
+                ids = tuple(wanted[at : min(end, at + BATCH_MAX - draft.named)])
+                if ids and draft.put(name, ids, wanted[at - 1] if at else ""):
+                    at += len(ids)
+                else:
+                    yield draft.take()
+    if draft.segments:
+        yield draft.take()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A chunk that is being made, on queues as the chunks before it leave them. `home`: the queue of each group. `before`: the queues that
+    it touches, as it finds them. `work`: ids that the queue's server walks over for it."""
+
+    lists: dict[str, list[str]]
+    versions: dict[str, int]
+    plan_version: int
+    home: dict[str, str]
+    segments: list[Segment] = field(default_factory=list)
+    before: dict[str, list[str]] = field(default_factory=dict)
+    named: int = 0
+    work: int = 0
+
+    @classmethod
+    def of(cls, board: Board) -> _Draft:
+        return cls(
+            lists={name: list(queue) for name, queue in board.queues.items()},
+            versions=dict(board.versions),
+            plan_version=board.plan_version,
+            home={group_id: name for name, queue in board.queues.items() for group_id in queue},
+        )
+
+    def put(self, name: str, ids: tuple[str, ...], predecessor: str) -> bool:
+        """Names one more segment, behind a group of its queue. False if that would be too much work: only the first one may be."""
+        sources: dict[str, list[str]] = {name: []}
+        for group_id in ids:
+            sources.setdefault(self.home[group_id], []).append(group_id)
+        touched = [source for source in sources if source not in self.before]
+        # The server reads and writes each queue of a chunk once, and the queue that a segment goes to once more for that segment.
+        work = self.work + len(self.lists[name]) + sum(len(self.lists[source]) for source in touched)
+        if self.segments and work > CHUNK_WORK_MAX:
+            return False
+        for source in touched:
+            self.before[source] = list(self.lists[source])
+        segment = Segment(instance=name, start=_behind(self.lists[name], ids, predecessor), group_ids=ids)
+        _put(self.lists, sources, segment)
+        self.home.update(dict.fromkeys(ids, name))
+        self.segments.append(segment)
+        self.named += len(ids)
+        self.work = work
+        return True
+
+    def take(self) -> ApplyChunk:
+        """What there is of it; goes on with the next one."""
+        self.plan_version += 1
+        chunk = ApplyChunk(
+            plan_version=self.plan_version,
+            versions={name: self.versions[name] for name in sorted(self.before)},
+            segments=tuple(self.segments),
+        )
+        for name, before in self.before.items():
+            self.versions[name] += before != self.lists[name]
+        self.segments, self.before, self.named, self.work = [], {}, 0, 0
+        return chunk
 
 
 def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
@@ -61,14 +116,6 @@ def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
         _put(lists, _sources(board, still_open), Segment(instance=segment.instance, start=segment.start, group_ids=still_open))
         homes.update(dict.fromkeys(still_open, segment.instance))
     board.move(lists, homes)
-
-
-def _chunk(board: Board, segments: Sequence[Segment], touched: set[str]) -> ApplyChunk:
-    return ApplyChunk(
-        plan_version=board.plan_version + 1,
-        versions={name: board.versions[name] for name in sorted(touched)},
-        segments=tuple(segments),
-    )
 
 
 def _runs(have: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Terms of many groups at once: what `Estimates.term` says of one, on arrays.
 
-A class is (instance, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once for each snapshot of the
-profiles and kept as a column of a table; what a group adds (its count, its prompt tokens, its deadline) are arrays. So the terms of
-10,000 groups cost a few operations on arrays, however often their counts change.
+A class is (instance, or all that serve alike, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once
+for each snapshot of the profiles and kept as a column of a table; what a group adds (its count, its prompt tokens, its deadline) are
+arrays. So the terms of 10,000 groups cost a few operations on arrays, however often their counts change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, V
 from qlm_core.request import SloKind
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP
 from qlm_planner.board import Board, Group, Slot
-from qlm_planner.estimates import PROMPT_STEP, Estimates
+from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine
 from qlm_planner.timeline import (
@@ -127,6 +127,7 @@ class ClassTerms:
     _key_numbers: dict[GroupKey, int] = field(default_factory=dict)
     _traits: dict[str, int] = field(default_factory=dict)
     _slots: dict[str, int] = field(default_factory=dict)
+    _kinds: dict[Likeness, int] = field(default_factory=dict)
     _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _column_of: NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0, SIZES), -1, dtype=np.int32))
     _table: Floats = field(default_factory=lambda: np.zeros((ROWS, COLUMNS_FIRST)))
@@ -186,9 +187,10 @@ class ClassTerms:
         place = (numbers[on], groups.key, groups.size)
         columns = self._column_of[place]
         if (columns < 0).any():
-            missing = np.unique(np.stack(np.broadcast_arrays(on, groups.key, groups.size))[:, columns < 0], axis=1)
-            for slot, key, size in missing.T.tolist():
-                self._fill(slots[slot], int(numbers[slot]), key, size)
+            missing = np.unique(np.stack(np.broadcast_arrays(*place))[:, columns < 0], axis=1)
+            one_of = dict(zip(numbers.tolist(), slots, strict=True))
+            for number, key, size in missing.T.tolist():
+                self._fill(one_of[number], number, key, size)
             columns = self._column_of[place]
         return self._table[:, columns]
 
@@ -243,16 +245,22 @@ class ClassTerms:
             self._version = self.estimates.version
             self._used = 0
             self._slots.clear()
+            self._kinds.clear()
             self._engines.clear()
             self._column_of = np.full((0, 0, SIZES), -1, dtype=np.int32)
 
     def _slot_number(self, slot: Slot) -> int:
-        return self._slots.setdefault(slot.facts.incarnation, len(self._slots))
+        """Instances that serve alike have one."""
+        number = self._slots.get(slot.facts.incarnation)
+        if number is None:
+            number = self._kinds.setdefault(self.estimates.likeness(slot.facts), len(self._kinds))
+            self._slots[slot.facts.incarnation] = number
+        return number
 
     def _grow(self) -> None:
         slots, keys, _ = self._column_of.shape
-        if slots < len(self._slots) or keys < len(self._keys):
-            wider = np.full((max(2 * slots, len(self._slots)), max(2 * keys, len(self._keys)), SIZES), -1, dtype=np.int32)
+        if slots < len(self._kinds) or keys < len(self._keys):
+            wider = np.full((max(2 * slots, len(self._kinds)), max(2 * keys, len(self._keys)), SIZES), -1, dtype=np.int32)
             wider[:slots, :keys] = self._column_of
             self._column_of = wider
 

@@ -41,6 +41,10 @@ TermKey = tuple[str, int, int, float, int]
 """(incarnation, waiting, their prompt tokens, first deadline, rank): what a group's terms depend on besides its traits and the snapshot."""
 
 
+Likeness = tuple[object, ...]
+"""What all figures of an instance depend on: instances with equal ones serve alike."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFacts:
     """What the groups of a class share. `longest`: as `ProfileSnapshot.longest_output_for`."""
@@ -99,6 +103,13 @@ class Estimates:
             found = None if spec is None or self._profiles is None else self._profiles.hardware_for(facts, spec)
             self._hardware[key] = found
         return self._hardware[key]
+
+    def likeness(self, facts: InstanceFacts) -> Likeness:
+        """Its profiles and calibration for each model, and its own settings."""
+        measured = tuple(self.hardware(facts, model) for model in facts.models)
+        table = None if self._profiles is None else self._profiles.calibration
+        rows = () if table is None else tuple(table.row(time, model, facts) for model in facts.models for time in CalibratedTime)
+        return (facts.models, facts.batch_max, facts.time_scale, measured, rows)
 
     def can_serve(self, slot: Slot, model: str) -> bool:
         """It may be given groups, and has the model and a profile of it."""

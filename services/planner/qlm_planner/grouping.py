@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board, Group, band_of
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.classing import Classing
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, group_id_of, to_meta, traits_of
-from qlm_planner.insertion import best_place, lines_of
+from qlm_planner.insertion import best_place, lines_at_once
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import tier_of
@@ -25,10 +26,11 @@ SPREAD_MIN_S = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class Grouping:
-    """Makes the groups of one leader. `fence`: that of its lease. `above`: classes of tenants that have had more than their share.
-    `baseline`: the comparison policy that decides instead, if any."""
+    """Makes the groups of one leader. `terms`: of the groups that stand somewhere. `fence`: that of its lease. `above`: classes of tenants
+    that have had more than their share. `baseline`: the comparison policy that decides instead, if any."""
 
     policy: Policy
+    terms: ClassTerms
     fence: int
     classing: Classing
     above: Collection[str] = ()
@@ -36,8 +38,8 @@ class Grouping:
     made: int = 0
 
     @classmethod
-    def of(cls, policy: Policy, fence: int, baseline: Baseline | None = None) -> Grouping:
-        return cls(policy=policy, fence=fence, classing=Classing.of(policy, fence), baseline=baseline)
+    def of(cls, policy: Policy, terms: ClassTerms, fence: int, baseline: Baseline | None = None) -> Grouping:
+        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy, fence), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
@@ -77,7 +79,7 @@ class Grouping:
         self.made += 1
         group = self._alone(self.made, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
-        place = best_place(lines_of(board, estimates), estimates, group, now_s)
+        place = best_place(lines_at_once(board, self.terms), estimates, group, now_s)
         if place is None:
             queue = board.queues[UNASSIGNED]
             at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))

@@ -15,15 +15,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.board import Board, Group, Slot
+from qlm_planner.class_terms import ClassTerms, serving
 from qlm_planner.estimates import Estimates
 from qlm_planner.policy import Policy
 from qlm_planner.terms import Engine, Term
-from qlm_planner.timeline import FAR_S, WORK, Columns, Timeline, timeline, timelines
+from qlm_planner.timeline import FAR_S, FIELDS, WORK, Columns, Timeline, timeline, timelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """One virtual queue being planned: the groups in its order, as terms and as the same in columns."""
+    """One virtual queue being planned: the groups in its order, as terms and as the same in columns. One to look at (`lines_at_once`) has
+    the terms of its head alone."""
 
     slot: Slot
     engine: Engine
@@ -97,6 +100,24 @@ def lines_of(board: Board, estimates: Estimates, without: Collection[str] = ()) 
         Line.of(slot, [group for group in board.queue_groups(name) if group.group_id not in without], estimates)
         for name, slot in sorted(board.slots.items())
         if slot.serving
+    ]
+
+
+def lines_at_once(board: Board, made: ClassTerms) -> list[Line]:
+    """`lines_of` to look at, for a group that comes: the columns of all queues are made together."""
+    slots = serving(board)
+    queues = [board.queue_groups(slot.facts.name) for slot in slots]
+    bounds = np.cumsum([0, *(len(queue) for queue in queues)]).tolist()
+    on = np.arange(len(slots), dtype=np.int64).repeat([len(queue) for queue in queues])
+    rows = made.order_rows(slots, on, made.columns([group for queue in queues for group in queue])) if len(on) else np.zeros((FIELDS, 0))
+    return [
+        Line(
+            slot=slot,
+            engine=made.engine(slot),
+            terms=[made.estimates.kept_term(slot, group) for group in queue[:1]],
+            columns=Columns(rows[:, begin:end]),
+        )
+        for slot, queue, (begin, end) in zip(slots, queues, pairwise(bounds), strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.advice.question import Question, question_of
-from qlm_planner.advice.watch import AdviceWatch
+from qlm_planner.advice.watch import AdviceWatch, Work
 from qlm_planner.calls import perform
 from qlm_planner.class_learning import learned
 from qlm_planner.effects import Call, Effect, JobEnded, LearnClasses, Outcome, Placement, PlanApplied, PlanChanged, Solve
@@ -77,6 +77,7 @@ class Leadership:
         advice_every_s: float,
         inbox_max: int,
         solve: Submit,
+        advise: Work,
         metrics: PlannerMetrics,
         tracer: Tracer,
     ) -> None:
@@ -94,7 +95,7 @@ class Leadership:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
-        self.advice = AdviceWatch(self._question, self._turn, advice_every_s, metrics)
+        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics)
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
         self._changed = asyncio.Event()
@@ -128,7 +129,7 @@ class Leadership:
 
     def _question(self) -> Question | None:
         machine = self._machine
-        return question_of(machine.board, machine.estimates, machine.demand, self._now_s()) if machine.ready else None
+        return question_of(machine.board, machine.reshaping.terms, machine.demand, self._now_s()) if machine.ready else None
 
     def tell(self, event: Event) -> None:
         """Hands an event from outside to the machine. Raises Unavailable where too many wait."""

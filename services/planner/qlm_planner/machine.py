@@ -1,20 +1,20 @@
 """The planner's decisions: events in, effects out. No IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, chunks of a plan) has at most one call under way, so that an overview says exactly what the
-planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most one each: the next page of a
-scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
+One *lane* of calls (overview, placements, chunks of a plan) has at most one call under way, or some chunks (`writing`), so that an
+overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most
+one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import assert_never
 
-from qlm_core.instance import UNASSIGNED
 from qlm_core.overload import Overload
 from qlm_planner.advice.demand import Demand
 from qlm_planner.board import Board
-from qlm_planner.chunks import apply_to_board, next_chunk
+from qlm_planner.chunks import apply_to_board
 from qlm_planner.classing import Classing
 from qlm_planner.connection import Connection
 from qlm_planner.effects import (
@@ -67,6 +67,7 @@ from qlm_planner.shares import Shares
 from qlm_planner.shedding import Shedding
 from qlm_planner.snapshot import Snapshot
 from qlm_planner.upkeep import Upkeep
+from qlm_planner.writing import Writing
 
 
 class PlannerMachine:
@@ -80,13 +81,15 @@ class PlannerMachine:
         self.reshaping = Reshaping.of(policy, self.estimates, self.baseline)
         self.intake = Intake(policy=policy)
         self.upkeep = Upkeep(policy=policy, next_expiry_s=now_s)
-        self._grouping = Grouping.of(policy, fence, self.baseline)
+        self._grouping = Grouping.of(policy, self.reshaping.terms, fence, self.baseline)
         self.shares = Shares(tenants=policy.tenants, window_s=policy.share_window_s)
         self._connection = Connection(policy=policy, grace_until_s=now_s + policy.lease_ttl_s, answered_s=now_s)
         self._history = History(policy=policy)
         self.demand = Demand(now_s)
         self._shedding = Shedding(policy=policy)
         self._lane: Call | None = None
+        self._writing = Writing()
+        self._again_s = math.inf
         self._repeat: Place | None = None
         self._reading_arrivals = False
         self._reading_events = False
@@ -112,23 +115,16 @@ class PlannerMachine:
     @property
     def caught_up(self) -> bool:
         """Ready, and every request that was accepted before its election has a group."""
-        return self.ready and not self.intake.scanning and not self.intake.pending and self._lane is None
-
-    @property
-    def unassigned_groups(self) -> int:
-        """Open groups that no instance can serve."""
-        return len(self.board.queues[UNASSIGNED])
+        return self.ready and not self.intake.scanning and not self.intake.pending and self._idle_lane
 
     @property
     def wake_s(self) -> float:
         """When to step it again if no answer comes before; in the future of the last step."""
         if not self._connection.up:
-            return self._connection.retry_s if self._lane is None else math.inf
+            return self._connection.retry_s if self._idle_lane else math.inf
         times: list[float] = []
-        if self._lane is None:
-            times.append(self._overview_due_s)
-            if self._doubt:
-                times.append(self._overview_last_s + self.policy.overview_gap_s)
+        if self._idle_lane:
+            times.append(self._overview_s)
         if self._loaded and not self.upkeep.expiring:
             times.append(self.upkeep.next_expiry_s)
         if self.upkeep.taking_back and not self.upkeep.reclaiming:
@@ -136,7 +132,7 @@ class PlannerMachine:
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
         if self.ready:
-            times.append(self.reshaping.repair_s)
+            times.append(self.reshaping.repair_s if self._again_s == math.inf else self._again_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -148,7 +144,10 @@ class PlannerMachine:
         effects: list[Effect] = []
         if self._connection.may_call(now_s):
             effects.extend(self._calls(now_s))
-        if self.ready:
+        # A placement leaves at once: the order around it is looked at in the next step.
+        placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
+        self._again_s = now_s if placing and self.reshaping.repair_s <= now_s else math.inf
+        if self.ready and not placing:
             self.reshaping.repair(self.board, now_s)
         effects.extend(self.reshaping.solving.take_effects())
         answered = self.reshaping.take_answers()
@@ -194,7 +193,6 @@ class PlannerMachine:
                 self._placed(event)
             case ChunkAnswered():
                 self._answered(now_s)
-                self._lane = None
                 self._chunk_answered(event)
             case Reclaimed(incarnation=incarnation, count=count):
                 self._answered(now_s)
@@ -249,7 +247,7 @@ class PlannerMachine:
                 self.estimates,
                 now_s,
                 in_grace=self._connection.in_grace(now_s),
-                taking_back=self._taking_back(now_s),
+                taking_back=self.upkeep.taking_back and not self._connection.in_grace(now_s),
                 backlog=self.intake.backlog,
             )
             if self.policy.overload is Overload.SHED and not self.intake.backlog:
@@ -264,9 +262,6 @@ class PlannerMachine:
             self._grouping.above = self.shares.above
             set_tiers(self.board, self.shares.above, self.policy, now_s)
 
-    def _taking_back(self, now_s: float) -> bool:
-        return self.upkeep.taking_back and not self._connection.in_grace(now_s)
-
     def _placed(self, event: PlaceAnswered) -> None:
         self._lane = None
         assert len(event.done) == len(event.call.requests), "an answer for each request"
@@ -278,6 +273,7 @@ class PlannerMachine:
         self._changed = True
 
     def _chunk_answered(self, event: ChunkAnswered) -> None:
+        self._writing.answered(applied=event.applied)
         if event.applied:
             self.reshaping.chunk_applied(event.call, self.board)
             apply_to_board(self.board, event.call)
@@ -312,7 +308,7 @@ class PlannerMachine:
                 self._lane = None
                 self._history.overview_failed()
             case ApplyChunk():
-                self._lane = None
+                self._writing.answered(applied=False)
                 self.reshaping.conflict()
             case ReadUnplaced():
                 self.intake.page_failed()
@@ -335,11 +331,7 @@ class PlannerMachine:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def _calls(self, now_s: float) -> list[Effect]:
-        calls: list[Effect] = []
-        if self._lane is None:
-            self._lane = self._next_in_lane(now_s)
-            if self._lane is not None:
-                calls.append(self._lane)
+        calls: list[Effect] = list(self._next_in_lane(now_s))
         if not self._loaded:
             return calls
         page = self.intake.next_page() if self.ready else None
@@ -361,27 +353,45 @@ class PlannerMachine:
         calls.extend(call for call in upkeep if call is not None)
         return calls
 
-    def _next_in_lane(self, now_s: float) -> Call | None:
-        if self._repeat is not None:
-            repeat, self._repeat = self._repeat, None
-            return repeat
-        doubt = self._doubt and now_s >= self._overview_last_s + self.policy.overview_gap_s
-        # A change of the plan is written in one go, as far as that does not take long.
-        patience_s = 0.0 if self.reshaping.target is None else self.policy.overview_every_s
-        if doubt or now_s >= self._overview_due_s + patience_s:
+    @property
+    def _idle_lane(self) -> bool:
+        return self._lane is None and self._writing.under_way == 0
+
+    @property
+    def _overview_s(self) -> float:
+        """When the next overview is due. A change of the plan is worked out and written in one go, as far as that does not take long."""
+        changing = self.reshaping.target is not None or self.reshaping.solving.job is not None
+        due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
+        return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
+
+    def _next_in_lane(self, now_s: float) -> Sequence[Call]:
+        if self._lane is not None:
+            return ()
+        # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
+        first: Call | None = self._repeat or (ReadOverview() if now_s >= self._overview_s else None)
+        if first is not None and self._writing.under_way:
+            return ()  # it is its turn when they are answered
+        if first is None and self.ready:
+            chunks = self._chunks(now_s)
+            if chunks or self._writing.under_way:
+                return chunks
+            if self.intake.pending:
+                self._grouping.baseline = self.reshaping.deciding
+                first = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
+                self.reshaping.unsettled = self.reshaping.unsettled or bool(first.opened)
+        self._lane = first
+        if first is not None and first is self._repeat:
+            self._repeat = None
+        elif isinstance(first, ReadOverview):
             self._overview_last_s = now_s
             self._history.overview_begins()
-            return ReadOverview()
-        if not self.ready:
-            return None
-        while self.reshaping.target is not None:
-            chunk = next_chunk(self.board, self.reshaping.target)
-            if chunk is not None:
-                return chunk
+        return () if first is None else (first,)
+
+    def _chunks(self, now_s: float) -> Sequence[Call]:
+        """The next chunks of the change under way."""
+        while (target := self.reshaping.target) is not None:
+            chunks = self._writing.more(self.board, target)
+            if chunks or self._writing.under_way:
+                return chunks
             self.reshaping.reached(self.board, now_s)
-        if self.intake.pending:
-            self._grouping.baseline = self.reshaping.deciding
-            call = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
-            self.reshaping.unsettled = self.reshaping.unsettled or bool(call.opened)
-            return call
-        return None
+        return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from qlm_core.instance import UNASSIGNED
 from qlm_planner.advice.advising import Advice
 from qlm_planner.board import AGED
 from qlm_planner.classing import KINDS
@@ -157,7 +158,7 @@ class PlannerMetrics(Metrics):
     def show(self, machine: PlannerMachine) -> None:
         board = machine.board
         self.groups.set(board.open_groups)
-        self.unassigned.set(machine.unassigned_groups)
+        self.unassigned.set(len(machine.board.queues[UNASSIGNED]))
         self.plan_version.set(board.plan_version)
         self.late.set(machine.reshaping.predicted.late)
         self.swaps.set(machine.reshaping.predicted.swaps)

@@ -197,8 +197,9 @@ class Reshaping:
 
     def conflict(self) -> bool:
         """A chunk was not applied. True if it should be tried again at once, on a new overview, which goes on with the solver's answer."""
-        self.conflicts += 1
-        self.attempts += 1
+        if not self.stalled:  # else it was a chunk behind the one that was not applied
+            self.conflicts += 1
+            self.attempts += 1
         self.stalled = True
         return self.attempts < self.policy.apply_attempts_max
 

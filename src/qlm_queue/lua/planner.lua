@@ -120,9 +120,10 @@ end
 
 local function versions_answer(prefix, names, applied, moved)
   local answer = { applied, moved }
-  for _, name in ipairs(names) do
-    answer[#answer + 1] = name
-    answer[#answer + 1] = redis.call('HGET', prefix .. ':vq_version', name) or '0'
+  if #names == 0 then return answer end
+  for index, version in ipairs(redis.call('HMGET', prefix .. ':vq_version', unpack(names))) do
+    answer[#answer + 1] = names[index]
+    answer[#answer + 1] = version or '0'
   end
   return answer
 end
@@ -134,6 +135,41 @@ local function write_list(key, gids)
   end
 end
 
+-- Puts a segment on its queue. `where`: the queue of each group that the call names, as far as the call has come; `lists` may still hold
+-- groups that went to another queue since, so that only the queue that a segment is put on is written anew.
+local function put_segment(lists, where, segment)
+  for _, gid in ipairs(segment.gids) do where[gid] = false end
+  local joined, kept, name = {}, 0, segment.name
+  local function put()
+    for _, gid in ipairs(segment.gids) do
+      joined[#joined + 1] = gid
+      where[gid] = name
+    end
+  end
+  if segment.start == 0 then put() end
+  for _, gid in ipairs(lists[name]) do
+    if where[gid] == nil or (where[gid] == name and not segment.named[gid]) then
+      joined[#joined + 1] = gid
+      kept = kept + 1
+      if kept == segment.start then put() end
+    end
+  end
+  if kept < segment.start then put() end
+  lists[name] = joined
+end
+
+-- What stands on a queue in the end, and whether that is another order than before.
+local function settled_list(list, before, where, name)
+  local found, changed = {}, false
+  for _, gid in ipairs(list) do
+    if where[gid] == nil or where[gid] == name then
+      found[#found + 1] = gid
+      if before[#found] ~= gid then changed = true end
+    end
+  end
+  return found, changed or #found ~= #before
+end
+
 -- args: lease token, plan version, number of queues, (instance, version)…, number of segments, (instance, start, size, gid…)…
 -- answer: applied, groups moved, (instance, version)…
 local function apply_plan(keys, args)
@@ -142,93 +178,79 @@ local function apply_plan(keys, args)
   if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
   local plan_version, queue_count = tonumber(args[at + 1]), tonumber(args[at + 2])
   at = at + 3
-  local names, lists, heads, applies = {}, {}, {}, true
-  for _ = 1, queue_count do
-    local name = args[at]
-    names[#names + 1] = name
-    if tonumber(redis.call('HGET', prefix .. ':vq_version', name) or '0') ~= tonumber(args[at + 1]) then applies = false end
-    lists[name] = redis.call('LRANGE', prefix .. ':vq:' .. name, 0, -1)
-    heads[name] = lists[name][1]
+  local names, wanted = {}, {}
+  for index = 1, queue_count do
+    names[index], wanted[index] = args[at], tonumber(args[at + 1])
     at = at + 2
   end
-  if plan_version < tonumber(redis.call('GET', prefix .. ':plan_version') or '0') then applies = false end
-
-  local segments, where = {}, {}
-  local segment_count = tonumber(args[at])
-  at = at + 1
-  for _ = 1, segment_count do
-    local name, start, size = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
-    local open = {}
-    if not lists[name] or not serves(prefix, name) then applies = false end
-    for index = at + 3, at + 2 + size do
-      local gid = args[index]
-      local queue = where[gid] or redis.call('HGET', prefix .. ':group_meta:' .. gid, 'vq')
-      if queue and queue ~= '' then
-        if not lists[queue] then applies = false end
-        where[gid] = queue
-        open[#open + 1] = gid
-      end
-    end
-    segments[#segments + 1] = { name = name, start = start, gids = open }
-    at = at + 3 + size
+  local versions = #names == 0 and {} or redis.call('HMGET', prefix .. ':vq_version', unpack(names))
+  local applies = plan_version >= tonumber(redis.call('GET', prefix .. ':plan_version') or '0')
+  for index, version in ipairs(versions) do
+    versions[index] = tonumber(version or '0')
+    if versions[index] ~= wanted[index] then applies = false end
   end
   if not applies then return versions_answer(prefix, names, '0', '0') end
 
-  local origin, moved_gids = {}, {}
-  for _, segment in ipairs(segments) do
-    local taken, from = {}, {}
-    for _, gid in ipairs(segment.gids) do
-      taken[gid] = true
-      from[where[gid]] = true
-      if not origin[gid] then
-        origin[gid] = where[gid]
-        moved_gids[#moved_gids + 1] = gid
-      end
-      where[gid] = segment.name
-    end
-    from[segment.name] = true
-    for name in pairs(from) do
-      local kept = {}
-      for _, gid in ipairs(lists[name]) do
-        if not taken[gid] then kept[#kept + 1] = gid end
-      end
-      lists[name] = kept
-    end
-    local kept, joined, seen = lists[segment.name], {}, {}
-    local start = math.min(segment.start, #kept)
-    for index = 1, start do joined[#joined + 1] = kept[index] end
-    for _, gid in ipairs(segment.gids) do
-      if not seen[gid] then joined[#joined + 1] = gid end
-      seen[gid] = true
-    end
-    for index = start + 1, #kept do joined[#joined + 1] = kept[index] end
-    lists[segment.name] = joined
+  local segments, named = {}, {}
+  local segment_count = tonumber(args[at])
+  at = at + 1
+  for index = 1, segment_count do
+    local size = tonumber(args[at + 2])
+    segments[index] = { name = args[at], start = tonumber(args[at + 1]), gids = { unpack(args, at + 3, at + 2 + size) }, named = {} }
+    for _, gid in ipairs(segments[index].gids) do named[gid] = true end
+    at = at + 3 + size
   end
+  local before, lists, where = {}, {}, {}
+  for _, name in ipairs(names) do
+    before[name] = redis.call('LRANGE', prefix .. ':vq:' .. name, 0, -1)
+    lists[name] = before[name]
+    for _, gid in ipairs(before[name]) do
+      if named[gid] then where[gid] = name end
+    end
+  end
+  for _, segment in ipairs(segments) do
+    if not lists[segment.name] or not serves(prefix, segment.name) then applies = false end
+    local open = {}
+    for _, gid in ipairs(segment.gids) do
+      if where[gid] then
+        open[#open + 1] = gid
+        segment.named[gid] = true
+      elseif (redis.call('HGET', prefix .. ':group_meta:' .. gid, 'vq') or '') ~= '' then
+        applies = false  -- it is open on a queue that the call does not name
+      end
+    end
+    segment.gids = open
+  end
+  if not applies then return versions_answer(prefix, names, '0', '0') end
+
+  local origin = {}
+  for gid, name in pairs(where) do origin[gid] = name end
+  for _, segment in ipairs(segments) do put_segment(lists, where, segment) end
 
   local batch = open_batch(prefix, bounds)
   local moved = 0
-  for _, gid in ipairs(moved_gids) do
-    if origin[gid] ~= where[gid] then
-      local meta = prefix .. ':group_meta:' .. gid
-      redis.call('HSET', meta, 'vq', where[gid], 'last_vq', where[gid])
-      redis.call('HINCRBY', meta, 'version', 1)
-      add_moved_event(batch, gid, where[gid])
-      moved = moved + 1
+  for _, segment in ipairs(segments) do
+    for _, gid in ipairs(segment.gids) do
+      if origin[gid] ~= segment.name then
+        local meta = prefix .. ':group_meta:' .. gid
+        local version = tonumber(redis.call('HGET', meta, 'version') or '0') + 1
+        redis.call('HSET', meta, 'vq', segment.name, 'last_vq', segment.name, 'version', integer(version))
+        add_moved_event(batch, gid, segment.name)
+        moved = moved + 1
+      end
     end
   end
-  for _, name in ipairs(names) do
-    local key = prefix .. ':vq:' .. name
-    local before = redis.call('LRANGE', key, 0, -1)
-    local changed = #before ~= #lists[name]
-    for index, gid in ipairs(before) do
-      if gid ~= lists[name][index] then changed = true break end
-    end
+  local grown = {}
+  for index, name in ipairs(names) do
+    local list, changed = settled_list(lists[name], before[name], where, name)
     if changed then
-      write_list(key, lists[name])
-      redis.call('HINCRBY', prefix .. ':vq_version', name, 1)
-      if lists[name][1] ~= heads[name] and name ~= UNASSIGNED then send_control(batch, name, 'head') end
+      write_list(prefix .. ':vq:' .. name, list)
+      grown[#grown + 1] = name
+      grown[#grown + 1] = integer(versions[index] + 1)
+      if list[1] ~= before[name][1] and name ~= UNASSIGNED then send_control(batch, name, 'head') end
     end
   end
+  if #grown > 0 then redis.call('HSET', prefix .. ':vq_version', unpack(grown)) end
   redis.call('SET', prefix .. ':plan_version', integer(plan_version))
   close_batch(batch)
   return versions_answer(prefix, names, '1', integer(moved))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.advice.advising import ADDED_MAX, advise
 from qlm_planner.advice.demand import KEYS_MAX, Demand
 from qlm_planner.advice.forecast import forecast
-from qlm_planner.advice.late_share import late_share
+from qlm_planner.advice.late_share import late_share, late_shares
 from qlm_planner.advice.question import Question, question_of
 
 from .world import LEASE_S, World
@@ -40,7 +41,7 @@ async def asked(world: World, per_s: dict[tuple[str, float], float], watched_s: 
     for (model, slo_s), rate in per_s.items():
         count = round(rate * watched_s)
         demand.saw(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s) for n in range(count))
-    return question_of(machine.board, machine.estimates, demand, world.now_s)
+    return question_of(machine.board, machine.reshaping.terms, demand, world.now_s)
 
 
 async def cluster(*names: str, gpu: str = "big") -> World:
@@ -97,6 +98,17 @@ def test_the_keys_that_are_counted_are_bounded() -> None:
 )
 def test_the_share_that_is_late(begin_s: float, end_s: float, deviation_s: float, due_s: float, share: float) -> None:
     assert late_share(begin_s, end_s, deviation_s, due_s) == pytest.approx(share, abs=1e-3)
+    [of_many] = late_shares(*(np.array([float(each)]) for each in (begin_s, end_s, deviation_s, due_s)))
+    assert of_many == pytest.approx(share, abs=1e-3)
+
+
+def test_many_shares_are_as_each_alone() -> None:
+    chance = np.random.default_rng(1)
+    begin_s = chance.uniform(0.0, 100.0, 300)
+    end_s, deviation_s = begin_s + chance.choice([0.0, 1e-3, 5.0, 80.0], 300), chance.choice([0.0, 0.01, 3.0, 40.0], 300)
+    due_s = chance.choice([-5.0, 20.0, 60.0, 110.0, 1e4], 300)
+    alone = [late_share(*each) for each in zip(begin_s, end_s, deviation_s, due_s, strict=True)]
+    assert late_shares(begin_s, end_s, deviation_s, due_s) == pytest.approx(alone, abs=1e-6)
 
 
 async def test_attainment_grows_with_instances_and_falls_with_load() -> None:

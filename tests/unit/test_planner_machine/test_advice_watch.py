@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.advising import Advice, advise
 from qlm_planner.advice.question import Question
 from qlm_planner.advice.watch import AdviceWatch
 from qlm_planner.advice.wire import to_proto
@@ -16,6 +16,10 @@ from qlm_planner.metrics import PlannerMetrics
 from .test_advice import asked, cluster
 
 DEADLINE_S = 30.0
+
+
+async def at_once(question: Question) -> Advice:
+    return advise(question)
 
 
 async def watched(
@@ -33,7 +37,7 @@ async def watched(
         return answer
 
     metrics = PlannerMetrics()
-    watch = AdviceWatch(ask, asyncio.Lock(), 0.001, metrics)
+    watch = AdviceWatch(ask, at_once, asyncio.Lock(), 0.001, metrics)
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(DEADLINE_S):
         while not until(watch, asks):

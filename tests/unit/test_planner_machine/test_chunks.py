@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.board import Board, Slot
-from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, next_chunk
+from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, chunks, next_chunk
 from qlm_planner.effects import ApplyChunk
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_queue.memory_queue import MemoryQueue
-from qlm_queue.values import Bounds, GroupPlacement, PlanChunk, QueueSegment, RequestPlacement
+from qlm_queue.values import Bounds, GroupPlacement, Lease, PlanChunk, QueueSegment, RequestPlacement
 
 from .test_insertion import group
 from .world import LEASE_S, START_S, World
@@ -104,20 +105,8 @@ def test_what_came_or_went_meanwhile_is_left_as_it_is() -> None:
     assert board.queues["a"] == ids([4, 1, 2, 3]) or board.queues["a"] == ids([4, 1, 3, 2])
 
 
-permutations = st.permutations(range(24))
-
-
-@given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), extra=st.sets(st.integers(0, 23), max_size=5))
-async def test_the_queue_becomes_what_the_board_becomes(
-    before: list[int], after: list[int], cuts: tuple[int, int, int, int], extra: set[int]
-) -> None:
-    """Any order to any other, on the queue itself: it and the board go the same way, and end as the target wants. `extra` are groups that
-    the target does not know."""
-
-    def split(order: list[int], first: int, second: int) -> dict[str, list[int]]:
-        first, second = sorted((first, second))
-        return {"a": order[:first], "b": order[first:second], "c": order[second:]}
-
+async def queue_of(queues: dict[str, list[int]]) -> tuple[MemoryQueue, Lease]:
+    """A queue whose virtual queues hold these groups, and the planner's lease of it."""
     queue = MemoryQueue("test", Bounds(), lambda: START_S)
     world = World()
     world.queue = queue
@@ -125,12 +114,38 @@ async def test_the_queue_becomes_what_the_board_becomes(
         await world.join(name)
     lease = await queue.acquire_lease("planner", "nonce", 1e6, "")
     assert lease is not None
-    for name, numbers in split(before, cuts[0], cuts[1]).items():
+    for name, numbers in queues.items():
         for group_id in ids(numbers):
             [key] = await world.submit("alpha")
             found = await queue.find(key)
             opening = GroupPlacement(group_id=group_id, instance=name, before="", first_deadline_s=START_S, meta={"model": "alpha"})
             await queue.place(lease, [opening], [RequestPlacement(queue_id=found.queue_id, key=key, group_id=group_id)])
+    return queue, lease
+
+
+def split(order: list[int], first: int, second: int) -> dict[str, list[int]]:
+    first, second = sorted((first, second))
+    return {"a": order[:first], "b": order[first:second], "c": order[second:]}
+
+
+async def applied(queue: MemoryQueue, lease: Lease, chunk: ApplyChunk) -> bool:
+    segments = [QueueSegment(instance=each.instance, start=each.start, group_ids=each.group_ids) for each in chunk.segments]
+    plan = PlanChunk(plan_version=chunk.plan_version, versions=chunk.versions, segments=segments)
+    return (await queue.apply_plan(lease, plan)).applied
+
+
+permutations = st.permutations(range(24))
+
+
+@settings(deadline=None)
+@given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), extra=st.sets(st.integers(0, 23), max_size=5))
+async def test_the_queue_becomes_what_the_board_becomes(
+    before: list[int], after: list[int], cuts: tuple[int, int, int, int], extra: set[int]
+) -> None:
+    """Any order to any other, on the queue itself: it and the board go the same way, and end as the target wants. `extra` are groups that
+    the target does not know."""
+
+    queue, lease = await queue_of(split(before, cuts[0], cuts[1]))
     board = board_of(split(before, cuts[0], cuts[1]))
     target = {name: ids([each for each in order if each not in extra]) for name, order in split(after, cuts[2], cuts[3]).items()}
     for _ in range(50):
@@ -142,12 +157,35 @@ async def test_the_queue_becomes_what_the_board_becomes(
         chunk = next_chunk(board, target)
         if chunk is None:
             break
-        segments = [QueueSegment(instance=each.instance, start=each.start, group_ids=each.group_ids) for each in chunk.segments]
-        answer = await queue.apply_plan(lease, PlanChunk(plan_version=chunk.plan_version, versions=chunk.versions, segments=segments))
-        assert answer.applied
+        assert await applied(queue, lease, chunk)
         apply_to_board(board, chunk)
     left_out = {f"alpha-{number}" for number in extra}
     assert {name: [each for each in board.queues[name] if each not in left_out] for name in NAMES} == target
+
+
+@settings(deadline=None)
+@given(before=permutations, after=permutations, cuts=st.tuples(*[st.integers(0, 24)] * 4), ids_max=st.integers(1, 9))
+async def test_all_chunks_of_a_change_may_leave_before_the_first_is_answered(
+    before: list[int], after: list[int], cuts: tuple[int, int, int, int], ids_max: int
+) -> None:
+    """Each is for the queues, and has their versions, as those before it leave them."""
+    queue, lease = await queue_of(split(before, cuts[0], cuts[1]))
+    board = board_of(split(before, cuts[0], cuts[1]))
+    overview = await queue.overview()
+    board.versions |= {each.instance: each.version for each in overview.virtual_queues}
+    board.plan_version = overview.plan_version
+    target = {name: ids(order) for name, order in split(after, cuts[2], cuts[3]).items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qlm_planner.chunks.BATCH_MAX", ids_max)
+        made = list(chunks(board, target))
+    assert all(len(named([chunk])) <= ids_max for chunk in made)
+    for chunk in made:
+        assert await applied(queue, lease, chunk)
+        apply_to_board(board, chunk)
+    assert {name: board.queues[name] for name in NAMES} == target
+    assert {each.instance: list(each.group_ids) for each in (await queue.overview()).virtual_queues if each.group_ids} == {
+        name: queue for name, queue in target.items() if queue
+    }
 
 
 async def test_a_replan_writes_less_than_all() -> None:

@@ -81,7 +81,7 @@ async def test_what_nobody_serves_waits_until_an_instance_joins() -> None:
     await world.submit("beta", count=5)
     await world.settle()
     assert (await world.queues()) == {"a": [], UNASSIGNED: ["beta"]}
-    assert machine.unassigned_groups == 1
+    assert len(machine.board.queues[UNASSIGNED]) == 1
     incarnation = await world.join("b", models=["beta"])
     facts = from_body(next(record for record in (await world.queue.overview()).instances if record.name == "b").body, incarnation)
     await world.tell(InstanceAnnounced(facts=facts))

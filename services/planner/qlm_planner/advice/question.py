@@ -6,16 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import Service
 from qlm_core.request import SloKind
 from qlm_planner.advice.demand import Demand, Rate
-from qlm_planner.advice.late_share import late_share
+from qlm_planner.advice.late_share import late_shares
 from qlm_planner.board import Board, Group, Slot, band_of
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits
-from qlm_planner.insertion import lines_of, timelines_of
+from qlm_planner.insertion import lines_at_once, timelines_of
+from qlm_planner.timeline import COUNT, DEADLINE, OWN
 
 CLASSES_MAX = 48
 """Classes of load; those with the least work beyond it count with the others of their model."""
@@ -123,9 +127,10 @@ class Question:
         return self.late >= LATE_MIN or self.unserved > 0 or self.idle > 0
 
 
-def question_of(board: Board, estimates: Estimates, demand: Demand, now_s: float) -> Question:
+def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -> Question:
     """Costs O(groups + classes x kinds)."""
-    misses, late = _misses(board, estimates, now_s)
+    estimates = terms.estimates
+    misses, late = _misses(board, terms, now_s)
     serving = [slot for _, slot in sorted(board.slots.items()) if slot.serving]
     loads = _loads(board, demand.rates(now_s), now_s)
     facts = _kinds(serving, [slot for _, slot in sorted(board.slots.items())], estimates, {key.model for key, _, _ in loads})
@@ -154,30 +159,30 @@ def question_of(board: Board, estimates: Estimates, demand: Demand, now_s: float
     )
 
 
-def _misses(board: Board, estimates: Estimates, now_s: float) -> tuple[tuple[Miss, ...], float]:
+def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, ...], float]:
     """Groups that the plan expects to be late, the worst first, and all late requests that it expects."""
     found: list[Miss] = []
     total = 0.0
-    lines = lines_of(board, estimates)
+    lines = lines_at_once(board, terms)
     for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
         total += times.cost.late
-        for place, term in enumerate(line.terms):
-            group = board.groups[term.group_id]
-            due_s = term.deadline_s - now_s
-            begin_s, end_s = float(times.start_s[place]) + term.own_s, float(times.end_s[place])
-            late = term.count * late_share(min(begin_s, end_s), end_s, math.sqrt(float(times.end_variance[place])), due_s)
-            if late >= LATE_MIN:
-                found.append(
-                    Miss(
-                        group_id=term.group_id,
-                        model=term.model,
-                        slo_class=group.traits.key.slo_class,
-                        instance=group.instance,
-                        waiting=group.waiting,
-                        late=late,
-                        over_s=max(0.0, end_s - due_s),
-                    )
+        rows = line.columns.rows
+        due_s, end_s = rows[DEADLINE] - now_s, times.end_s
+        begin_s = np.minimum(times.start_s + rows[OWN], end_s)
+        late = rows[COUNT] * late_shares(begin_s, end_s, np.sqrt(times.end_variance), due_s)
+        for place in np.flatnonzero(late >= LATE_MIN).tolist():
+            group = board.groups[board.queues[line.slot.facts.name][place]]
+            found.append(
+                Miss(
+                    group_id=group.group_id,
+                    model=group.traits.key.model,
+                    slo_class=group.traits.key.slo_class,
+                    instance=group.instance,
+                    waiting=group.waiting,
+                    late=float(late[place]),
+                    over_s=max(0.0, float(end_s[place] - due_s[place])),
                 )
+            )
     return tuple(sorted(found, key=lambda miss: (-miss.late, miss.group_id))[:MISSES_MAX]), total
 
 

@@ -1,18 +1,22 @@
-"""Works advice out beside the planner's decisions: a picture is taken between two steps, and looked at in a thread."""
+"""Works advice out beside the planner's decisions: a picture is taken between two steps, and looked at elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import structlog
 
-from qlm_planner.advice.advising import Advice, advise
+from qlm_planner.advice.advising import Advice
 from qlm_planner.advice.question import Question
 
 PAUSE_SHARE = 10.0
 """The pause after advice is so many times as long as it took, at the least: it never takes more of the process."""
+
+
+Work = Callable[[Question], Awaitable[Advice]]
+"""`advise`, where it keeps nobody waiting (`apart`)."""
 
 
 class AdviceFigures(Protocol):
@@ -22,11 +26,12 @@ class AdviceFigures(Protocol):
 
 
 class AdviceWatch:
-    """`ask`: takes the picture, in a thread while nothing else has its `turn`; None while the queue is not known. `latest`: None while
-    nothing is to be advised."""
+    """`ask`: takes the picture, in a thread while nothing else has its `turn`; None while the queue is not known. `work`: answers it.
+    `latest`: None while nothing is to be advised."""
 
-    def __init__(self, ask: Callable[[], Question | None], turn: asyncio.Lock, every_s: float, figures: AdviceFigures) -> None:
+    def __init__(self, ask: Callable[[], Question | None], work: Work, turn: asyncio.Lock, every_s: float, figures: AdviceFigures) -> None:
         self._ask = ask
+        self._work = work
         self._turn = turn
         self._every_s = every_s
         self._figures = figures
@@ -43,7 +48,7 @@ class AdviceWatch:
                 async with self._turn:
                     question = await asyncio.to_thread(self._ask)
                 worth = question is not None and question.worth_asking
-                advice = await asyncio.to_thread(advise, question) if question is not None and worth else None
+                advice = await self._work(question) if question is not None and worth else None
             except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
                 structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
                 advice = None

@@ -1,0 +1,58 @@
+"""A live planner with each exact solver in its settings: it plans, and says who answered; without the solver it goes on, and says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qlm_planner.solver_jobs import Choice
+
+from .cluster import MODELS, Cluster, until
+
+WARM_UP_S = 300.0
+"""Compiled code may not be cached yet."""
+
+
+async def rule_of_a_replan(cluster: Cluster, choice: Choice) -> str:
+    """What the planner's span of a whole replan of six groups says of who made the orders."""
+    await cluster.join("a")
+    async with cluster.planner(solver=choice) as shell:
+
+        async def is_ready() -> bool:
+            return shell.solver_ready and shell.term is not None and shell.term.caught_up.is_set()
+
+        await until(is_ready, "it leads, with a solver", WARM_UP_S)
+        for number in range(6):
+            await cluster.submit(MODELS[number % 3], slo_s=40.0 * 4.0**number, count=3)
+        await until(cluster.all_placed, "all placed")
+        assert shell.term is not None
+        await shell.term.replan()
+        asked = [
+            dict(span.attributes or {})
+            for span in cluster.spans.get_finished_spans()
+            if span.name == "planner.solve" and (span.attributes or {}).get("qlm.plan.cause") == "asked"
+        ]
+        assert [span["qlm.solve.groups"] for span in asked] == [6]
+        assert asked[0]["qlm.solve.outcome"] in ("applied", "kept"), asked
+        return str(asked[0]["qlm.solve.rule"])
+
+
+@pytest.mark.parametrize("choice", [Choice.EXACT_HIGHS, Choice.EXACT_GLPK])
+async def test_the_exact_solver_answers(cluster: Cluster, choice: Choice) -> None:
+    rule = await rule_of_a_replan(cluster, choice)
+    assert f"{choice}: " in rule
+    assert rule.endswith(("optimal", "feasible")), rule
+
+
+@pytest.mark.parametrize(("choice", "gone"), [(Choice.EXACT_HIGHS, "highspy"), (Choice.EXACT_GLPK, "pyomo")])
+async def test_without_it_the_scalable_one_does(
+    cluster: Cluster, choice: Choice, gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs cannot be imported in the solver's process."""
+    (tmp_path / f"{gone}.py").write_text(f"raise ModuleNotFoundError('no {gone}', name='{gone}')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    rule = await rule_of_a_replan(cluster, choice)
+    assert f"; {choice}: " in rule
+    assert "not installed" in rule, rule
