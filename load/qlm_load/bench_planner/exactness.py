@@ -16,7 +16,7 @@ from qlm_planner.exact.enumeration import enumerated
 from qlm_planner.solver import solve, warm_up
 
 CASES = 100
-MOVES = 80_000
+MOVES = 20_000
 """Less than 50 ms of one core."""
 SAME = 1e-6
 """Relative: as good as the optimum."""

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf, evaluate, improve, insert, solve
+from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.normal import probability_and_excess
+from qlm_planner.solver.packing import packed
+from qlm_planner.solver.places import cheapest_place
+from qlm_planner.solver.plan import plan_of
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
@@ -67,6 +71,42 @@ def test_a_seed_gives_the_same_orders(problem: Problem, seed: int) -> None:
 @SOME
 def test_small_problems_are_solved_to_the_optimum(problem: Problem) -> None:
     assert solve(problem, moves=8_000, seed=1).cost.total == pytest.approx(cheapest(problem), rel=1e-6, abs=1e-3)
+
+
+@given(problem=problems(groups_max=14), seed=st.integers(0, 100))
+@SOME
+def test_large_moves_keep_what_holds_for_every_problem(problem: Problem, seed: int) -> None:
+    moves = 1_000 * problem.groups
+    solved = solve(problem, moves=moves, seed=seed)
+    holds(problem, solved)
+    assert solved.cost.total <= construct(problem).cost.total
+    assert solve(problem, moves=moves, seed=seed).orders.lists() == solved.orders.lists()
+
+
+@given(problem=problems(noisy=False), seed=st.integers(0, 100))
+@FEW
+def test_the_cheapest_place_of_a_block_is_that_of_all_its_places(problem: Problem, seed: int) -> None:
+    """Places inside runs of other models apart."""
+    full = construct(problem).orders.lists()
+    queue = max(range(problem.queues), key=lambda each: len(full[each]))
+    if not full[queue]:
+        return
+    place = seed % len(full[queue])
+    group, bands, model = full[queue].pop(place), problem.band, problem.model
+    arrays, without = packed(problem), Orders.of(full)
+    plan = plan_of(arrays, without.first, without.groups, problem.groups)
+    block = np.array([group], dtype=np.int32)
+    found, more, tried = cheapest_place(arrays, plan, queue, block, 0, 1, math.inf, chance_of(seed), 0.0)
+    before, line, costs = slow_cost(problem, without), full[queue], {}
+    for at in range(len(line) + 1):
+        inside = 0 < at < len(line) and model[line[at - 1]] == model[line[at]] != model[group]
+        if not inside and bands[[*line[:at], group, *line[at:]]].tolist() == sorted(bands[[*line, group]].tolist()):
+            lists = [list(each) for each in full]
+            lists[queue].insert(at, group)
+            costs[at] = slow_cost(problem, Orders.of(lists)) - before
+    assert tried == len(costs)
+    assert more == pytest.approx(min(costs.values()), rel=1e-6, abs=1e-3)
+    assert costs[found] == pytest.approx(more, rel=1e-6, abs=1e-3)
 
 
 @given(problem=problems(noisy=False), seed=st.integers(0, 100))

@@ -16,6 +16,7 @@ from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
 from qlm_planner.solver.problem import Evaluation, Integers, Orders, Problem, ProblemError, Solved
+from qlm_planner.solver.recreating import recreate
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -30,14 +31,11 @@ MILD = 0.001
 """The same of a repair."""
 MEAN_COSTS_MAX = 10.0
 """What a late group costs counts as so many mean costs of a group at the most: where nobody can be late, lateness is no measure."""
-ROUNDS = 4
-ROUND_MOVES = 250
-"""Where there are so many moves a group in each, a small problem is heated again from the best so far: it takes little to get stuck
-there."""
-TINY_MOVES = 4_000.0
-TINY_ROUNDS = 16
-TINY_HOT = 0.1
-"""The same with so many moves a group in all: more often, and colder."""
+THOROUGH_MOVES = 1_000.0
+"""With so many moves a group in all, large moves find more than small ones."""
+TINY_GROUPS = 12
+TINY_ROUNDS = 4
+"""So few groups are heated again from the best so far: it takes little to get stuck there, and little to get through all orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +71,14 @@ class _Work:
         found = self.solved(first, groups, rule)
         return found if found.cost.total < start.cost.total else start
 
+    def recreated(self, start: Solved, moves: int, seed: int, rule: str) -> Solved:
+        orders = start.orders
+        if moves <= 0 or not orders.groups.size:
+            return start
+        first, groups = recreate(self.packed, orders.first, orders.groups, self.capacity(orders.first), moves, chance_of(seed))
+        found = self.solved(first, groups, rule)
+        return found if found.cost.total < start.cost.total else start
+
 
 def evaluate(problem: Problem, orders: Orders) -> Evaluation:
     """Raises ProblemError for orders that do not fit, or have a group where it cannot be served."""
@@ -104,16 +110,16 @@ def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: flo
 
 
 def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
-    """Constructs and anneals."""
+    """Constructs and anneals, by large moves where there are enough of them."""
     work = _Work.of(problem)
     found = _constructed(work)[0]
     each = moves / max(1, problem.groups)
-    tiny = each >= TINY_MOVES
-    rounds = TINY_ROUNDS if tiny else ROUNDS if each >= ROUNDS * ROUND_MOVES else 1
-    hot = min(TINY_HOT if tiny else HOT_MAX, HOT_AT * (each / rounds / HOT_MOVES) ** 2)
-    rule = f"{found.rule}, annealed"
+    if each < THOROUGH_MOVES:
+        return work.annealed(found, moves, min(HOT_MAX, HOT_AT * (each / HOT_MOVES) ** 2), seed, f"{found.rule}, annealed")
+    rounds = TINY_ROUNDS if problem.groups <= TINY_GROUPS else 1
+    rule = f"{found.rule}, recreated"
     for number in range(rounds):
-        found = work.annealed(found, moves // rounds, hot, seed * TINY_ROUNDS + number, rule)
+        found = work.recreated(found, moves // rounds, seed * TINY_ROUNDS + number, rule)
     return found
 
 
@@ -131,6 +137,7 @@ def warm_up() -> float:
     began_s = time.perf_counter()
     problem = _tiny()
     solved = solve(problem, moves=40, seed=0)
+    solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
     evaluate(problem, solved.orders)
     left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
     insert(problem, left, 0, moves=4, seed=0)
