@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from qlm_planner.solver import warm_up
+from drawn_problems import by_hand
+from qlm_planner.solver import Weights, warm_up
 from qlm_planner.solver.compiled import cache_folder, sources_digest, usable
+from qlm_planner.solver.packing import packed
 
 
 @pytest.fixture
@@ -61,3 +64,10 @@ def test_the_next_place_is_taken_and_none_is_an_answer(package: Path, tmp_path: 
 def test_warming_up_again_takes_next_to_nothing() -> None:
     warm_up()
     assert warm_up() < 1.0
+
+
+def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
+    """Arrays of another type would: half a minute in the middle of a plan."""
+    whole = Weights(late=0, tardiness=0, work=0, completion=1, head_gain=0, starvation=0)
+    problem = by_hand(model=[0], work_s=[[1.0]], deadline_s=[9.0], kind=[0], active=[0])
+    assert packed(replace(problem, weights=whole)).weights.dtype == packed(problem).weights.dtype

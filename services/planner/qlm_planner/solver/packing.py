@@ -75,7 +75,7 @@ def packed(problem: Problem) -> Packed:
         head=problem.head.astype(np.int32),
         swap=np.minimum(swap, FAR_S),
         warm=np.minimum(problem.warm_s, FAR_S),
-        weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion, weights.head_gain]),
+        weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion, weights.head_gain], dtype=np.float64),
     )
 
 
