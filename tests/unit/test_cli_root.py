@@ -23,6 +23,7 @@ UNITS = {
     "health": ("SECONDS", "HOST:PORT", "Exit codes"),
     "profile": ("SECONDS", "FILE", "SECTION.NAME=VALUE", "Exit codes"),
     "profiles": ("HOST:PORT", "Exit codes"),
+    "models": ("DIR", "Exit codes"),
     "load": ("Trace seconds in a real second", "Seconds after the last arrival", "per trace second", "Exit codes"),
     **dict.fromkeys(("gateway", "planner", "estimator", "agent"), SERVICE_HELP),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator
 
 from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.openai.settings import OpenAiSettings
 from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_core.errors import ConfigError
@@ -47,7 +49,7 @@ class AgentSettings(Section):
     advertise: str = Field("", description="Its address as others see it; empty: the host of listen, with the bound port.")
     gpu: str = Field("A100-80GB", min_length=1, description="GPU, as in the hardware profiles.")
     n_gpu: Count = Field(1, description="GPUs of this instance, as in the hardware profiles.")
-    engine: Literal["simulated"] = Field("simulated", description="What generates the tokens.")
+    engine: Literal["simulated", "openai"] = Field("simulated", description="What generates the tokens.")
     models: tuple[str, ...] = Field((), description="Models that it serves. Empty: all that have a profile on its GPUs.")
     batch_max: Count = Field(BATCH_MAX_DEFAULT, description="Most requests that run at once.")
     lookahead_requests: int = Field(
@@ -70,6 +72,7 @@ class AgentSettings(Section):
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
+    openai: OpenAiSettings = Field(default_factory=OpenAiSettings, description="Engine openai: a server of OpenAI's completions API.")
 
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
 
@@ -126,7 +129,8 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
 
 def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel]) -> MachineSettings:
     """What the machine takes of the settings."""
-    scale = agent.simulated.time_scale
+    simulated = agent.engine == "simulated"
+    scale = agent.simulated.time_scale if simulated else 1.0
     return MachineSettings(
         models=tuple(models),
         batch_max=agent.batch_max,
@@ -136,7 +140,8 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel])
         poll_s=agent.poll_s,
         drain_finish_s=agent.drain_finish_s,
         hardware={name: model.profile.scaled(scale) for name, model in models.items()},
-        host_memory_gb=agent.simulated.host_memory_gb,
+        # Nobody knows how much a server has: it refuses what is too much.
+        host_memory_gb=agent.simulated.host_memory_gb if simulated else math.inf,
         slo_band=agent.slo_band,
         evict=agent.evict,
         kv_swap=agent.kv_swap,

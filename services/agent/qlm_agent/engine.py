@@ -202,7 +202,8 @@ class Engine(Protocol):
         anything again. From the call on they count as running. The others stay offloaded: of another model, no seat or no KV free."""
 
     async def outputs(self) -> Sequence[EngineOutput]:
-        """Waits for output and returns all there is: the first and the last of a run as soon as it is made."""
+        """Waits for output and returns all there is: the first and the last of a run as soon as it is made. Empty where nothing was made
+        but the engine has changed: it lost its active model by itself, of which `stats` then tells none until one is loaded."""
 
     async def pause(self) -> None:
         """Stops generating; runs stay. Safe twice."""

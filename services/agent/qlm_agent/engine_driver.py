@@ -10,7 +10,7 @@ from typing import Any, assert_never
 import structlog
 
 from qlm_agent.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, RestoreRuns, ResumeEngine, StartRun
-from qlm_agent.engine import Engine, EngineBusy, EngineOutput, ModelLoadFailed, Tier
+from qlm_agent.engine import Engine, EngineBusy, EngineOutput, FailureKind, ModelLoadFailed, Tier
 from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, RunsOffloaded, RunsRestored
 from qlm_agent.held_run import HeldRun
 from qlm_agent.lso_records import Lso
@@ -42,6 +42,8 @@ class EngineDriver:
         self._engine_clock = engine_clock
         self._incarnation = incarnation
         self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
+        self._active = ""  # as the machine was told
+        self._loads = 0  # under way
 
     def put(self, effect: EngineEffect) -> None:
         """Has an effect performed after those before it."""
@@ -104,7 +106,19 @@ class EngineDriver:
                 counts.append((output.run_id, tokens))
             else:
                 ended.append(_end(output, tokens))
+        if not outputs or any(end.failure is FailureKind.BROKEN for end in ended):
+            self._look_for_loss()  # first, so that nothing is pulled into the seats that become free
         self._step(EngineTold(counts=counts, ended=ended))
+
+    def _look_for_loss(self) -> None:
+        """An engine that lost its active model by itself (a process that died, a server that is gone) is told as a load that failed, so
+        that nothing is pulled until the model is loaded again."""
+        stats = self._engine.stats()
+        if self._active and not stats.active_model and not self._loads:
+            lost, self._active = self._active, ""
+            message = "the engine lost it"
+            structlog.get_logger().error("model_lost", model=lost)
+            self._step(ModelNotLoaded(model=lost, tier=Tier.ACTIVE, message=message, active="", warm=stats.warm_models))
 
     async def _move_kv(self, effect: OffloadRuns | RestoreRuns) -> None:
         began_s = self._now_s()
@@ -121,6 +135,14 @@ class EngineDriver:
         self._step(event)
 
     async def _load(self, effect: LoadModel) -> None:
+        self._loads += 1
+        try:
+            await self._loaded(effect)
+        finally:
+            self._loads -= 1
+        self._look_for_loss()
+
+    async def _loaded(self, effect: LoadModel) -> None:
         began_s = self._now_s()
         metrics = self._telemetry.metrics
         from_model = self._engine.stats().active_model
@@ -130,6 +152,7 @@ class EngineDriver:
             structlog.get_logger().error("model_not_loaded", model=effect.model, tier=effect.tier.value, error=error.message)
             metrics.failed_loads.labels(model=effect.model).inc()
             stats = self._engine.stats()
+            self._active = stats.active_model
             self._step(
                 ModelNotLoaded(
                     model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
@@ -141,6 +164,7 @@ class EngineDriver:
             metrics.swaps.labels(model=effect.model).inc()
         self._telemetry.lso.model_moved(effect.model, effect.tier, from_model, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
+        self._active = stats.active_model
         self._step(
             ModelLoaded(
                 model=effect.model,

@@ -20,6 +20,7 @@ COMMANDS = {
     "health": ("qlm.cli.health", "health", "Ask one process whether it serves."),
     "profile": ("qlm.cli.profile", "profile", "Measure how fast an engine is: its hardware profile."),
     "profiles": ("qlm.cli.profiles", "profiles", "Show, export or import what the estimator knows."),
+    "models": ("qlm.cli.models.command", "models", "Make or list small models for real engines."),
     "load": ("qlm.cli.load", "load", "Replay a workload and report what came of it."),
 }
 """Name -> module, attribute, one line of help."""

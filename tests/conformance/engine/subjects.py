@@ -30,6 +30,7 @@ class Can(Enum):
 
     SWAP = "swap"  # serves two models in turn, and tells their tiers
     OFFLOAD = "offload"  # moves KV to host memory
+    HALT = "halt"  # generates nothing in a pause, where others only hold it back
     POLICY = "policy"  # asks an engine policy
     LIMIT = "limit"  # can be made with the KV, the batch and the host memory that a test wants, and with little of them
 

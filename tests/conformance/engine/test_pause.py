@@ -23,6 +23,7 @@ async def test_a_pause_stops_output_and_resume_goes_on(subject: Subject, reader:
     assert run.output == whole.output
 
 
+@needs(Can.HALT)
 async def test_a_pause_is_not_caught_up(subject: Subject, reader: Reader) -> None:
     whole = await undisturbed(subject, reader, answer=1500)
     undisturbed_s = whole.outputs[-1].last_s - whole.outputs[0].first_s

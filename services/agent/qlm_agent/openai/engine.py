@@ -1,0 +1,204 @@
+"""The engine port over OpenAI-compatible servers: each run is a streamed completion.
+
+A server that cannot be reached has no active model: its runs fail as broken, whoever reads outputs is woken, and a load brings it back when
+the server is there again. Pausing stops the reading of streams, which holds up a server that generates ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from qlm_agent.engine import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, Tier
+from qlm_agent.openai.load_watch import Load, LoadWatch
+from qlm_agent.openai.model_tiers import ModelTiers
+from qlm_agent.openai.pending_outputs import PendingOutputs
+from qlm_agent.openai.run import RemoteModel, Run
+from qlm_agent.openai.server import OpenAiServer
+
+
+class OpenAiEngine:
+    """See `qlm_agent.engine.Engine`. `kv_capacity_tokens`: by model, where the server does not tell; `batch_max`: as the agent has it."""
+
+    def __init__(
+        self,
+        models: Mapping[str, RemoteModel],
+        *,
+        kv_capacity_tokens: Mapping[str, int],
+        batch_max: int,
+        sleeps: bool,
+        tell_every_s: float,
+        poll_s: float,
+        swap_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._kv_capacity_tokens = kv_capacity_tokens
+        self._batch_max = batch_max
+        self._clock = clock
+        self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self._pending = PendingOutputs(tell_every_s, clock)
+        self._tiers = ModelTiers(models, sleeps=sleeps, swap_timeout_s=swap_timeout_s, busy=lambda: bool(self._runs))
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()  # of runs that ended
+        servers = {id(model.server): model.server for model in models.values()}
+        self._watches = {key: self._watch_of(server, poll_s) for key, server in servers.items()}
+        self._servers = tuple(servers.values())
+
+    @property
+    def tells_text(self) -> bool:
+        return any(model.tells_text for model in self._models.values())
+
+    async def start(self) -> None:
+        if self._tasks:
+            return
+        for server in self._servers:
+            await server.open()
+        self._tasks = [asyncio.create_task(watch.watch()) for watch in self._watches.values()]
+        for task in self._tasks:
+            task.add_done_callback(lambda _task: self._pending.wake())
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *(task for _, task in self._runs.values()), *self._ending]
+        self._tasks = []
+        self._pending.drop(self._runs)
+        self._runs.clear()
+        await _cancelled(tasks)
+        for watch in self._watches.values():
+            await watch.stop()
+        for server in self._servers:
+            await server.close()
+
+    # Models -----------------------------------------------------------------------------------------------------------
+
+    def tier(self, model: str) -> Tier:
+        return self._tiers.tier(model)
+
+    async def load_model(self, model: str, tier: Tier) -> float:
+        began_s = self._clock()
+        await self._tiers.load(model, tier)
+        if tier is Tier.ACTIVE:
+            watch = self._watch(model)
+            await watch.look()  # how much KV there is
+            if not watch.up:
+                raise ModelLoadFailed(f"{self._models[model].server.base_url} went away while {model} was loaded")
+        return self._clock() - began_s
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    async def add(self, request: EngineRequest) -> None:
+        model = self._models.get(request.model)
+        if model is None or request.model != self._tiers.active:
+            message = f"model {request.model} is not active, but {self._tiers.active or 'none'}"
+            failure = EngineFailure(kind=FailureKind.BROKEN, message=message)
+            now_s = self._clock()
+            self._pending.add(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure), urgent=True)
+            return
+        run = Run(request, model, self._tell, self._flowing, self._watch(request.model).look, self._clock)
+        task = asyncio.create_task(run.main())
+        task.add_done_callback(lambda task: _log_bug(run, task))
+        self._runs[request.run_id] = run, task
+
+    async def abort(self, run_ids: Sequence[str]) -> None:
+        self._pending.drop(run_ids)
+        await _cancelled([self._runs.pop(run_id)[1] for run_id in run_ids if run_id in self._runs])
+
+    async def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """KV cannot be moved over HTTP."""
+        return ()
+
+    async def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    async def outputs(self) -> Sequence[EngineOutput]:
+        """Empty where a server came or went."""
+        outputs = await self._pending.take()
+        for task in self._tasks:
+            if task.done():
+                task.result()  # raises what ended the watch, which must never end
+        return outputs
+
+    async def pause(self) -> None:
+        self._flowing.clear()
+
+    async def resume(self) -> None:
+        self._flowing.set()
+
+    def stats(self) -> EngineStats:
+        active = self._tiers.active
+        own = self._own(None)
+        if not active:
+            return self._stats(active, own.runs, 0, 0, 0, 0)
+        watch = self._watch(active)
+        last = watch.last
+        capacity = (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[active]
+        unheard = sum(not run.told for run, _ in self._runs.values())
+        waiting = min(unheard, last.waiting) if last else 0
+        used = min(capacity, own.kv_tokens + watch.others.kv_tokens)
+        return self._stats(active, own.runs - waiting + watch.others.runs, waiting, used, capacity, last.preemptions if last else 0)
+
+    def _stats(self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int) -> EngineStats:
+        return EngineStats(
+            active_model=active,
+            warm_models=self._tiers.warm,
+            running=running,
+            waiting=waiting,
+            batch_max=self._batch_max,
+            kv_used_tokens=kv_used,
+            kv_capacity_tokens=kv_capacity,
+            preemptions=preemptions,
+        )
+
+    def _tell(self, output: EngineOutput, urgent: bool) -> None:
+        found = self._runs.get(output.run_id)
+        if found is None:
+            return
+        run, task = found
+        if output.finish is not None or output.failure is not None:
+            del self._runs[output.run_id]
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        else:
+            self._watch(run.model.name).heard()
+        self._pending.add(output, urgent=urgent)
+
+    # Servers ----------------------------------------------------------------------------------------------------------
+
+    def _watch(self, model: str) -> LoadWatch:
+        return self._watches[id(self._models[model].server)]
+
+    def _watch_of(self, server: OpenAiServer, poll_s: float) -> LoadWatch:
+        return LoadWatch(server, poll_s=poll_s, own=lambda: self._own(server), changed=lambda: self._server_changed(server))
+
+    def _own(self, server: OpenAiServer | None) -> Load:
+        """The load that this engine's runs are, on a server or on all."""
+        runs = [run for run, _ in self._runs.values() if server is None or run.model.server is server]
+        return Load(runs=len(runs), kv_tokens=sum(run.prompt_tokens + run.made for run in runs))
+
+    def _server_changed(self, server: OpenAiServer) -> None:
+        active = self._tiers.active
+        watch = self._watches[id(server)]
+        if not watch.up and active and self._models[active].server is server:
+            self._tiers.lost()
+            for run, task in list(self._runs.values()):
+                run.broken(f"{server.base_url} does not answer")
+                task.cancel()
+        self._pending.wake()
+
+
+def _log_bug(run: Run, task: asyncio.Task[None]) -> None:
+    """A run that ended otherwise than a run can is broken too: its request goes on elsewhere."""
+    if not task.cancelled() and (bug := task.exception()) is not None:
+        structlog.get_logger().error("run_crashed", run_id=run.request.run_id, exc_info=bug)
+        run.broken(f"the engine failed on it: {bug!r}")
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

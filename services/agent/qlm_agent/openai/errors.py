@@ -1,0 +1,52 @@
+"""What can go wrong with a server, as the engine tells it apart."""
+
+from __future__ import annotations
+
+from qlm_agent.engine import EngineFailure, FailureKind
+
+REFUSING = frozenset({400, 413, 422})
+"""Statuses that say that the request itself is wrong."""
+
+BUSY = frozenset({429, 503})
+"""Statuses that say that it may succeed soon."""
+
+
+class ServerError(Exception):
+    """A call that did not succeed; the message names the server."""
+
+    kind = FailureKind.BROKEN
+    passing = False  # the same call may succeed in a moment
+
+    def failure(self) -> EngineFailure:
+        return EngineFailure(kind=self.kind, message=str(self))
+
+
+class ServerUnreachable(ServerError):
+    """No connection, or it broke."""
+
+    passing = True
+
+
+class ServerSilent(ServerError):
+    """It did not answer in time."""
+
+
+class ServerRefused(ServerError):
+    """It answered, with an error."""
+
+    def __init__(self, message: str, status: int, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.passing = status in BUSY
+        self.kind = FailureKind.REFUSED if status in REFUSING else FailureKind.BROKEN
+
+
+class ServerNonsense(ServerError):
+    """It answered with what no OpenAI-compatible server answers."""
+
+
+class NotServable(ServerError):
+    """The request asks for what this server cannot do; it was not sent."""
+
+    kind = FailureKind.REFUSED

@@ -1,0 +1,150 @@
+"""Which model is active, and the sleeping and waking of its server.
+
+Without sleep (`sleeps` false) all models are served all the time: tiers are only this engine's word for whose runs it takes. With it every
+model has a server of its own on the same GPUs, and one is awake. HTTP shows no memory, so nothing is believed: a server has to have sleep
+mode, has to say that it sleeps, and after it woke has to generate a token. What nobody knows the level of is loaded from disk again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from qlm_agent.engine import EngineBusy, ModelLoadFailed, Tier
+from qlm_agent.openai.errors import ServerError
+from qlm_agent.openai.run import RemoteModel
+
+LOOK_EVERY_S = 0.1
+IN_HOST_MEMORY, DROPPED = 1, 2
+"""Levels of vLLM's sleep: what becomes of the weights."""
+
+
+class ModelTiers:
+    """`busy`: whether there are runs. One load at a time; others wait for it."""
+
+    def __init__(self, models: Mapping[str, RemoteModel], *, sleeps: bool, swap_timeout_s: float, busy: Callable[[], bool]) -> None:
+        self._models = models
+        self._sleeps = sleeps
+        self._swap_timeout_s = swap_timeout_s
+        self._busy = busy
+        self._lock = asyncio.Lock()
+        self._levels: dict[str, int] = {}
+        self._warm: list[str] = []
+        self.active = ""
+
+    @property
+    def warm(self) -> tuple[str, ...]:
+        if self._sleeps:
+            return tuple(model for model, level in self._levels.items() if level == IN_HOST_MEMORY)
+        return tuple(self._warm)
+
+    def tier(self, model: str) -> Tier:
+        if model == self.active:
+            return Tier.ACTIVE if model else Tier.COLD
+        return Tier.WARM if model in self.warm else Tier.COLD
+
+    async def load(self, model: str, tier: Tier) -> None:
+        """Raises EngineBusy, ModelLoadFailed."""
+        if model not in self._models:
+            raise ModelLoadFailed(f"model {model} is not served here")
+        async with self._lock:
+            if self.tier(model) is tier and tier is not Tier.ACTIVE:
+                return
+            if model != self.active if tier is Tier.ACTIVE else model == self.active:
+                self._check_idle()
+            try:
+                await self._load(model, tier)
+            except ServerError as error:
+                raise ModelLoadFailed(f"{model} cannot be {tier.value}: {error}") from error
+
+    def lost(self) -> None:
+        """The active model's server does not answer: there is no active model until one is loaded again."""
+        self.active = ""
+
+    def _check_idle(self) -> None:
+        if self.active and self._busy():
+            raise EngineBusy(f"model {self.active} has runs")
+
+    async def _load(self, model: str, tier: Tier) -> None:
+        await self._present(model)
+        if tier is Tier.ACTIVE:
+            await self._activate(model)
+            return
+        if self._sleeps:
+            await self._fall_asleep(model, IN_HOST_MEMORY if tier is Tier.WARM else DROPPED)
+        if model == self.active:
+            self.active = ""
+        self._warm = [each for each in self._warm if each != model] + ([model] if tier is Tier.WARM else [])
+
+    async def _present(self, model: str) -> None:
+        remote = self._models[model]
+        found = await remote.server.models()
+        if remote.remote not in found:
+            raise ModelLoadFailed(f"{remote.server.base_url} has no model {remote.remote}, but {', '.join(found) or 'none'}")
+
+    async def _activate(self, model: str) -> None:
+        old = self.active
+        if model == old:
+            return
+        if self._sleeps:
+            for other in [old] if old else [each for each in self._models if each != model]:
+                await self._fall_asleep(other)
+            try:
+                await self._wake(model)
+            except (ServerError, ModelLoadFailed):
+                await self._go_back(old)
+                raise
+        self._check_idle()
+        self.active = model
+        self._warm = [each for each in self._warm if each != model] + ([old] if old else [])
+
+    async def _go_back(self, old: str) -> None:
+        if not old:
+            return
+        try:
+            await self._wake(old)
+        except (ServerError, ModelLoadFailed) as error:
+            structlog.get_logger().error("model_not_woken", model=old, error=str(error))
+            self.active = ""
+
+    async def _fall_asleep(self, model: str, level: int | None = None) -> None:
+        """A server that sleeps stays as it sleeps: it could change that only awake, on GPUs that are another's now. Without a level any
+        will do."""
+        server = self._models[model].server
+        if not await server.can_sleep():
+            raise ModelLoadFailed(f"{server.base_url} frees no memory when it sleeps: it was started without --enable-sleep-mode")
+        if await server.is_sleeping():
+            known = self._levels.get(model, DROPPED)
+            if level not in (None, known):
+                raise ModelLoadFailed(f"{server.base_url} sleeps already, at level {known} as far as is known")
+            return
+        level = IN_HOST_MEMORY if level is None else level
+        await server.post(f"/sleep?level={level}")
+        self._levels[model] = level
+        await self._until_sleeping(model, True)
+
+    async def _wake(self, model: str) -> None:
+        remote = self._models[model]
+        level = self._levels.pop(model, DROPPED)
+        if await remote.server.is_sleeping():
+            if level == IN_HOST_MEMORY:
+                await remote.server.post("/wake_up")
+            else:
+                await remote.server.post("/wake_up?tags=weights")
+                await remote.server.post("/collective_rpc", {"method": "reload_weights"})
+                await remote.server.post("/wake_up?tags=kv_cache")
+                await remote.server.post("/reset_prefix_cache")
+            await self._until_sleeping(model, False)
+        prompt: str | list[int] = "a" if remote.tells_text else [1]
+        await remote.server.generate({"model": remote.remote, "prompt": prompt, "max_tokens": 1, "temperature": 0})
+
+    async def _until_sleeping(self, model: str, sleeping: bool) -> None:
+        server = self._models[model].server
+        try:
+            async with asyncio.timeout(self._swap_timeout_s):
+                while await server.is_sleeping() is not sleeping:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError as error:
+            raise ModelLoadFailed(f"{server.base_url} was told to {'sleep' if sleeping else 'wake up'} and does not") from error

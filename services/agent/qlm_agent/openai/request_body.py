@@ -1,0 +1,44 @@
+"""From a run to the body of a completion, in the words of OpenAI and, for what OpenAI does not have, of vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from qlm_agent.engine import Sampling
+from qlm_agent.openai.errors import NotServable
+
+PLAIN = Sampling()
+
+
+def completion_body(
+    remote_model: str, prompt: str | Sequence[int], output_tokens_max: int, sampling: Sampling, known: Collection[str]
+) -> Mapping[str, object]:
+    """`known`: the parameters beyond OpenAI's that the server knows. Stop strings are not sent: they are found on this side, over the seams
+    of interrupted answers too. Nor are logprobs, which no result carries. Raises NotServable."""
+    body: dict[str, object] = {"model": remote_model, "prompt": prompt, "max_tokens": output_tokens_max, "stream": True}
+    if not isinstance(prompt, str):
+        body["return_token_ids"] = True
+    for name in ("temperature", "top_p", "seed"):
+        if (value := getattr(sampling, name)) is not None:
+            body[name] = value
+    for name in ("presence_penalty", "frequency_penalty"):
+        if value := getattr(sampling, name):
+            body[name] = value
+    asked = [name for name in ("top_k", "min_p", "repetition_penalty", "ignore_eos") if getattr(sampling, name) != getattr(PLAIN, name)]
+    body |= {name: getattr(sampling, name) for name in asked}
+    if structure := _structure(sampling):
+        asked.append("structured_outputs")
+        body["structured_outputs"] = structure
+    if unknown := [name for name in asked if name not in known]:
+        raise NotServable(f"its server does not know {', '.join(unknown)} (agent.openai.parameters)")
+    return body
+
+
+def _structure(sampling: Sampling) -> dict[str, object]:
+    if sampling.json_schema:
+        try:
+            return {"json": json.loads(sampling.json_schema)}
+        except ValueError as error:
+            raise NotServable(f"json_schema is not JSON: {error}") from error
+    return {"regex": sampling.regex} if sampling.regex else {}

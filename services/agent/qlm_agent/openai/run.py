@@ -1,0 +1,225 @@
+"""One run on a server: from its request to its last output."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
+from qlm_agent.openai.request_body import completion_body
+from qlm_agent.openai.server import OpenAiServer
+from qlm_agent.openai.stop_strings import Found, Made, StopStrings
+from qlm_core.simulated_model import TOKEN_BYTES, chat_text
+
+TRIES_MAX = 3
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
+
+BROKEN_FINISHES = frozenset({"abort", "error"})
+"""How servers end an answer that they did not finish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModel:
+    """A model of QLM on its server. `context_tokens`: of prompt and output together; `ends`: token ids that were seen to end answers."""
+
+    name: str
+    remote: str
+    server: OpenAiServer
+    context_tokens: int
+    tells_text: bool
+    parameters: Collection[str]
+    ends: set[int]
+
+
+class Run:
+    """`tell`: takes its outputs, and whether they are urgent; `flowing`: set while the engine is not paused; `doubt`: has the server looked
+    at. `made` counts its output tokens (or pieces), those of earlier attempts included; `told` is whether this attempt made any."""
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        model: RemoteModel,
+        tell: Callable[[EngineOutput, bool], None],
+        flowing: asyncio.Event,
+        doubt: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request = request
+        self.model = model
+        self.made = len(request.produced_pieces) if model.tells_text else len(request.produced) // TOKEN_BYTES
+        self.prompt_tokens = request.prompt_tokens
+        self.told = False
+        self._heard = False
+        self._tell = tell
+        self._flowing = flowing
+        self._doubt = doubt
+        self._clock = clock
+        self._started_s = clock()
+        self._stop = StopStrings(request.sampling.stop) if request.sampling.stop else None
+
+    async def main(self) -> None:
+        """Runs it. Whatever goes wrong with the server is its last output."""
+        try:
+            await self._run()
+        except ServerError as error:
+            if error.kind is FailureKind.BROKEN:
+                await self._doubt()  # so that a server that is gone is known to be when the failure is told
+            self._fail(error)
+
+    def broken(self, message: str) -> None:
+        """Ends it as broken; `main` is to be cancelled then."""
+        self._fail(ServerError(message))
+
+    async def _run(self) -> None:
+        prompt = await self._prompt()
+        produced = self.made
+        if self.prompt_tokens >= self.model.context_tokens:
+            raise NotServable(f"the prompt's {self.prompt_tokens} tokens leave nothing of a context of {self.model.context_tokens}")
+        left = min(self.request.output_tokens_max, self.model.context_tokens - self.prompt_tokens) - produced
+        if left <= 0 or self._had_ended():
+            # An earlier attempt made all of it and was lost before it could say so.
+            self._finish(FinishReason.LENGTH if left <= 0 else FinishReason.STOP)
+            return
+        body = completion_body(self.model.remote, prompt, left, self.request.sampling, self.model.parameters)
+        for attempt in range(1, TRIES_MAX + 1):
+            try:
+                await self._generate(body)
+                return
+            except ServerError as error:
+                if self._heard or not error.passing or attempt == TRIES_MAX:
+                    raise
+                asked_s = error.retry_after_s if isinstance(error, ServerRefused) else 0.0
+                await asyncio.sleep(min(RETRY_MAX_S, max(asked_s, RETRY_MIN_S * 2 ** (attempt - 1))))
+
+    async def _prompt(self) -> str | Sequence[int]:
+        """Prompt and output so far, as the server takes them."""
+        prompt, request = self.request.prompt, self.request
+        if self.model.tells_text:
+            if isinstance(prompt, TokenPrompt):
+                raise NotServable(
+                    f"its server takes only text: {self.model.name} must have no tokenizer in QLM, or agent.openai.output=tokens"
+                )
+            text = chat_text(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt.text
+            return text + "".join(request.produced_pieces)
+        if isinstance(prompt, TokenPrompt):
+            ids = list(prompt.ids)
+        elif isinstance(prompt, ChatPrompt):
+            messages = [{"role": role, "content": content} for role, content in prompt.messages]
+            ids = await self._tokenized({"messages": messages, "add_generation_prompt": True})
+        else:
+            ids = await self._tokenized({"prompt": prompt.text, "add_special_tokens": True})
+        self.prompt_tokens = len(ids)
+        return ids + list(_ids(request.produced))
+
+    async def _tokenized(self, body: Mapping[str, object]) -> list[int]:
+        return await self.model.server.tokenize({"model": self.model.remote, **body})
+
+    def _had_ended(self) -> bool:
+        """What was produced ends with the end of an answer."""
+        produced = self.request.produced
+        if not produced or self.request.sampling.ignore_eos:
+            return False
+        return int.from_bytes(produced[-TOKEN_BYTES:], "little") in self.model.ends
+
+    # Output -----------------------------------------------------------------------------------------------------------
+
+    async def _generate(self, body: Mapping[str, object]) -> None:
+        finish: FinishReason | None = None
+        async with aclosing(self.model.server.stream(body)) as chunks:
+            async for chunk in chunks:
+                self._heard = True
+                await self._flowing.wait()
+                if finish is not None:
+                    continue  # to the end of the stream, so that the connection is kept
+                made, reason = self._read(chunk)
+                found: Found | None = None
+                told = [made]
+                if self._stop is not None:
+                    told, found = self._stop.feed(made)
+                if found is not None:
+                    self._made([*told, await self._until(found)])
+                    self._finish(FinishReason.STOP)
+                    return
+                finish = self._finish_reason(reason, made)
+                if finish is not None and self._stop is not None:
+                    told += self._stop.flush()
+                self._made(told)
+                if finish is not None:
+                    self._finish(finish)
+        if finish is None:
+            raise ServerNonsense(f"{self.model.server.base_url}: a stream without a finish reason")
+
+    def _read(self, chunk: Mapping[str, Any]) -> tuple[Made, str | None]:
+        """What a chunk says. Raises ServerNonsense."""
+        url = self.model.server.base_url
+        choices = chunk.get("choices")
+        if choices == []:
+            return Made(""), None
+        choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
+        text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
+        if not isinstance(text, str) or not isinstance(reason, str | None):
+            raise ServerNonsense(f"{url}: a chunk without text")
+        if self.model.tells_text:
+            return Made(text), reason
+        if ids is None and text:
+            raise ServerNonsense(f"{url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
+        try:
+            return Made(text, tuple(array("I", ids or ()))), reason
+        except (TypeError, OverflowError) as error:
+            raise ServerNonsense(f"{url}: token ids that are none: {error}") from error
+
+    def _finish_reason(self, reason: str | None, made: Made) -> FinishReason | None:
+        if reason is None:
+            return None
+        if reason in BROKEN_FINISHES:
+            raise ServerError(f"{self.model.server.base_url} ended the answer: {reason}")
+        if reason == "length":
+            return FinishReason.LENGTH
+        if made.token_ids and len(self.model.ends) < 16:
+            self.model.ends.add(made.token_ids[-1])
+        return FinishReason.STOP
+
+    async def _until(self, found: Found) -> Made:
+        """What comes before a stop string: of token ids as many as their text lies before it."""
+        last = found.last
+        if self.model.tells_text:
+            return Made(last.text[: found.at])
+        count = 0
+        while found.at and count < len(last.token_ids) - 1:
+            text = await self.model.server.detokenize(self.model.remote, last.token_ids[: count + 1])
+            if len(text) > found.at:
+                break
+            count += 1
+        return Made("", last.token_ids[:count])
+
+    def _made(self, made: Sequence[Made]) -> None:
+        now_s = self._clock()
+        ids = array("I", [token for each in made for token in each.token_ids]).tobytes()
+        pieces = tuple(each.text for each in made if each.text) if self.model.tells_text else ()
+        count = len(pieces) if self.model.tells_text else len(ids) // TOKEN_BYTES
+        if not count:
+            return
+        self.made += count
+        self._tell(EngineOutput(self.request.run_id, ids, self._started_s, now_s, now_s, pieces), not self.told)
+        self.told = True
+
+    def _finish(self, finish: FinishReason) -> None:
+        self._end(EngineOutput(self.request.run_id, b"", self._started_s, 0.0, 0.0, finish=finish))
+
+    def _fail(self, error: ServerError) -> None:
+        self._end(EngineOutput(self.request.run_id, b"", self._started_s, 0.0, 0.0, failure=error.failure()))
+
+    def _end(self, output: EngineOutput) -> None:
+        output.first_s = output.last_s = self._clock()
+        self._tell(output, True)
+
+
+def _ids(produced: bytes) -> array[int]:
+    ids = array("I")
+    ids.frombytes(produced)
+    return ids

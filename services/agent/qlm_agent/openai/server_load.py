@@ -1,0 +1,50 @@
+"""What a server's /metrics say of its load: vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+RUNNING, WAITING, KV_USAGE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+CACHE = "vllm:cache_config_info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """Of all its clients together. `kv_capacity_tokens` is 0 where it does not tell."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    kv_capacity_tokens: int
+    preemptions: int
+
+
+def read_load(metrics: str) -> ServerLoad | None:
+    """None where they are not vLLM's. Raises ValueError where they are no metrics."""
+    sums = dict.fromkeys((RUNNING, WAITING, PREEMPTIONS), 0.0)
+    usages: list[float] = []
+    capacity = 0
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name in sums:
+                sums[sample.name] += sample.value
+            elif sample.name == KV_USAGE:
+                usages.append(sample.value)
+            elif sample.name == CACHE:
+                capacity += _whole(sample.labels.get("num_gpu_blocks", "")) * _whole(sample.labels.get("block_size", ""))
+    if not usages:
+        return None
+    return ServerLoad(
+        running=int(sums[RUNNING]),
+        waiting=int(sums[WAITING]),
+        kv_usage=sum(usages) / len(usages),
+        kv_capacity_tokens=capacity,
+        preemptions=int(sums[PREEMPTIONS]),
+    )
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

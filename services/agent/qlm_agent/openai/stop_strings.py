@@ -1,0 +1,72 @@
+"""Stop strings, found on this side: output ends before one, and nothing of it is ever told.
+
+What may be the beginning of a stop string is held back until that is decided. So an interrupted answer was told without such a beginning,
+and the attempt that goes on makes it again and finds a stop string that lies across the seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a server made at once: text, and its token ids where it tells them."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stop string begins after `at` characters of the text of `last`, which is told up to there."""
+
+    last: Made
+    at: int
+
+
+class StopStrings:
+    """The stop strings of one run: at least one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held: list[Made] = []
+        self._text = ""  # of what is held
+
+    def feed(self, made: Made) -> tuple[list[Made], Found | None]:
+        """What may be told now, and the stop string, after which nothing may be fed."""
+        self._held.append(made)
+        self._text += made.text
+        at = min((at for each in self._stop if (at := self._text.find(each)) >= 0), default=None)
+        told = self._release(self._undecided_at() if at is None else at)
+        if at is None:
+            return told, None
+        at -= sum(len(each.text) for each in told)
+        return told, Found(Made(self._text, tuple(token for each in self._held for token in each.token_ids)), at)
+
+    def flush(self) -> list[Made]:
+        """All that is held, where the run ends otherwise."""
+        held, self._held, self._text = self._held, [], ""
+        return held
+
+    def _undecided_at(self) -> int:
+        """Where the longest beginning of a stop string at the end of the text starts."""
+        text = self._text
+        for at in range(max(0, len(text) - max(map(len, self._stop)) + 1), len(text)):
+            if any(each.startswith(text[at:]) for each in self._stop):
+                return at
+        return len(text)
+
+    def _release(self, until: int) -> list[Made]:
+        """Takes what ends at or before a place of the text. What has no text yet is the beginning of a character: it goes with the rest."""
+        end = count = 0
+        for number, made in enumerate(self._held, start=1):
+            end += len(made.text)
+            if end > until:
+                break
+            if made.text:
+                count = number
+        told, self._held = self._held[:count], self._held[count:]
+        self._text = self._text[sum(len(each.text) for each in told) :]
+        return told

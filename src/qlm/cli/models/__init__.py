@@ -1,0 +1,1 @@
+"""`qlm models`: small models on disk, for real engines on any machine, without a hub."""

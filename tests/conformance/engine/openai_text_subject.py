@@ -1,0 +1,56 @@
+"""The openai engine on a server that knows only text, a process of its own."""
+
+from __future__ import annotations
+
+from qlm_agent.engine import Engine, EngineRequest, FinishReason, TextPrompt
+from qlm_agent.openai.engine import OpenAiEngine
+from qlm_agent.openai.run import RemoteModel
+from qlm_agent.openai.server import OpenAiServer, Timeouts
+from running_text_server import shared_text_server
+from text_server import CONTEXT_WORDS, KEY, MODEL, text_prompt
+
+from .subjects import Kind, Limits
+
+TIMEOUTS = Timeouts(connect_s=5.0, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
+
+
+class OpenAiTextSubject:
+    """Answers end when they are long enough: a word is a token."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.models: tuple[str, ...] = (MODEL,)
+        self.context_tokens = CONTEXT_WORDS
+        self.finish = FinishReason.STOP
+        self.deadline_s = 20.0
+        server = OpenAiServer(shared_text_server().url, KEY, TIMEOUTS, connections_max=200)
+        remote = RemoteModel(
+            name=MODEL,
+            remote=MODEL,
+            server=server,
+            context_tokens=self.context_tokens,
+            tells_text=True,
+            parameters=("ignore_eos",),
+            ends=set(),
+        )
+        self.engine: Engine = OpenAiEngine(
+            {MODEL: remote},
+            kv_capacity_tokens={MODEL: 100_000},
+            batch_max=limits.batch_max,
+            sleeps=False,
+            tell_every_s=0.005,
+            poll_s=0.5,
+            swap_timeout_s=20.0,
+        )
+
+    def request(self, run_id: str, *, model: str, number: int, prompt: int, answer: int, **fields: object) -> EngineRequest:
+        values: dict[str, object] = {
+            "run_id": run_id,
+            "model": model,
+            "prompt": TextPrompt(text=text_prompt(number, prompt, answer)),
+            "prompt_tokens": prompt,
+            "output_tokens_max": 1800,
+        }
+        return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
+
+
+SUBJECTS = {"openai-text": Kind(OpenAiTextSubject, frozenset())}

@@ -1,0 +1,73 @@
+"""An agent whose engine is a server of its own process, which dies and comes back: nothing is lost, and nothing is pulled in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qlm.api.v1 import request_pb2
+from qlm_core.request import RequestState
+from qlm_queue.values import LiveRequest, TerminalRecord
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL, OTHER_MODEL, answer_word, text_prompt
+
+from .rig import Rig, RunningAgent, until
+
+ANSWER = 600
+
+
+@pytest.fixture
+def text_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningTextServer]:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    server = RunningTextServer().start()
+    yield server
+    server.kill()
+
+
+async def serving(rig: Rig, server: RunningTextServer) -> RunningAgent:
+    openai = {
+        "base_url": server.url,
+        "api_key_env": "SERVER_KEY",
+        "output": "text",
+        "models": {"m": {"remote": MODEL}, "n": {"remote": OTHER_MODEL}},
+        "poll_s": 0.2,
+    }
+    return await rig.agent(engine="openai", openai=openai, batch_max=4)
+
+
+async def accept_text(rig: Rig, count: int, answer: int) -> list[str]:
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=600.0)
+    names = [f"text{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        body = request_pb2.Request(
+            model="m",
+            text=text_prompt(number, 10, answer),
+            tenant="t",
+            request_id=name,
+            admission=request_pb2.Admission(prompt_tokens=10, output_tokens_max=1800, slo=slo),
+        )
+        await rig.accept_body(name, body.SerializeToString(), 10)
+    return names
+
+
+async def test_requests_survive_the_death_of_the_server(rig: Rig, text_server: RunningTextServer) -> None:
+    agent = await serving(rig, text_server)
+    names = await accept_text(rig, 8, ANSWER)
+    await rig.place(names)
+    await until(lambda: agent.value("qlm_agent_emitted_tokens_total") > 40, "the first requests are under way")
+    text_server.kill()
+    await until(lambda: agent.owned == 0, "the agent gives back what the server ran")
+    # An agent that did not know would pull the other four, and fail them.
+    states = [await rig.request(name) for name in names]
+    assert all(isinstance(state, LiveRequest) and state.state is RequestState.PLACED for state in states)
+    text_server.start()
+    results = await rig.results_of(names)
+    assert {result.state for result in results} == {request_pb2.REQUEST_STATE_COMPLETED}
+    for number, name in enumerate(names):
+        record = await rig.request(name)
+        assert isinstance(record, TerminalRecord)
+        result = request_pb2.Result.FromString(record.result)
+        head = text_prompt(number, 10, ANSWER).split("[")[0]
+        assert list(result.output_pieces) == [answer_word(MODEL, head, place) for place in range(ANSWER)]
+        assert result.attempts <= 2

@@ -1,0 +1,112 @@
+"""Models that sleep and wake, each on a server of its own: nothing that a server says of itself is believed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from qlm_agent.engine import ModelLoadFailed, Tier
+from qlm_agent.openai.building import openai_engine
+from qlm_agent.openai.engine import OpenAiEngine
+from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.model import ModelSpec
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL
+
+
+class Site:
+    """Two servers, and an engine on them."""
+
+    def __init__(self, *options: str) -> None:
+        self.servers = {name: RunningTextServer(*options).start() for name in ("a", "b")}
+        settings = {
+            "api_key_env": "SERVER_KEY",
+            "output": "text",
+            "sleep": True,
+            "models": {name: {"remote": MODEL, "base_url": server.url} for name, server in self.servers.items()},
+            "call_timeout_s": 20.0,
+            "swap_timeout_s": 2.0,
+        }
+        specs = {name: ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=2048) for name in self.servers}
+        self.engine: OpenAiEngine = openai_engine(OpenAiSettings.model_validate(settings), specs, dict.fromkeys(specs, 10_000), 32)
+
+    async def fault(self, name: str, fault: str) -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+            await session.post(f"{self.servers[name].url}/fault", json={"name": fault})
+
+    async def calls(self, name: str) -> list[str]:
+        """What a server was told."""
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{self.servers[name].url}/calls") as answer:
+            calls: list[str] = (await answer.json())["calls"]
+        return calls
+
+
+@pytest.fixture
+def options() -> tuple[str, ...]:
+    return ()
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> Iterator[Site]:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    site = Site(*options)
+    yield site
+    for server in site.servers.values():
+        server.kill()
+
+
+@pytest.fixture
+async def site(servers: Site) -> AsyncIterator[Site]:
+    await servers.engine.start()
+    yield servers
+    await servers.engine.stop()
+
+
+async def test_one_is_awake_and_comes_back_from_host_memory(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    assert (await site.calls("a"), await site.calls("b")) == ([], ["/sleep?level=1"])
+    await site.engine.load_model("b", Tier.ACTIVE)
+    assert (site.engine.tier("a"), site.engine.tier("b")) == (Tier.WARM, Tier.ACTIVE)
+    assert (await site.calls("a"), await site.calls("b")) == (["/sleep?level=1"], ["/sleep?level=1", "/wake_up"])
+
+
+async def test_weights_that_were_dropped_are_read_again(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    assert site.engine.tier("b") is Tier.WARM
+    with pytest.raises(ModelLoadFailed, match="sleeps already"):
+        await site.engine.load_model("b", Tier.COLD)
+    await site.engine.load_model("b", Tier.ACTIVE)
+    await site.engine.load_model("b", Tier.COLD)
+    assert (site.engine.tier("a"), site.engine.tier("b"), site.engine.stats().active_model) == (Tier.WARM, Tier.COLD, "")
+    await site.engine.load_model("b", Tier.ACTIVE)
+    dropped = ["/sleep?level=1", "/wake_up", "/sleep?level=2"]
+    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+    assert await site.calls("b") == [*dropped, *woken]
+
+
+@pytest.mark.parametrize(("fault", "said"), [("wake_fails", "out of memory"), ("wakes_broken", "no weights")])
+async def test_a_failed_wake_leaves_the_other_model_active(site: Site, fault: str, said: str) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.fault("b", fault)
+    with pytest.raises(ModelLoadFailed, match=said):
+        await site.engine.load_model("b", Tier.ACTIVE)
+    assert (site.engine.tier("a"), site.engine.stats().active_model) == (Tier.ACTIVE, "a")
+    assert (await site.calls("a"))[-1] == "/wake_up"
+
+
+async def test_a_server_that_only_says_that_it_sleeps_is_found_out(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.fault("a", "sleepless")
+    with pytest.raises(ModelLoadFailed, match="told to sleep"):
+        await site.engine.load_model("b", Tier.ACTIVE)
+    assert site.engine.stats().active_model == "a"
+
+
+@pytest.mark.parametrize("options", [("--no-sleep-mode",)])
+async def test_a_server_that_frees_nothing_is_refused(site: Site) -> None:
+    with pytest.raises(ModelLoadFailed, match="without --enable-sleep-mode"):
+        await site.engine.load_model("a", Tier.ACTIVE)
+    assert site.engine.tier("a") is Tier.COLD

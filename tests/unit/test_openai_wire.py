@@ -1,0 +1,163 @@
+"""The openai engine's pieces without a server: events, stop strings, request bodies, metrics."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_agent.engine import FailureKind, Sampling
+from qlm_agent.openai.errors import NotServable, ServerRefused
+from qlm_agent.openai.event_stream import LINE_BYTES_MAX, EventStream
+from qlm_agent.openai.request_body import completion_body
+from qlm_agent.openai.server_load import ServerLoad, read_load
+from qlm_agent.openai.settings import EXTRA_PARAMETERS
+from qlm_agent.openai.stop_strings import Made, StopStrings
+
+STREAM = b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_events_are_the_same_however_the_bytes_come(cuts: list[int]) -> None:
+    stream = EventStream()
+    places = [0, *sorted(cuts), len(STREAM)]
+    found = [event for start, end in pairwise(places) for event in stream.feed(STREAM[start:end])]
+    assert found == [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b"[DONE]"]
+
+
+def test_an_event_without_end_is_refused() -> None:
+    stream = EventStream()
+    stream.feed(b"x" * LINE_BYTES_MAX)
+    with pytest.raises(ValueError, match="more than"):
+        stream.feed(b"x")
+
+
+def _cut(text: str, stop: list[str]) -> str:
+    places = [at for each in stop if (at := text.find(each)) >= 0]
+    return text[: min(places)] if places else text
+
+
+texts = st.text(alphabet="ab\n", max_size=30)
+stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(texts, stops, st.lists(st.integers(0, 30), max_size=10), st.integers(0, 10))
+def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, stop: list[str], cuts: list[int], seam: int) -> None:
+    """`seam`: after so many chunks the run is interrupted, and goes on from what was told."""
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    chunks = [text[start:end] for start, end in pairwise(places)]
+    first = StopStrings(stop)
+    told = ""
+    for number, chunk in enumerate(chunks):
+        if number == seam:
+            break
+        made, found = first.feed(Made(chunk))
+        told += "".join(each.text for each in made)
+        if found is not None:
+            assert told + found.last.text[: found.at] == _cut(text, stop)
+            return
+    assert text.startswith(told)
+    second = StopStrings(stop)
+    rest = text[len(told) :]
+    made, found = second.feed(Made(rest))
+    told += "".join(each.text for each in made)
+    told += found.last.text[: found.at] if found is not None else "".join(each.text for each in second.flush())
+    assert told == _cut(text, stop)
+
+
+def test_token_ids_go_with_their_text() -> None:
+    stops = StopStrings(["STOP"])
+    assert stops.feed(Made("abc S", (1, 2))) == ([], None)
+    assert stops.feed(Made("", (3,))) == ([], None)
+    assert stops.feed(Made("o", (4,))) == ([Made("abc S", (1, 2)), Made("", (3,)), Made("o", (4,))], None)
+    assert stops.feed(Made("x ST", (5, 6))) == ([], None)
+    told, found = stops.feed(Made("OP y", (7,)))
+    assert told == []
+    assert found is not None
+    assert (found.last, found.at) == (Made("x STOP y", (5, 6, 7)), 2)
+
+
+def test_everything_that_was_asked_is_in_the_body() -> None:
+    sampling = Sampling(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        stop=("x",),
+        seed=3,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.1,
+        ignore_eos=True,
+        logprobs=2,
+        json_schema='{"type": "object"}',
+    )
+    body = completion_body("far", [1, 2], 9, sampling, EXTRA_PARAMETERS)
+    assert body == {
+        "model": "far",
+        "prompt": [1, 2],
+        "max_tokens": 9,
+        "stream": True,
+        "return_token_ids": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "structured_outputs": {"json": {"type": "object"}},
+    }
+    assert completion_body("far", "text", 9, Sampling(regex="a+"), EXTRA_PARAMETERS)["structured_outputs"] == {"regex": "a+"}
+    assert completion_body("far", "text", 9, Sampling(), ()) == {"model": "far", "prompt": "text", "max_tokens": 9, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        (Sampling(top_k=3), "top_k"),
+        (Sampling(min_p=0.5), "min_p"),
+        (Sampling(regex="a"), "structured_outputs"),
+        (Sampling(ignore_eos=True), "eos"),
+    ],
+)
+def test_what_the_server_does_not_know_is_refused_by_name(sampling: Sampling, named: str) -> None:
+    with pytest.raises(NotServable, match=named):
+        completion_body("far", "text", 9, sampling, ())
+    with pytest.raises(NotServable, match="not JSON"):
+        completion_body("far", "text", 9, Sampling(json_schema="{"), EXTRA_PARAMETERS)
+
+
+def test_load_is_read_from_the_metrics_of_vllm() -> None:
+    metrics = """
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a"} 3.0
+vllm:num_requests_running{engine="1",model_name="a"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a"} 4.0
+# TYPE vllm:num_requests_waiting_by_reason gauge
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 4.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:kv_cache_usage_perc{engine="1"} 0.25
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0"} 6.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="None"} 1.0
+"""
+    assert read_load(metrics) == ServerLoad(running=5, waiting=4, kv_usage=0.375, kv_capacity_tokens=3200, preemptions=6)
+    assert read_load("# TYPE http_requests counter\nhttp_requests_total 3\n") is None
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_load("<html>no metrics</html>")
+
+
+def test_statuses_say_whether_another_attempt_may_succeed() -> None:
+    statuses = (400, 401, 404, 413, 422, 429, 500, 503)
+    refused = {status for status in statuses if ServerRefused("no", status).kind is FailureKind.REFUSED}
+    assert refused == {400, 413, 422}
+    assert {status for status in statuses if ServerRefused("no", status).passing} == {429, 503}
