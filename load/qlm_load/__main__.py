@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from qlm_load.bench.command import bench
+from qlm_load.bench_agent.command import agent
 from qlm_load.bench_estimator.command import estimator
 from qlm_load.bench_planner.command import planner
 from qlm_load.campaign_command import campaign
@@ -26,6 +27,7 @@ main.add_command(replay)
 main.add_command(simulate)
 main.add_command(compare)
 main.add_command(campaign)
+bench.add_command(agent)
 bench.add_command(estimator)
 bench.add_command(planner)
 main.add_command(bench)

@@ -31,12 +31,12 @@ def make(steps: Steps | None = None, *, kv: int = 10_000, batch_max: int = 8, ch
     )
 
 
-def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int = 0) -> RunState:
+def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int = 0, priority: int = 0) -> RunState:
     return RunState(
         run_id=name,
         arrival=arrival or int(name),
         deadline_s=float("inf"),
-        priority=0,
+        priority=priority,
         prompt_tokens=prompt,
         target_tokens=target,
         produced=resumed,

@@ -1,8 +1,10 @@
-"""The default policy inside an engine."""
+"""The policies inside an engine."""
 
 from __future__ import annotations
 
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView
+from math import inf
+
+from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView, UrgencyFirst
 
 
 def view(name: str, arrival: int) -> SequenceView:
@@ -16,3 +18,68 @@ def test_first_come_is_first_served_whatever_the_deadline() -> None:
     assert policy.victims(0.0, views) == ["c", "b", "a"]
     assert policy.preempt(0.0, views, views) == ()
     assert policy.next_wakeup_s(0.0) is None
+
+
+def urgent(
+    name: str, *, priority: int = 0, deadline_s: float = inf, produced: int = 0, arrival: int = 0, preemptions: int = 0
+) -> SequenceView:
+    return SequenceView(
+        run_id=name,
+        arrival=arrival,
+        deadline_s=deadline_s,
+        priority=priority,
+        prompt_tokens=1,
+        produced_tokens=produced,
+        preemptions=preemptions,
+    )
+
+
+def test_urgency_is_the_band_then_the_deadline_then_the_arrival() -> None:
+    policy = UrgencyFirst()
+    views = [
+        urgent("a", deadline_s=9.0),
+        urgent("b", deadline_s=5.0),
+        urgent("c", priority=-1),
+        urgent("e", arrival=2),
+        urgent("d", arrival=1),
+    ]
+    assert policy.order(0.0, views) == ["c", "b", "a", "d", "e"]
+    assert policy.victims(0.0, views) == ["e", "d", "a", "b", "c"]
+
+
+def test_of_equal_urgency_the_one_with_the_least_work_is_the_victim() -> None:
+    assert UrgencyFirst().victims(0.0, [urgent("a", produced=9), urgent("b", produced=2), urgent("c", produced=5)]) == ["b", "c", "a"]
+
+
+def test_a_lower_band_takes_the_place_of_a_higher_one_at_once() -> None:
+    policy = UrgencyFirst()
+    running = [urgent("mine", priority=1), urgent("later", priority=2), urgent("last", priority=3)]
+    assert policy.preempt(0.0, [urgent("w", priority=1)], running) == ["last", "later"]
+    assert policy.preempt(0.0, [urgent("w", priority=3)], running) == []
+
+
+def test_inside_a_band_only_who_would_be_late_takes_a_place_of_who_can_wait() -> None:
+    policy = UrgencyFirst(lead_s=10.0)
+    running = [urgent("can", deadline_s=100.0), urgent("cannot", deadline_s=19.0), urgent("ever")]
+    assert policy.preempt(0.0, [urgent("w", deadline_s=10.1)], running) == []
+    assert policy.preempt(0.0, [urgent("w", deadline_s=10.0)], running) == ["ever", "can"]
+    assert policy.preempt(10.1, [urgent("w", deadline_s=10.0)], running) == []  # it is late: nobody gains
+    assert policy.preempt(95.0, [urgent("w", deadline_s=100.0)], [urgent("can", deadline_s=116.0), urgent("cannot", deadline_s=115.0)]) == [
+        "can"
+    ]
+
+
+def test_nobody_gives_way_more_often_than_the_bound() -> None:
+    policy = UrgencyFirst(preemptions_max=2)
+    running = [urgent("a", priority=9, preemptions=2), urgent("b", priority=9, preemptions=1)]
+    assert policy.preempt(0.0, [urgent("w")], running) == ["b"]
+    assert policy.victims(0.0, running) == ["a", "b"]  # for want of KV somebody has to
+
+
+def test_it_wants_to_be_asked_when_the_next_one_becomes_urgent() -> None:
+    policy = UrgencyFirst(lead_s=10.0)
+    assert policy.next_wakeup_s(0.0) is None
+    policy.order(0.0, [urgent("a", deadline_s=50.0), urgent("b", deadline_s=30.0), urgent("c")])
+    assert policy.next_wakeup_s(0.0) == 20.0
+    assert policy.next_wakeup_s(20.0) == 40.0
+    assert policy.next_wakeup_s(40.0) is None

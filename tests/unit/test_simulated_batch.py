@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from qlm_agent.engine import FailureKind
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView
+from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView, UrgencyFirst
 from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
 from qlm_agent.simulated.sequences import RunState
 from simulated_steps import Steps, make, run, told
@@ -167,6 +167,45 @@ def test_a_policy_may_preempt_for_an_urgent_run_in_the_same_step() -> None:
     assert "2[0:1]" in told(batch.progress())
     batch.advance(100.0)
     assert told(batch.progress())[-1].endswith("50].")
+
+
+class Willing(Urgent):
+    """All running runs make place, the latest first."""
+
+    def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
+        return [view.run_id for view in sorted(running, key=lambda view: -view.arrival) if view.arrival < waiting[0].arrival]
+
+
+def test_as_many_are_preempted_as_make_room() -> None:
+    batch = make(kv=320, policy=Willing())  # 20 blocks
+    for name in "123":
+        batch.add(0.0, run(name, 60, 50))  # 4 blocks each, soon 5
+    batch.advance(3.0)
+    batch.add(3.0, run("4", 150, 2))  # 10 blocks
+    batch.advance(5.0)
+    assert (batch.preemptions, batch.running) == (1, 3)
+    assert "4[0:1]" in told(batch.progress())
+
+
+def test_a_policy_sees_how_often_a_run_gave_way() -> None:
+    batch = make(batch_max=1, policy=UrgencyFirst(preemptions_max=2))
+    batch.add(0.0, run("9", 10, 40, priority=1))
+    for number in range(4):
+        batch.advance(4.0 * number + 3.0)
+        batch.add(4.0 * number + 3.0, run(str(number), 10, 2))
+    batch.advance(200.0)
+    assert batch.preemptions == 2
+    assert not batch.running + batch.waiting
+
+
+def test_nobody_is_preempted_where_that_does_not_make_room() -> None:
+    batch = make(kv=320, policy=Urgent())  # names one
+    for name in "123":
+        batch.add(0.0, run(name, 60, 50))
+    batch.advance(3.0)
+    batch.add(3.0, run("4", 230, 2))  # 15 blocks
+    batch.advance(6.0)
+    assert (batch.preemptions, batch.running, batch.waiting) == (0, 3, 1)
 
 
 def test_kv_blocks_count() -> None:

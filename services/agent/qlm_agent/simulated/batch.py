@@ -309,6 +309,7 @@ class SimulatedBatch:
             self._fail(run)
             return
         self.preemptions += 1
+        run.preemptions += 1
         self._waiting.insert(0, run)
         self._changed = True
 
@@ -318,12 +319,49 @@ class SimulatedBatch:
         due = self._reorder_at_s is not None and self._time_s >= self._reorder_at_s
         if not self._waiting or not (self._changed or due):
             return
-        for run_id in self._policy.preempt(self._time_s, self._views(self._waiting), self._views(self._running_runs())):
-            self._preempt(self._runs[run_id])
-        order = self._policy.order(self._time_s, self._views(self._waiting))
-        self._waiting = [self._runs[run_id] for run_id in order]
+        self._order_waiting()
+        if self._make_room():
+            self._order_waiting()
         self._changed = False
         self._reorder_at_s = self._policy.next_wakeup_s(self._time_s)
+
+    def _order_waiting(self) -> None:
+        order = self._policy.order(self._time_s, self._views(self._waiting))
+        self._waiting = [self._runs[run_id] for run_id in order]
+
+    def _make_room(self) -> bool:
+        """Preempts for waiting runs as the policy says; tells whether it did."""
+        waiting = self._waiting[:]
+        seats, blocks = self._batch_max - self.running, self.kv.free - self._decoding.blocks_needed - self._spare_blocks()
+        preempted = False
+        for position, run in enumerate(waiting):
+            needed = blocks_for(run.prompt_tokens + run.produced)
+            if seats < 1 or blocks < needed:
+                victims = self._victims_for(waiting[position:], 1 - seats, needed - blocks)
+                if not victims:
+                    break
+                for victim in victims:
+                    seats, blocks = seats + 1, blocks + self._given_back(victim)
+                    self._preempt(victim)
+                preempted = True
+            seats, blocks = seats - 1, blocks - needed
+        return preempted
+
+    def _victims_for(self, waiting: Sequence[RunState], seats: int, blocks: int) -> list[RunState]:
+        """As many of the policy's victims as give so many seats and blocks; none where all of them do not."""
+        chosen: list[RunState] = []
+        for run_id in self._policy.preempt(self._time_s, self._views(waiting), self._views(self._running_runs())):
+            chosen.append(self._runs[run_id])
+            blocks -= self._given_back(chosen[-1])
+            if len(chosen) >= seats and blocks <= 0:
+                return chosen
+        return []
+
+    def _given_back(self, run: RunState) -> int:
+        """Blocks that are free without a running run: those it holds, and the one that its next step would take."""
+        if run.phase is Phase.PREFILL:
+            return blocks_for(run.prefill_tokens)
+        return blocks_for(run.held_at(self._decoding.steps) + 1)
 
     def _running_runs(self) -> list[RunState]:
         return [*self._prefilling.values(), *self._decoding.runs.values()]

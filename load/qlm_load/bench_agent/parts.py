@@ -1,0 +1,63 @@
+"""Which part measures what: a table, so that a part is a module and a line here."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from qlm_load.bench.figures import Values
+from qlm_load.bench_agent import figures
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is measured. `model`: folder of the model; `scale`: share of the repetitions, 1 for figures to report."""
+
+    model: Path
+    dtype: str
+    seed: int
+    scale: float
+    say: Callable[[str], None]
+
+    def some(self, repetitions: int) -> int:
+        return max(2, round(repetitions * self.scale))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """`values` by key; `details` are told in the context."""
+
+    values: Values
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+def apart(measure: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+    """Calls it in a fresh process: engines leave much behind in theirs."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, *args, **kwargs).result()
+
+
+def _urgent(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.urgent import measure
+
+    return measure(plan)
+
+
+def _kv_swap(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.kv_swap import measure
+
+    return measure(plan)
+
+
+MEASURES: Mapping[str, Callable[[Plan], Measured]] = {
+    figures.URGENT: _urgent,
+    figures.KV_SWAP: _kv_swap,
+}
+"""By part; imported late. A part without a measure leaves its keys empty."""

