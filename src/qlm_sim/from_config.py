@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qlm_agent.config import AgentConfig, AgentSettings, simulated_models
+from qlm_agent.config import AgentConfig, AgentSettings, served_models
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import Policy
@@ -18,7 +18,7 @@ def describe(path: str, agents: Sequence[str], gateways: int, overrides: Mapping
     models = configs[0].models if configs else ()
     return ClusterDescription(
         models=tuple(model.spec() for model in models),
-        instances=tuple(_instance(config.agent, tuple(simulated_models(config, shipped_snapshot()))) for config in configs),
+        instances=tuple(_instance(config.agent, tuple(served_models(config, shipped_snapshot()))) for config in configs),
         gateways=gateways,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.__main__ import main
-from qlm_agent.config import AgentConfig, instance_facts, machine_settings, simulated_models
+from qlm_agent.config import AgentConfig, instance_facts, machine_settings, served_models
 from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
@@ -33,28 +33,31 @@ def path(tmp_path: Path) -> str:
 
 def test_an_entry_of_the_list_is_one_agent(path: str) -> None:
     config = load_config(AgentConfig, path, "agents", "a100-0", {}, {})
-    models = simulated_models(config, shipped_snapshot())
+    models = served_models(config, shipped_snapshot())
     assert tuple(models) == ("mistral-7b", "vicuna-13b")
     assert models["vicuna-13b"].spec.context_tokens_max == 4096
-    assert models["vicuna-13b"].profile.kv_capacity_tokens == 59_360
+    profile = models["vicuna-13b"].profile
+    assert profile is not None
+    assert profile.kv_capacity_tokens == 59_360
     facts = instance_facts(config.agent, tuple(models), "127.0.0.1:1")
     assert (facts.name, facts.gpu, facts.time_scale, facts.batch_max, facts.address) == ("a100-0", "A100-80GB", 4.0, 64, "127.0.0.1:1")
 
 
 def test_the_machine_knows_the_gpu_by_its_own_clock(path: str) -> None:
     config = load_config(AgentConfig, path, "agents", "a100-0", {"agent.kv_swap": "false"}, {})
-    models = simulated_models(config, shipped_snapshot())
+    models = served_models(config, shipped_snapshot())
     settings = machine_settings(config.agent, models)
     assert settings.models == ("mistral-7b", "vicuna-13b")
     assert (settings.evict, settings.kv_swap, settings.host_memory_gb) == (True, False, 64.0)
     measured, scaled = models["vicuna-13b"].profile, settings.hardware["vicuna-13b"]
+    assert measured is not None
     assert scaled.kv_swap_us_per_token == measured.kv_swap_us_per_token / 4.0
     assert scaled.weights_gb == measured.weights_gb
 
 
 def test_models_of_the_entry_only(path: str) -> None:
     config = load_config(AgentConfig, path, "agents", "a10-0", {}, {})
-    assert tuple(simulated_models(config, shipped_snapshot())) == ("mistral-7b",)
+    assert tuple(served_models(config, shipped_snapshot())) == ("mistral-7b",)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_models_of_the_entry_only(path: str) -> None:
 )
 def test_what_does_not_fit_is_named(path: str, entry: str, overrides: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        simulated_models(load_config(AgentConfig, path, "agents", entry, overrides, {}), shipped_snapshot())
+        served_models(load_config(AgentConfig, path, "agents", entry, overrides, {}), shipped_snapshot())
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,29 @@ def test_what_does_not_fit_is_named(path: str, entry: str, overrides: dict[str, 
 def test_wrong_values_stop_the_process_with_their_name(path: str, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", path, "--name", "a100-0", "--set", setting]) == 2
     assert setting.partition("=")[0] in capsys.readouterr().err
+
+
+FACTS = {"parameters_billion": 0.1, "layers": 2, "hidden_size": 64, "kv_heads": 2, "head_size": 32}
+
+
+def real(**model: object) -> AgentConfig:
+    named = {"name": "tiny", "profile": "tiny", **model}
+    return AgentConfig.model_validate({"models": [named], "agent": {"gpu": "CPU", "engine": "vllm", "vllm": {"host_memory_gb": 3}}})
+
+
+def test_a_real_engine_serves_what_has_weights_with_a_rough_profile_from_facts() -> None:
+    config = real(weights="folder", facts=FACTS)
+    models = served_models(config, shipped_snapshot())
+    assert models["tiny"].weights == "folder"
+    assert models["tiny"].profile is not None
+    settings = machine_settings(config.agent, models)
+    assert (settings.host_memory_gb, list(settings.hardware)) == (3.0, ["tiny"])
+
+
+def test_a_real_engine_can_be_measured_before_anything_is_known_of_it() -> None:
+    config = real(weights="folder")
+    models = served_models(config, shipped_snapshot())
+    assert models["tiny"].profile is None
+    assert machine_settings(config.agent, models).hardware == {}
+    with pytest.raises(ConfigError, match="no model of models"):
+        served_models(real(), shipped_snapshot())

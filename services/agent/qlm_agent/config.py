@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
 
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.openai.settings import OpenAiSettings
-from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
+from qlm_agent.simulated.core import SimulatedLimits
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
+from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import why_none
+from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
+from qlm_core.model import ModelSpec
 from qlm_core.operations.table import operations_of
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.slo_rules import PRIORITY_MAX
@@ -49,7 +53,7 @@ class AgentSettings(Section):
     advertise: str = Field("", description="Its address as others see it; empty: the host of listen, with the bound port.")
     gpu: str = Field("A100-80GB", min_length=1, description="GPU, as in the hardware profiles.")
     n_gpu: Count = Field(1, description="GPUs of this instance, as in the hardware profiles.")
-    engine: Literal["simulated", "openai"] = Field("simulated", description="What generates the tokens.")
+    engine: Literal["simulated", "vllm", "openai"] = Field("simulated", description="What generates the tokens.")
     models: tuple[str, ...] = Field((), description="Models that it serves. Empty: all that have a profile on its GPUs.")
     batch_max: Count = Field(BATCH_MAX_DEFAULT, description="Most requests that run at once.")
     lookahead_requests: int = Field(
@@ -72,6 +76,7 @@ class AgentSettings(Section):
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
+    vllm: VllmSettings = Field(default_factory=VllmSettings, description="vLLM.")
     openai: OpenAiSettings = Field(default_factory=OpenAiSettings, description="Engine openai: a server of OpenAI's completions API.")
 
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
@@ -92,20 +97,34 @@ class AgentConfig(Section):
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
 
 
-def simulated_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str, SimulatedModel]:
-    """The models that the agent serves, with their profiles: those of its GPUs, or what follows from facts. Raises ConfigError for a model
-    that is not in the catalogue or has no profile on the agent's GPUs, and where none is left."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that an agent serves. `profile`: on its GPUs, None where nothing is known of the pair. `weights`, `chat_template`: as in
+    ModelSettings."""
+
+    spec: ModelSpec
+    profile: HardwareProfile | None
+    weights: str = ""
+    chat_template: str = ""
+
+
+def served_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str, ServedModel]:
+    """The models that the agent serves, with their profiles: those of its GPUs, or what follows from facts. Without names, it serves those
+    that have one; a real engine serves those that have weights, profile or not. Raises ConfigError for a model that is not in the
+    catalogue, or that a simulated engine has no profile for, and where none is left."""
     agent = config.agent
+    simulated = agent.engine == "simulated"
     catalogue = {model.name: model for model in config.models}
     unknown = [name for name in agent.models if name not in catalogue]
     if unknown:
         raise ConfigError(f"agent.models: {', '.join(unknown)} not in models; may be {', '.join(catalogue) or 'none: models is empty'}")
-    found: dict[str, SimulatedModel] = {}
+    found: dict[str, ServedModel] = {}
     for name in agent.models or tuple(catalogue):
-        spec = catalogue[name].spec()
+        model = catalogue[name]
+        spec = model.spec()
         row = profiles.hardware_of_pair(agent.gpu, agent.n_gpu, spec)
-        if row is not None:
-            found[name] = SimulatedModel(spec=spec, profile=row)
+        if row is not None or (not simulated and (agent.models or model.weights)):
+            found[name] = ServedModel(spec=spec, profile=row, weights=model.weights, chat_template=model.chat_template)
         elif agent.models:
             why = why_none(agent.gpu, agent.n_gpu, spec.profile, spec.facts)
             raise ConfigError(f"agent.gpu: no profile of {spec.profile} on {agent.n_gpu} x {agent.gpu}: {why}")
@@ -127,10 +146,14 @@ def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
     )
 
 
-def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel]) -> MachineSettings:
+def time_scale(agent: AgentSettings) -> float:
+    """How many times faster than its profile the engine runs: 1 for real ones."""
+    return agent.simulated.time_scale if agent.engine == "simulated" else 1.0
+
+
+def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) -> MachineSettings:
     """What the machine takes of the settings."""
-    simulated = agent.engine == "simulated"
-    scale = agent.simulated.time_scale if simulated else 1.0
+    scale = time_scale(agent)
     return MachineSettings(
         models=tuple(models),
         batch_max=agent.batch_max,
@@ -139,9 +162,8 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel])
         buffer_tokens_max=agent.buffer_tokens_max,
         poll_s=agent.poll_s,
         drain_finish_s=agent.drain_finish_s,
-        hardware={name: model.profile.scaled(scale) for name, model in models.items()},
-        # Nobody knows how much a server has: it refuses what is too much.
-        host_memory_gb=agent.simulated.host_memory_gb if simulated else math.inf,
+        hardware={name: model.profile.scaled(scale) for name, model in models.items() if model.profile is not None},
+        host_memory_gb=_host_memory_gb(agent),
         slo_band=agent.slo_band,
         evict=agent.evict,
         kv_swap=agent.kv_swap,
@@ -150,6 +172,16 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, SimulatedModel])
         offloaded_max_s=agent.offloaded_max_s,
         operations=agent.operations,
     )
+
+
+def _host_memory_gb(agent: AgentSettings) -> float:
+    match agent.engine:
+        case "simulated":
+            return agent.simulated.host_memory_gb
+        case "vllm":
+            return agent.vllm.host_memory_gb
+        case "openai":
+            return math.inf  # nobody knows how much a server has: it refuses what is too much
 
 
 def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) -> InstanceFacts:
@@ -162,6 +194,6 @@ def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) 
         engine=agent.engine,
         models=models,
         address=address,
-        time_scale=agent.simulated.time_scale if agent.engine == "simulated" else 1.0,
+        time_scale=time_scale(agent),
         batch_max=agent.batch_max,
     )

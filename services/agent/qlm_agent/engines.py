@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qlm_agent.config import AgentConfig, AgentSettings, simulated_limits, simulated_models
+import structlog
+
+from qlm_agent.config import AgentConfig, AgentSettings, ServedModel, served_models, simulated_limits, time_scale
 from qlm_agent.engine import Engine
 from qlm_agent.engine_policy import FirstComeFirstServed
 from qlm_agent.simulated.core import SimulatedModel
 from qlm_agent.simulated.engine import SimulatedEngine
 from qlm_agent.simulated.timing import InstanceNoise
+from qlm_agent.vllm.engine import VllmEngine
+from qlm_agent.vllm.plans import VllmModel
 from qlm_core.errors import ConfigError
 from qlm_core.profile import ProfileSnapshot
 
@@ -22,32 +26,57 @@ class AgentEngine:
     real ones. `prefill_chunk_tokens`: prompt tokens that one step takes in at most, 0 where that is not known."""
 
     engine: Engine
-    models: Mapping[str, SimulatedModel]
+    models: Mapping[str, ServedModel]
     time_scale: float
     prefill_chunk_tokens: int
 
 
 def engine_of(config: AgentConfig, profiles: ProfileSnapshot, *, clock: Callable[[], float] = time.monotonic) -> AgentEngine:
-    """`clock`: the engine's. Raises ConfigError for settings that do not fit each other."""
-    agent = config.agent
-    models = simulated_models(config, profiles)
-    if agent.engine == "openai":
-        return AgentEngine(engine=_openai(agent, models, clock), models=models, time_scale=1.0, prefill_chunk_tokens=0)
-    simulated = agent.simulated
+    """`clock`: a simulated engine's. Raises ConfigError for settings that do not fit each other."""
+    models = served_models(config, profiles)
+    match config.agent.engine:
+        case "simulated":
+            engine, chunk = _simulated(config, models, clock)
+        case "vllm":
+            engine, chunk = _vllm(config, models)
+        case "openai":
+            engine, chunk = _openai(config.agent, models), 0
+    return AgentEngine(engine=engine, models=models, time_scale=time_scale(config.agent), prefill_chunk_tokens=chunk)
+
+
+def _simulated(config: AgentConfig, models: Mapping[str, ServedModel], clock: Callable[[], float]) -> tuple[Engine, int]:
+    agent, simulated = config.agent, config.agent.simulated
+    known = {name: SimulatedModel(spec=model.spec, profile=model.profile) for name, model in models.items() if model.profile is not None}
     noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
-    return AgentEngine(
-        engine=SimulatedEngine(models, noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock),
-        models=models,
-        time_scale=simulated.time_scale,
-        prefill_chunk_tokens=simulated.prefill_chunk_tokens,
-    )
+    engine = SimulatedEngine(known, noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock)
+    return engine, simulated.prefill_chunk_tokens
 
 
-def _openai(agent: AgentSettings, models: Mapping[str, SimulatedModel], clock: Callable[[], float]) -> Engine:
+def _vllm(config: AgentConfig, models: Mapping[str, ServedModel]) -> tuple[Engine, int]:
+    agent = config.agent
+    for name, model in models.items():
+        if model.profile is None:
+            structlog.get_logger().warning(
+                "profile_unknown",
+                model=name,
+                gpu=agent.gpu,
+                then="nothing is planned for it until `qlm profile` has measured it and `qlm profiles import` has told the queue",
+            )
+    named = {
+        name: VllmModel(
+            name=name, weights=model.weights, context_tokens_max=model.spec.context_tokens_max, chat_template=model.chat_template
+        )
+        for name, model in models.items()
+    }
+    engine = VllmEngine(named, agent.vllm, batch_max=agent.batch_max, n_gpu=agent.n_gpu)
+    return engine, agent.vllm.prefill_chunk_tokens
+
+
+def _openai(agent: AgentSettings, models: Mapping[str, ServedModel]) -> Engine:
     try:
         from qlm_agent.openai.building import openai_engine
     except ModuleNotFoundError as error:
         raise ConfigError(f"agent.engine: openai needs the package {error.name}: pip install 'qlm-serving[agent]'") from error
     specs = {name: model.spec for name, model in models.items()}
-    kv_capacity_tokens = {name: model.profile.kv_capacity_tokens for name, model in models.items()}
-    return openai_engine(agent.openai, specs, kv_capacity_tokens, agent.batch_max, clock=clock)
+    kv_capacity_tokens = {name: model.profile.kv_capacity_tokens if model.profile is not None else 0 for name, model in models.items()}
+    return openai_engine(agent.openai, specs, kv_capacity_tokens, agent.batch_max)

@@ -23,6 +23,7 @@ class AgentMetrics(Metrics):
         super().__init__()
         registry = self.registry
         self.running = Gauge("qlm_agent_running_requests", "Requests on the GPU.", registry=registry)
+        self.waiting = Gauge("qlm_agent_engine_waiting_requests", "Requests that the engine has and does not run yet.", registry=registry)
         self.offloaded = Gauge("qlm_agent_offloaded_requests", "Requests whose KV is in host memory.", registry=registry)
         self.kv_used = Gauge("qlm_agent_kv_used_tokens", "KV in use, in tokens.", registry=registry)
         self.kv_capacity = Gauge("qlm_agent_kv_capacity_tokens", "KV of the active model, in tokens.", registry=registry)
@@ -93,6 +94,7 @@ class AgentTelemetry:
         """The agent now."""
         metrics = self.metrics
         metrics.running.set(load.running)
+        metrics.waiting.set(stats.waiting)
         metrics.offloaded.set(load.offloaded)
         metrics.kv_used.set(load.kv_used_tokens)
         metrics.kv_capacity.set(load.kv_capacity_tokens)

@@ -1,1 +1,1 @@
-"""vLLM as an engine."""
+"""vLLM behind the engine port: child processes with an engine each, and what runs inside of them."""

@@ -1,0 +1,73 @@
+"""A model's folder in the Hugging Face layout, read without vLLM: what it needs, and what else shares its shape."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlm_agent.engine import ModelLoadFailed
+from qlm_core.model import ModelFacts
+
+NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
+"""Keys of config.json that say nothing of the shape."""
+
+VALUE_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """`shape`: equal for models whose weights fit into each other's place, tokenizer and special tokens included."""
+
+    path: Path
+    weights_bytes: int
+    shape: str
+    config: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, model: str, weights: str) -> ModelFolder:
+        """Raises ModelLoadFailed with what is missing."""
+        path = Path(weights)
+        if not weights:
+            raise ModelLoadFailed(f"model {model}: models.weights is empty: it names the folder of its weights")
+        files = sorted(path.glob("*.safetensors"))
+        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+        missing += [] if files else ["*.safetensors"]
+        if missing:
+            raise ModelLoadFailed(f"model {model}: models.weights: {weights} has no {', '.join(missing)}")
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            shape = hashlib.blake2b(json.dumps({key: config[key] for key in sorted(config) if key not in NAMES}).encode())
+            for name in ("tokenizer.json", "generation_config.json"):
+                shape.update((path / name).read_bytes() if (path / name).is_file() else b"-")
+            size = sum(file.stat().st_size for file in files)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelLoadFailed(f"model {model}: {weights} cannot be read: {error}") from error
+        return cls(path=path.absolute(), weights_bytes=size, shape=shape.hexdigest(), config=config)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Its shape for predictions, None where config.json does not say it in the usual words. Parameters count as two bytes of a file,
+        which is what decisions take them for."""
+        try:
+            heads = int(self.config["num_attention_heads"])
+            hidden = int(self.config["hidden_size"])
+            return ModelFacts(
+                parameters_billion=self.weights_bytes / 2e9,
+                layers=int(self.config["num_hidden_layers"]),
+                hidden_size=hidden,
+                kv_heads=int(self.config.get("num_key_value_heads") or heads),
+                head_size=int(self.config.get("head_dim") or hidden // heads),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Keys and values of all layers. Raises ModelLoadFailed where config.json does not say."""
+        facts = self.facts
+        if facts is None:
+            raise ModelLoadFailed(f"{self.path / 'config.json'} does not say layers, heads and hidden size")
+        return 2 * VALUE_BYTES[dtype] * facts.layers * facts.kv_heads * facts.head_size

@@ -1,0 +1,210 @@
+"""The process that imports vLLM once and forks an engine process for each that the agent asks for (see `child_main`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+import structlog
+
+from qlm_agent.vllm.child import Child, ChildEnded
+from qlm_agent.vllm.frames import Frame, FrameReader
+from qlm_agent.vllm.versions import check_version
+from qlm_core.errors import ConfigError
+
+READ_BYTES = 1 << 16
+LINES_KEPT = 30
+"""Last lines of the processes' standard error, for messages."""
+LINE_BYTES_MAX = 1 << 16
+EXITS_KEPT = 64
+"""Most process ids whose end is remembered or waited for."""
+
+FORK = b"F"
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Engines read folders, never a hub, and tell nobody anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A process: its standard error, and what ends it and waits for that."""
+
+    errors: IO[bytes]
+    end: Callable[[], None]
+
+
+class Template:
+    """`python`: the interpreter, "" for this one; `environment`: over that of this process. `start` and `stop` are safe twice."""
+
+    def __init__(self, python: str, environment: Mapping[str, str], start_timeout_s: float) -> None:
+        self._python = python or sys.executable
+        self._environment = {**os.environ, **ENVIRONMENT, **environment}
+        self._start_timeout_s = start_timeout_s
+        self._process: Launched | None = None
+        self._gone = False  # it closed its socket
+        self._control: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hello: asyncio.Future[Frame] | None = None
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    async def start(self) -> None:
+        """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old."""
+        if self._process is not None and not self._gone:
+            return
+        await self.stop()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            self._process = self.launch(theirs)
+        except OSError as error:
+            ours.close()
+            raise ConfigError(f"agent.vllm.python: {self._python} cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        loop = asyncio.get_running_loop()
+        self._gone = False
+        self._control = ours
+        self._hello = loop.create_future()
+        self._tasks = [loop.create_task(self._read_control(ours)), loop.create_task(self._read_lines())]
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                said = await asyncio.shield(self._hello)
+        except TimeoutError:
+            await self.stop()
+            raise ConfigError(f"vllm was not imported by {self._python} within {self._start_timeout_s:g} s") from None
+        except BaseException:
+            await self.stop()
+            raise
+        if said.head["t"] == "fatal":
+            await self.stop()
+            raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
+        check_version(said.head["vllm"])
+        structlog.get_logger().info("vllm_ready", vllm=said.head["vllm"], torch=said.head["torch"], pid=said.head["pid"])
+
+    def launch(self, control: socket.socket) -> Launched:
+        """Starts the process with its end of the socket, which the caller closes. Raises OSError."""
+        process = subprocess.Popen(
+            [self._python, "-m", "qlm_agent.vllm.child_main", str(control.fileno()), str(os.getpid())],
+            env=self._environment,
+            pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+        def end() -> None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+        assert process.stderr is not None
+        return Launched(process.stderr, end)
+
+    async def fork(self, make: Callable[[Callable[[int], asyncio.Future[int]]], Child]) -> Child:
+        """A fresh engine process without a model. `make`: builds the agent's end, given how to wait for exit codes. Raises ChildEnded and
+        ConfigError."""
+        await self.start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            socket.send_fds(self._control, [FORK], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise ChildEnded(f"the process that starts engines has ended: {error}") from error
+        finally:
+            theirs.close()
+        child = make(self._exit_of)
+        await asyncio.get_running_loop().create_connection(lambda: child, sock=ours)
+        try:
+            await child.ready(self._start_timeout_s)
+        except BaseException:
+            child.kill("not needed any more")
+            raise
+        return child
+
+    async def stop(self) -> None:
+        """Ends it, and with it all that it forked."""
+        process, self._process = self._process, None
+        tasks, self._tasks = self._tasks, []
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if process is not None:
+            await asyncio.to_thread(process.end)
+            process.errors.close()
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """Of the standard error of all its processes."""
+        return tuple(self._lines)
+
+    def _exit_of(self, pid: int) -> asyncio.Future[int]:
+        if pid not in self._exits:
+            while len(self._exits) >= EXITS_KEPT:
+                del self._exits[next(iter(self._exits))]
+            self._exits[pid] = asyncio.get_running_loop().create_future()
+        return self._exits[pid]
+
+    async def _read_control(self, control: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = FrameReader()
+        assert self._hello is not None
+        while True:
+            with suppress(ConnectionError):
+                data = await loop.sock_recv(control, READ_BYTES)
+                for frame in reader.feed(data) if data else ():
+                    if frame.head["t"] == "exit":
+                        future = self._exit_of(frame.head["pid"])
+                        if not future.done():
+                            future.set_result(frame.head["code"])
+                    elif not self._hello.done():
+                        self._hello.set_result(frame)
+                if data:
+                    continue
+            self._gone = True
+            if not self._hello.done():
+                await asyncio.sleep(0.1)  # what it said last is on its way
+                lines = " | ".join(self.last_lines)
+                self._hello.set_exception(ConfigError(f"agent.engine: vllm: {self._python} ended before vLLM was imported: {lines}"))
+            return
+
+    async def _read_lines(self) -> None:
+        """What vLLM logs: kept for messages, and told at debug level."""
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        stream = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._process.errors)
+        try:
+            while True:
+                try:
+                    line = await stream.readline()
+                except ValueError:  # longer than the limit, which has dropped it
+                    continue
+                if not line:
+                    return
+                text = line.decode(errors="replace").rstrip()
+                if text:
+                    self._lines.append(text)
+                    structlog.get_logger().debug("vllm_said", line=text)
+        finally:
+            transport.close()

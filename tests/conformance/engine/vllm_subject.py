@@ -1,0 +1,56 @@
+"""The vllm engine on tiny random models; the suite runs on it where QLM_TEST_ENGINES names it."""
+
+from __future__ import annotations
+
+from qlm_agent.engine import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
+from qlm_agent.vllm.engine import VllmEngine
+from qlm_agent.vllm.folder import ModelFolder
+from qlm_agent.vllm.plans import VllmModel
+from qlm_agent.vllm.settings import VllmSettings
+from tiny_models import tiny_model
+from vllm_nursery import QuickTemplate
+
+from .subjects import Can, Kind, Limits
+
+KV_TOKENS = 24_000
+TOKEN_IDS = 2_000
+TOKEN_ID_LEAST = 3
+
+
+class VllmSubject:
+    """Two models of one shape. Answers of a wanted length ignore the end-of-sequence token."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.models: tuple[str, ...] = ("tiny-a", "tiny-b")
+        self.context_tokens = 2048
+        self.finish = FinishReason.LENGTH
+        self.deadline_s = 90.0
+        models = {
+            name: VllmModel(name=name, weights=str(tiny_model(seed)), context_tokens_max=self.context_tokens)
+            for seed, name in enumerate(self.models, start=1)
+        }
+        folder = ModelFolder.read("tiny-a", models["tiny-a"].weights)
+        settings = VllmSettings()
+        block_bytes = folder.kv_bytes_per_token(settings.dtype) * settings.block_size
+        blocks = (limits.kv_capacity_tokens or KV_TOKENS) // settings.block_size + 1
+        settings = VllmSettings(
+            kv_cache_gb=(blocks + 0.5) * block_bytes / 1e9,
+            host_memory_gb=limits.host_models * folder.weights_bytes / 1e9,
+            host_kv_gb=limits.host_kv_tokens // settings.block_size * block_bytes / 1e9,
+        )
+        self.engine: Engine = VllmEngine(models, settings, batch_max=limits.batch_max, template=QuickTemplate())
+
+    def request(self, run_id: str, *, model: str, number: int, prompt: int, answer: int, **fields: object) -> EngineRequest:
+        ids = [TOKEN_ID_LEAST + (number * 37 + at * 11) % TOKEN_IDS for at in range(prompt)]
+        values: dict[str, object] = {
+            "run_id": run_id,
+            "model": model,
+            "prompt": TokenPrompt(ids=ids),
+            "prompt_tokens": prompt,
+            "output_tokens_max": answer,
+            "sampling": Sampling(temperature=0.0, ignore_eos=True),
+        }
+        return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
+
+
+SUBJECTS = {"vllm": Kind(VllmSubject, frozenset({Can.SWAP, Can.LIMIT, Can.OFFLOAD, Can.HALT}))}

@@ -1,0 +1,77 @@
+"""vLLM imported once for all tests of a process: the template of each engine under test is forked from one that has it.
+
+Run as a program it is that process: it forks a template for each pair of a socket and a pipe that it is sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import cache
+
+from qlm_agent.vllm.child_main import hello, run_template
+from qlm_agent.vllm.guarding import die_with
+from qlm_agent.vllm.plans import environment
+from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.vllm.template import ENVIRONMENT, Launched, Template
+
+
+class QuickTemplate(Template):
+    """A template whose import of vLLM is shared. Its processes have the environment of the default settings."""
+
+    def __init__(self) -> None:
+        super().__init__("", {}, 300.0)
+
+    def launch(self, control: socket.socket) -> Launched:
+        read, write = os.pipe()
+        socket.send_fds(_nursery(), [b"T"], [control.fileno(), write])
+        os.close(write)
+        return Launched(os.fdopen(read, "rb"), lambda: None)  # it ends with its socket
+
+
+@cache
+def _nursery() -> socket.socket:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
+        env={**os.environ, **ENVIRONMENT, **environment(VllmSettings()), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def main(descriptor: int, parent: int) -> None:
+    die_with(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    hello()
+    orders = socket.socket(fileno=descriptor)
+    nursery = os.getpid()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(orders, 1, 2)
+        if not data:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            orders.close()
+            die_with(nursery)
+            os.dup2(descriptors[1], 2)
+            run_template(socket.socket(fileno=descriptors[0]))
+            os._exit(0)
+        for each in descriptors:
+            os.close(each)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,107 @@
+"""From settings and a model's folder to what an engine process loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qlm_agent.engine import ModelLoadFailed, Sampling
+from qlm_agent.vllm.folder import ModelFolder
+from qlm_agent.vllm.plans import VllmModel, environment, load_plan
+from qlm_agent.vllm.runner import kv_limit_tokens
+from qlm_agent.vllm.sampling import sampling_document, vllm_arguments
+from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.vllm.versions import check_version
+from qlm_core.errors import ConfigError
+
+CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+TOKEN_BYTES = 2 * 4 * 4 * 2 * 32
+"""Keys and values, float32, layers, KV heads, head size."""
+
+
+def folder_of(path: Path, config: dict[str, Any] | None = None, *, weights: int = 100, tokenizer: str = "{}") -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG if config is None else config))
+    (path / "tokenizer.json").write_text(tokenizer)
+    (path / "model.safetensors").write_bytes(bytes(weights))
+    return str(path)
+
+
+def test_a_folder_says_what_a_model_needs(tmp_path: Path) -> None:
+    folder = ModelFolder.read("m", folder_of(tmp_path / "m", weights=1000))
+    assert folder.weights_bytes == 1000
+    assert folder.kv_bytes_per_token("float32") == TOKEN_BYTES
+    assert folder.kv_bytes_per_token("bfloat16") == TOKEN_BYTES // 2
+
+
+def test_models_of_one_shape_take_each_others_place(tmp_path: Path) -> None:
+    first = ModelFolder.read("m", folder_of(tmp_path / "a", weights=10)).shape
+    assert ModelFolder.read("m", folder_of(tmp_path / "b", {**CONFIG, "_name_or_path": "x"}, weights=20)).shape == first
+    assert ModelFolder.read("m", folder_of(tmp_path / "c", {**CONFIG, "num_hidden_layers": 5})).shape != first
+    assert ModelFolder.read("m", folder_of(tmp_path / "d", tokenizer='{"x": 1}')).shape != first
+
+
+def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match=r"models\.weights is empty"):
+        ModelFolder.read("m", "")
+    with pytest.raises(ModelLoadFailed, match=r"no config\.json, tokenizer\.json, \*\.safetensors"):
+        ModelFolder.read("m", str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "tokenizer.json").write_text("")
+    (tmp_path / "a.safetensors").write_text("")
+    with pytest.raises(ModelLoadFailed, match="cannot be read"):
+        ModelFolder.read("m", str(tmp_path))
+
+
+@pytest.mark.parametrize(("blocks", "context", "longest"), [(100, 2048, 2048), (11, 2048, 320), (2, 2048, 32), (1, 2048, 0), (0, 8, 0)])
+def test_kv_bounds_the_longest_run(blocks: int, context: int, longest: int) -> None:
+    assert kv_limit_tokens(context, blocks * 32 * 10 + 9, 10, 32) == longest
+
+
+def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
+    model = VllmModel(name="m", weights=folder_of(tmp_path / "m"), context_tokens_max=2048)
+    folder = ModelFolder.read("m", model.weights)
+    settings = VllmSettings(kv_cache_gb=33 * 32 * TOKEN_BYTES / 1e9, host_kv_gb=0.5, arguments={"seed": 7})
+    plan = load_plan(model, folder, settings, batch_max=16, n_gpu=2)
+    assert (plan.engine["max_model_len"], plan.engine["max_num_seqs"], plan.engine["seed"]) == (1024, 16, 7)
+    assert (plan.host_kv_bytes, plan.kv_bytes_per_token) == (500_000_000, TOKEN_BYTES)
+    assert "tensor_parallel_size" not in plan.engine
+    on_gpu = load_plan(model, folder, settings.model_copy(update={"device": "cuda"}), batch_max=16, n_gpu=2)
+    assert (on_gpu.engine["tensor_parallel_size"], on_gpu.engine["enable_sleep_mode"]) == (2, True)
+    assert on_gpu.device_bytes == 50 + 33 * 32 * TOKEN_BYTES
+    with pytest.raises(ModelLoadFailed, match=r"agent\.vllm\.kv_cache_gb"):
+        load_plan(model, folder, settings.model_copy(update={"kv_cache_gb": 1e-6}), batch_max=16, n_gpu=1)
+
+
+def test_an_engine_has_its_threads_and_asks_no_hub() -> None:
+    assert environment(VllmSettings(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
+    assert environment(VllmSettings())["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "OMP_NUM_THREADS" not in environment(VllmSettings(device="cuda"))
+
+
+def test_sampling_parameters_keep_their_meaning() -> None:
+    sampling = Sampling(temperature=0.5, stop=("x",), seed=3, logprobs=2, presence_penalty=0.25, regex="a+")
+    arguments = vllm_arguments(sampling_document(sampling), 12, {"temperature": 0.7, "top_p": 0.9, "max_tokens": 99})
+    assert arguments == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+        "presence_penalty": 0.25,
+        "structured_outputs": {"regex": "a+"},
+        "max_tokens": 12,
+        "detokenize": False,
+    }
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.10.2rc1"])
+def test_an_old_vllm_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match="too old"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.40.1", "dev"])
+def test_others_are_taken(version: str) -> None:
+    check_version(version)

@@ -1,0 +1,317 @@
+"""The runs of an engine process, where each of them ends, and the life of the process, with a scripted vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from qlm_agent.engine import EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
+from qlm_agent.vllm.child_loop import ChildLoop
+from qlm_agent.vllm.frames import Frame
+from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan, Runs, bytes_of, ids_of
+from qlm_agent.vllm.runs_held import EngineRuns
+
+DEADLINE_S = 30.0
+PLAN = LoadPlan(weights="", engine={}, context_tokens=100, kv_bytes_per_token=1)
+
+
+@dataclass
+class CountingRunner:
+    """Makes the tokens 100, 101, ... for each run, one a step. `hangs`: a step waits for it."""
+
+    kv_limit_tokens: int = 60
+    eos_ids: frozenset[int] = frozenset({2})
+    left: dict[str, tuple[int, int]] = field(default_factory=dict)  # next token, tokens left
+    away: set[str] = field(default_factory=set)
+    paused: bool = False
+    steps: int = 0
+    hangs: threading.Event | None = None
+    hung: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.left)
+
+    def text_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        raise ValueError("no template")
+
+    def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
+        return lambda token: chr(token)
+
+    def add(self, plan: RunPlan, output_tokens: int) -> None:
+        if plan.sampling.get("regex") == "(":
+            raise ValueError("a regex that is none")
+        self.left[plan.run_id] = (100 + len(plan.produced), output_tokens)
+
+    def abort(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            self.left.pop(run_id, None)
+
+    def step(self) -> list[Made]:
+        if self.hangs is not None:
+            self.hung = True
+            self.hangs.wait()
+        self.steps += 1
+        made = []
+        for run_id, (token, left) in list(self.left.items()):
+            total = 10 + token - 100 + 1
+            ends = left == 1 or total >= self.kv_limit_tokens
+            made.append(Made(run_id, [token], 1.0, 2.0, 2.0, finish="length" if ends else ""))
+            self.left[run_id] = (token + 1, left - 1)
+            if ends:
+                del self.left[run_id]
+        return made
+
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
+
+    def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
+        self.away |= set(run_ids)
+        return run_ids
+
+    def offloaded(self) -> Collection[str]:
+        return self.away
+
+    def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
+        return []
+
+    def reload(self, weights: str) -> None:
+        raise RuntimeError("no such weights")
+
+    def sleep(self, level: int) -> None:
+        raise AssertionError
+
+    def wake(self, level: int) -> None:
+        raise AssertionError
+
+    def stats(self) -> RunnerStats:
+        return RunnerStats(running=len(self.left), waiting=0, kv_used_tokens=0, kv_capacity_tokens=60, preemptions=0)
+
+    def close(self) -> None:
+        pass
+
+
+def plan(*, prompt: int = 10, produced: Sequence[int] = (), most: int = 20, **sampling: object) -> RunPlan:
+    return RunPlan(run_id="r", prompt=[1] * prompt, produced=list(produced), output_tokens_max=most, sampling=dict(sampling), policy={})
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs(CountingRunner(), context_tokens=100)
+
+
+def told(runs: Runs) -> tuple[list[int], Made]:
+    """All tokens of the one run, and its last output."""
+    tokens: list[int] = []
+    while True:
+        for made in runs.step():
+            tokens += made.tokens
+            if made.finish or made.failure:
+                return tokens, made
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        (plan(prompt=0), FailureKind.REFUSED),
+        (plan(prompt=100), FailureKind.REFUSED),
+        (plan(regex="("), FailureKind.REFUSED),
+        (plan(prompt=60), FailureKind.KV_CAPACITY),
+    ],
+)
+def test_what_cannot_be_served_says_why(runs: Runs, refused: RunPlan, kind: FailureKind) -> None:
+    made = runs.add(1.0, refused)
+    assert made is not None
+    assert made.failure == kind.value
+    assert made.message
+
+
+@pytest.mark.parametrize(
+    ("whole", "finish"),
+    [
+        (plan(produced=[5] * 20), "length"),
+        (plan(produced=[5, 2]), "stop"),
+        (plan(prompt=50, produced=[5] * 50, most=1000), "length"),
+    ],
+)
+def test_a_run_that_was_over_ends_at_once(runs: Runs, whole: RunPlan, finish: str) -> None:
+    made = runs.add(1.0, whole)
+    assert made is not None
+    assert (made.finish, made.tokens) == (finish, [])
+
+
+def test_an_eos_that_is_ignored_ends_nothing(runs: Runs) -> None:
+    assert runs.add(1.0, plan(produced=[5, 2], most=4, ignore_eos=True)) is None
+    assert told(runs)[0] == [102, 103]
+
+
+def test_a_run_that_outgrows_kv_fails_and_what_it_made_is_told(runs: Runs) -> None:
+    assert runs.add(1.0, plan(most=80)) is None
+    tokens, last = told(runs)
+    assert (len(tokens), last.failure, last.finish) == (50, FailureKind.KV_CAPACITY.value, "")
+
+
+def test_a_stop_string_ends_a_run_in_the_runner_too(runs: Runs) -> None:
+    assert runs.add(1.0, plan(stop=["fg"])) is None  # chr(102) + chr(103)
+    tokens, last = told(runs)
+    assert (tokens, last.finish) == ([100, 101], "stop")
+    assert not runs.runner.busy
+    assert not runs.knows("r")
+
+
+def test_held_tokens_are_told_where_the_run_ends_otherwise(runs: Runs) -> None:
+    assert runs.add(1.0, plan(most=3, stop=["fgh"])) is None
+    tokens, last = told(runs)
+    assert (tokens, last.finish) == ([100, 101, 102], "length")
+
+
+class Process:
+    """An engine process in a thread of this one, and the agent's end of it."""
+
+    def __init__(self, runner: CountingRunner, step_timeout_s: float = DEADLINE_S) -> None:
+        self.steps: list[Frame] = []
+        self.ends: list[str] = []
+        self.runner = runner
+        self._ours, theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs = theirs
+        theirs.sendall(Frame({"t": "hello", "pid": 0}).encoded())  # 0: nothing that a kill could hit
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.child = Child(
+            step_timeout_s=step_timeout_s,
+            on_step=lambda child, frame: self.steps.append(frame),
+            on_end=lambda child, why: self.ends.append(why),
+            exit_code=lambda pid: asyncio.get_running_loop().create_future(),
+        )
+
+    def _run(self) -> None:
+        with self._theirs:
+            try:
+                ChildLoop(self._theirs, lambda plan: self.runner).run()
+            except OSError:
+                return
+
+    async def start(self) -> None:
+        self._thread.start()
+        await asyncio.get_running_loop().create_connection(lambda: self.child, sock=self._ours)
+        await self.child.ready(DEADLINE_S)
+        await self.child.call("load", plan={"weights": "", "engine": {}, "context_tokens": 100, "kv_bytes_per_token": 1})
+
+    async def stop(self) -> None:
+        await self.child.stop()
+        await asyncio.to_thread(self._thread.join, DEADLINE_S)
+
+    def add(self, run_id: str, tokens: int, *, prompt: str | None = None, **head: object) -> None:
+        given: dict[str, object] = {"prompt": 10} if prompt is None else {"prompt": 0, "text": prompt}
+        frame = {"op": "add", "run": run_id, "max": tokens, "sampling": {}, "policy": {}, **given, **head}
+        self.child.send(Frame(frame, bytes_of([1] * 10) if prompt is None else b""))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[Process]:
+    process = Process(CountingRunner())
+    await process.start()
+    yield process
+    await process.stop()
+
+
+def request(run_id: str) -> EngineRequest:
+    return EngineRequest(run_id=run_id, model="m", prompt=TokenPrompt(ids=[1]), prompt_tokens=1, output_tokens_max=5)
+
+
+async def test_output_comes_in_order_with_its_times(process: Process) -> None:
+    held = EngineRuns()
+    held.add(request("r"), sent=True)
+    process.add("r", 5)
+    process.add("text", 2, prompt="hey")
+    await process.until(lambda: sum(len(row) > 5 for frame in process.steps for row in frame.head["made"]) == 2)
+    for frame in process.steps:
+        held.take(frame)
+    (output,) = held.read()  # of the run that it knows
+    assert (ids_of(output.token_ids), output.finish) == ([100, 101, 102, 103, 104], FinishReason.LENGTH)
+    assert (output.started_s, output.last_s) == (1.0, 2.0)
+    assert held.read() == []
+
+
+async def test_an_aborted_run_is_forgotten(process: Process) -> None:
+    await process.child.call("pause")
+    process.add("r", 5)
+    await process.child.call("abort", runs=["r", "unknown"])
+    assert not process.runner.busy
+    await process.child.call("resume")
+    assert process.steps == []
+
+
+async def test_an_offload_answers_with_who_is_away(process: Process) -> None:
+    process.add("r", 40)
+    answer = await process.child.call("offload", runs=["r"])
+    assert answer["runs"] == ["r"]
+
+
+async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> None:
+    with pytest.raises(CallFailed, match="RuntimeError: no such weights"):
+        await process.child.call("reload", weights="x")
+    with pytest.raises(CallFailed, match="unknown operation"):
+        await process.child.call("dance")
+    process.child.send(Frame({"op": "add", "run": "c", "chat": [["user", "hi"]], "prompt": 0, "max": 5, "sampling": {}, "policy": {}}))
+    await process.until(lambda: bool(process.steps))
+    assert process.steps[0].head["made"][0][5:] == ["", "refused", "the prompt: no template"]
+    await process.child.call("ping")
+
+
+async def test_a_process_that_makes_no_step_is_given_up() -> None:
+    release = threading.Event()
+    process = Process(CountingRunner(hangs=release), step_timeout_s=0.2)
+    await process.start()
+    process.add("r", 5)
+    process.child.expect_steps(True)
+    try:
+        await process.until(lambda: bool(process.ends))
+        assert "made no step for 0.2 s" in process.ends[0]
+        with pytest.raises(ChildEnded, match="made no step"):
+            await process.child.call("ping")
+    finally:
+        release.set()
+        await process.stop()
+
+
+async def test_a_call_without_an_answer_is_given_up() -> None:
+    release = threading.Event()
+    process = Process(CountingRunner(hangs=release), step_timeout_s=0.2)
+    await process.start()
+    process.add("r", 5)
+    await process.until(lambda: process.runner.hung)
+    try:
+        with pytest.raises(ChildEnded, match="did not answer to ping"):
+            await process.child.call("ping")
+    finally:
+        release.set()
+        await process.stop()
+
+
+async def test_runs_of_another_engine_fail_only_once() -> None:
+    held = EngineRuns()
+    held.add(request("r"), sent=True)
+    held.fail("r", FailureKind.BROKEN, "gone")
+    held.drop(["r"])
+    assert held.read() == []
+    held.add(request("s"), sent=True)
+    held.take(Frame({"made": [["s", 1, 1.0, 1.5, 1.5]]}, bytes_of([7])))
+    held.fail("s", FailureKind.BROKEN, "gone")
+    (output,) = held.read()
+    assert (ids_of(output.token_ids), output.started_s) == ([7], 1.0)
+    assert output.failure is not None

@@ -1,0 +1,187 @@
+"""Sampling parameters, prompts and stop strings through a real engine process, and what an eviction makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from qlm_agent.engine import (
+    ChatPrompt,
+    EngineOutput,
+    EngineRequest,
+    FailureKind,
+    FinishReason,
+    Prompt,
+    Sampling,
+    TextPrompt,
+    Tier,
+    TokenPrompt,
+)
+from qlm_agent.vllm.engine import VllmEngine
+from qlm_agent.vllm.plans import VllmModel
+from qlm_agent.vllm.settings import VllmSettings
+from vllm_nursery import QuickTemplate
+
+DEADLINE_S = 90.0
+PROMPT = TokenPrompt(ids=[11, 12, 13, 14, 15])
+
+
+@dataclass
+class Rig:
+    """An engine with one model; runs are named by a count."""
+
+    engine: VllmEngine
+    tokenizer: Tokenizer
+    count: int = 0
+    made: dict[str, list[int]] = field(default_factory=dict)
+    ended: dict[str, EngineOutput] = field(default_factory=dict)
+
+    async def add(self, sampling: Sampling, tokens: int, *, prompt: Prompt = PROMPT, after: list[int] | None = None) -> str:
+        self.count += 1
+        run_id = f"r{self.count}"
+        produced = b"".join(token.to_bytes(4, "little") for token in after or ())
+        await self.engine.add(
+            EngineRequest(
+                run_id=run_id, model="a", prompt=prompt, prompt_tokens=5, output_tokens_max=tokens, sampling=sampling, produced=produced
+            )
+        )
+        return run_id
+
+    async def read(self) -> None:
+        for output in await self.engine.outputs():
+            ids = output.token_ids
+            self.made.setdefault(output.run_id, []).extend(int.from_bytes(ids[at : at + 4], "little") for at in range(0, len(ids), 4))
+            if output.finish is not None or output.failure is not None:
+                self.ended[output.run_id] = output
+
+    async def run(
+        self, sampling: Sampling, tokens: int, *, prompt: Prompt = PROMPT, after: list[int] | None = None
+    ) -> tuple[list[int], EngineOutput]:
+        run_id = await self.add(sampling, tokens, prompt=prompt, after=after)
+        async with asyncio.timeout(DEADLINE_S):
+            while run_id not in self.ended:
+                await self.read()
+        return self.made[run_id], self.ended[run_id]
+
+    def text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens)
+        return text
+
+
+@pytest.fixture
+async def rig(tiny_models: tuple[Path, Path]) -> AsyncIterator[Rig]:
+    models = {"a": VllmModel(name="a", weights=str(tiny_models[0]), context_tokens_max=2048)}
+    engine = VllmEngine(models, VllmSettings(kv_cache_gb=0.1, host_kv_gb=0.05), batch_max=8, template=QuickTemplate())
+    await engine.start()
+    try:
+        await engine.load_model("a", Tier.ACTIVE)
+        yield Rig(engine, Tokenizer.from_file(str(tiny_models[0] / "tokenizer.json")))
+    finally:
+        await engine.stop()
+
+
+async def test_stop_strings_end_output_before_them_wherever_it_was_evicted(rig: Rig) -> None:
+    greedy = Sampling(temperature=0.0, ignore_eos=True)
+    whole, _ = await rig.run(greedy, 40)
+    text = rig.text(whole)
+    inside = [at for at in range(20, len(text) - 8) if text[at : at + 8].isascii()]
+    at = inside[len(inside) // 2]
+    stop = text[at : at + 8]  # of more than one token
+    stopping = Sampling(temperature=0.0, ignore_eos=True, stop=(stop, "never said"))
+    told, ended = await rig.run(stopping, 40)
+    assert ended.finish is FinishReason.STOP
+    assert told == whole[: len(told)]
+    assert stop not in rig.text(told)
+    assert stop in rig.text(whole[: len(told) + 8])
+    for produced in range(len(told) + 1):
+        rest, again = await rig.run(stopping, 40, after=told[:produced])
+        assert (told[:produced] + rest, again.finish) == (told, FinishReason.STOP), f"evicted after {produced}"
+
+
+async def test_the_model_ends_its_answer_and_an_evicted_one_knows(rig: Rig) -> None:
+    """The end-of-sequence token is forced by a regular expression that allows nothing else."""
+    told, ended = await rig.run(Sampling(temperature=0.0, regex="ab"), 40)
+    assert ended.finish is FinishReason.STOP
+    assert rig.text(told) == "ab"
+    nothing, again = await rig.run(Sampling(temperature=0.0), 40, after=told)
+    assert (nothing, again.finish) == ([], FinishReason.STOP)
+
+
+async def test_a_seed_gives_the_same_answer(rig: Rig) -> None:
+    seeded = Sampling(temperature=1.0, seed=7, ignore_eos=True)
+    first, _ = await rig.run(seeded, 30)
+    second, _ = await rig.run(seeded, 30)
+    other, _ = await rig.run(Sampling(temperature=1.0, seed=8, ignore_eos=True), 30)
+    assert first == second != other
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0, seed=7, ignore_eos=True),
+        Sampling(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
+        Sampling(temperature=0.0, regex="[a-z]{400}"),
+    ],
+    ids=["seed", "penalties", "structured"],
+)
+async def test_what_may_not_be_aborted_goes_on_exactly_after_a_kv_swap(rig: Rig, sampling: Sampling) -> None:
+    assert not sampling.resumable, "the agent's machine never aborts it"
+    whole, _ = await rig.run(sampling, 120)
+    run_id = await rig.add(sampling, 120)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(rig.made.get(run_id, ())) < 3:
+            await rig.read()
+        assert list(await rig.engine.offload([run_id])) == [run_id]
+        assert list(await rig.engine.restore([run_id])) == [run_id]
+        while run_id not in rig.ended:
+            await rig.read()
+    assert rig.made[run_id] == whole
+
+
+async def test_penalties_change_the_answer(rig: Rig) -> None:
+    plain, _ = await rig.run(Sampling(temperature=0.0, ignore_eos=True), 60)
+    penalised, _ = await rig.run(Sampling(temperature=0.0, ignore_eos=True, repetition_penalty=5.0), 60)
+    assert penalised != plain
+
+
+async def test_structured_output_has_its_structure(rig: Rig) -> None:
+    schema = json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["n"]})
+    told, ended = await rig.run(Sampling(temperature=0.0, json_schema=schema), 200)
+    assert ended.finish is FinishReason.STOP
+    assert 0 <= json.loads(rig.text(told))["n"] <= 99
+    told, _ = await rig.run(Sampling(temperature=0.0, regex="[0-9]{3}-[a-f]{2}"), 50)
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", rig.text(told))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(regex="("), Sampling(json_schema="{"), Sampling(temperature=-1.0), Sampling(repetition_penalty=-2.0)]
+)
+async def test_wrong_parameters_are_refused_by_themselves(rig: Rig, sampling: Sampling) -> None:
+    _, ended = await rig.run(sampling, 20)
+    assert ended.failure is not None
+    assert ended.failure.kind is FailureKind.REFUSED
+    assert ended.failure.message
+    assert (await rig.run(Sampling(temperature=0.0, ignore_eos=True), 5))[1].finish is FinishReason.LENGTH
+
+
+async def test_token_ids_outside_of_the_vocabulary_are_refused(rig: Rig) -> None:
+    _, ended = await rig.run(Sampling(temperature=0.0), 5, prompt=TokenPrompt(ids=[1, 1 << 24]))
+    assert ended.failure is not None
+    assert ended.failure.kind is FailureKind.REFUSED
+
+
+async def test_text_and_chat_are_the_tokens_that_the_gateway_counts(rig: Rig) -> None:
+    greedy = Sampling(temperature=0.0, ignore_eos=True)
+    text = "the quick brown fox"
+    chat = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    for prompt, said in ((TextPrompt(text=text), text), (ChatPrompt(messages=(("user", text),)), chat)):
+        by_text, _ = await rig.run(greedy, 20, prompt=prompt)
+        by_tokens, _ = await rig.run(greedy, 20, prompt=TokenPrompt(ids=rig.tokenizer.encode(said).ids))
+        assert by_text == by_tokens
