@@ -9,6 +9,8 @@ from qlm_core.request import RequestFacts, Slo, SloKind
 
 OUTPUT_MARK = "/o"
 """Between the two parts of a token class."""
+PREDICTED_MAX = 1 << 30
+"""Greatest predicted output that the name of a class is believed to tell."""
 
 MEGA = "mega"
 """The cluster of requests of which one alone takes a large part of an engine."""
@@ -62,6 +64,13 @@ def prompt_class(tokens: int) -> str:
 def prompt_class_of(token_class: str) -> str:
     """The prompt's part of a token class."""
     return token_class.partition(OUTPUT_MARK)[0]
+
+
+def predicted_tokens_of(token_class: str) -> float:
+    """The output that was predicted for requests of a token class: the middle between its powers of four; 0 where none was, or the class
+    is none that we write."""
+    most = token_class.partition(OUTPUT_MARK)[2]
+    return max(1.0, 0.625 * int(most)) if most.isdecimal() and 1 <= int(most) <= PREDICTED_MAX else 0.0
 
 
 def group_key(request: RequestFacts, tenant_class: str = "1") -> GroupKey:

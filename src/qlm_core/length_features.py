@@ -41,7 +41,7 @@ class LengthFacts:
 
 
 def features_of(facts: LengthFacts) -> tuple[int, ...]:
-    """The features that are present (their value is one), without repeats: at most 13."""
+    """The features that are present (their value is one), without repeats: at most 13, the served model's first, then its tenant's."""
     model, tenant = facts.model, f"{facts.model}|{facts.tenant}"
     prompt = prompt_class(facts.prompt_tokens)
     names = [f"m{model}", f"t{tenant}", f"k{model}|{prompt}", f"p{model}|{_half_doublings(facts.prompt_tokens)}", f"x{tenant}|{prompt}"]
@@ -53,6 +53,11 @@ def features_of(facts: LengthFacts) -> tuple[int, ...]:
         names += [f"s{model}|{facts.sampling}", f"u{tenant}|{facts.sampling}"]
     prompts = [f"h{number}{model}|{each}" for number, each in enumerate(facts.prompt_hashes[:PROMPT_HASHES_MAX])]
     return tuple(dict.fromkeys([*map(_bucket, names), *map(_prompt_bucket, prompts)]))
+
+
+def tenant_feature(features: Sequence[int]) -> int:
+    """That of the tenant among the features of a request."""
+    return features[min(1, len(features) - 1)]
 
 
 def hint_feature(facts: LengthFacts) -> int:

@@ -25,8 +25,7 @@ from qlm_core.workload_profile import (
     WorkloadProfile,
     blend_all,
     blended_curve,
-    nearest,
-    wider_keys,
+    wider_row,
 )
 
 __all__ = ["PRIOR_SAMPLES", "WORKLOAD_PRIOR", "HardwareKey", "HardwareProfile", "ProfileSnapshot", "WorkloadKey", "WorkloadProfile"]
@@ -91,7 +90,8 @@ class ProfileSnapshot:
         """The class's own moments leaning on those of its model, and these on `WORKLOAD_PRIOR`, by `PRIOR_SAMPLES`. `samples` are those of
         the narrowest class that has any."""
         key = (model, slo_class, token_class)
-        return nearest(self._blended, [key, *wider_keys(key)])
+        found = self._blended.get(key)
+        return wider_row(self._blended, key) if found is None else found
 
     def output_curve_for(self, model: str, slo_class: str, token_class: str) -> LengthCurve:
         """The distribution of the class's outputs, leaning on wider ones in the same way: quantiles, and what a request has left given
@@ -100,7 +100,7 @@ class ProfileSnapshot:
         curve = self._curves.get(asked)
         if curve is None:
             key = self.workload_for(*asked).key
-            curve = self._curves.get(key) or blended_curve(self._own, key)
+            curve = self._curves.get(key) or blended_curve(self._own, self._blended, key)
             if len(self._curves) >= CURVES_MAX:
                 self._curves.clear()
             self._curves[key] = self._curves[asked] = curve

@@ -7,11 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from qlm_core.distribution import Normal
-from qlm_core.group import prompt_class_of
+from qlm_core.group import OUTPUT_MARK, predicted_tokens_of, prompt_class_of
 from qlm_core.length_curve import BINS, LengthCurve, curve_of_moments, unpacked
 
 PRIOR_SAMPLES = 20.0
 """How many finished requests weigh as much as the wider class that a class leans on."""
+LONG_FACTOR = 4.0
+"""A class whose predicted output is so many times that of the wider class leans on the prediction: it takes its first finishes as long as
+they are to become known, and it may hold most of the work by then."""
+
+PREDICTED_SAMPLES = 5.0
+"""How many finished requests weigh as much as what was predicted of a class, which is known to a power of four."""
+PREDICTED_SPREAD = 0.5
+"""Variance of outputs over the square of the mean that was predicted for them, before any is known: on public traces 0.2 to 2."""
 
 FIGURE_MAX = 1e18
 """More is no count of tokens, nor the square of one, and would overflow where figures are mixed."""
@@ -90,9 +98,32 @@ def blend_all(rows: Iterable[WorkloadProfile]) -> dict[WorkloadKey, WorkloadProf
     """Every row leaning on the next wider one that there is."""
     blended: dict[WorkloadKey, WorkloadProfile] = {}
     for row in sorted(rows, key=lambda row: (row.token_class != "", "/" in row.token_class, row.slo_class != "", row.key)):
-        wider = nearest(blended, wider_keys(row.key))
-        blended[row.key] = _blend(row, wider)
+        by_prediction = _by_prediction(row.key, nearest(blended, wider_keys(row.key)))
+        blended[row.key] = _blend(row, wider_row(blended, row.key), _weight(row, by_prediction=by_prediction))
     return blended
+
+
+def wider_row(rows: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> WorkloadProfile:
+    """What a class leans on: the nearest wider row that there is, else the prior. Where that is of requests whose outputs were not
+    predicted, and those of the class were predicted to be far longer, they have the predicted mean and PREDICTED_SPREAD."""
+    found = nearest(rows, wider_keys(key))
+    predicted = predicted_tokens_of(key[2])
+    if not _by_prediction(key, found):
+        return found
+    return replace(
+        found,
+        model=key[0],
+        slo_class=key[1],
+        token_class=key[2],
+        output_tokens_mean=predicted,
+        output_tokens_variance=PREDICTED_SPREAD * predicted**2,
+        output_first_bin=0,
+        output_shares=(),
+    )
+
+
+def _by_prediction(key: WorkloadKey, wider: WorkloadProfile) -> bool:
+    return OUTPUT_MARK not in wider.token_class and predicted_tokens_of(key[2]) >= LONG_FACTOR * wider.output_tokens_mean
 
 
 def nearest(rows: Mapping[WorkloadKey, WorkloadProfile], keys: Iterable[WorkloadKey]) -> WorkloadProfile:
@@ -100,21 +131,27 @@ def nearest(rows: Mapping[WorkloadKey, WorkloadProfile], keys: Iterable[Workload
     return next((rows[key] for key in keys if key in rows), WORKLOAD_PRIOR)
 
 
-def blended_curve(own: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> LengthCurve:
-    """The distribution of O of a class, leaning as its moments do. `own`: the rows as they were learned."""
+def blended_curve(
+    own: Mapping[WorkloadKey, WorkloadProfile], blended: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey
+) -> LengthCurve:
+    """The distribution of O of a class, leaning as its moments do. `own`: the rows as they were learned; `blended`: as they lean."""
     wider = next((each for each in wider_keys(key) if each in own), None)
-    curve = WORKLOAD_PRIOR.output_curve() if wider is None else blended_curve(own, wider)
+    predicted = predicted_tokens_of(key[2])
+    by_prediction = _by_prediction(key, WORKLOAD_PRIOR if wider is None else blended[wider])
+    if by_prediction:
+        curve = curve_of_moments(predicted, PREDICTED_SPREAD * predicted**2)
+    else:
+        curve = WORKLOAD_PRIOR.output_curve() if wider is None else blended_curve(own, blended, wider)
     row = own.get(key)
-    return curve if row is None else row.output_curve().mixed(curve, _weight(row))
+    return curve if row is None else row.output_curve().mixed(curve, _weight(row, by_prediction=by_prediction))
 
 
-def _weight(row: WorkloadProfile) -> float:
-    return row.samples / (row.samples + PRIOR_SAMPLES)
+def _weight(row: WorkloadProfile, *, by_prediction: bool) -> float:
+    return row.samples / (row.samples + (PREDICTED_SAMPLES if by_prediction else PRIOR_SAMPLES))
 
 
-def _blend(row: WorkloadProfile, wider: WorkloadProfile) -> WorkloadProfile:
-    """Mean and variance of the mixture of the row's requests and `PRIOR_SAMPLES` of the wider class."""
-    weight = _weight(row)
+def _blend(row: WorkloadProfile, wider: WorkloadProfile, weight: float) -> WorkloadProfile:
+    """Mean and variance of the mixture of the row's requests, by their weight, and those of the wider class."""
     prompt = _mixture(row.prompt_tokens, wider.prompt_tokens, weight)
     output = _mixture(row.output_tokens, wider.output_tokens, weight)
     return replace(

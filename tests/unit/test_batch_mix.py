@@ -1,64 +1,57 @@
-"""The batch that classes share: what it is alone, and what it is between others."""
+"""The batch that classes share where a few requests are far longer than all others."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from qlm_core.batch_mix import batch_mix, mixed
+from qlm_core.batch_mix import BatchMix, batch_mix, mixed
+from qlm_core.normal_arrays import Floats
 from qlm_core.service_arrays import EngineColumns, ServiceColumns, services
 from qlm_core.shipped_profiles import shipped_snapshot
 
-HARDWARE = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model) == ("A100-80GB", 1, "Mistral-7B"))
-ENGINE = EngineColumns.of([(HARDWARE, 256.0)])
+ROW = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model) == ("A100-80GB", 1, "Mistral-7B"))
+ENGINE = EngineColumns.of([(ROW, 256.0)])
+SHORT, LONG = 0, 1
 
 
-def classes(*rows: tuple[float, float, float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray, ServiceColumns]:
-    """Of (requests, prompt tokens, output tokens, their deviation) on one engine."""
-    count, prompt, output, deviation = np.array(rows, dtype=np.float64).T
-    of = np.zeros(len(rows), dtype=np.int64)
-    return of, count, prompt, services(ENGINE, of, prompt, np.zeros(len(rows)), output, deviation**2)
+def mix_of(count: Floats, output: Floats) -> tuple[ServiceColumns, BatchMix]:
+    """Classes of memoryless outputs behind prompts of 300 tokens, and the batch that they share."""
+    of, prompt = np.zeros(len(count), dtype=np.int64), np.full(len(count), 300.0)
+    served = services(ENGINE, of, prompt, np.zeros(len(count)), output, output**2)
+    return served, batch_mix(ENGINE, of, count, prompt, served)
 
 
-def mix(*rows: tuple[float, float, float, float]) -> tuple[ServiceColumns, ServiceColumns]:
-    """Alone and among each other."""
-    of, count, prompt, alone = classes(*rows)
-    return alone, mixed(alone, of, batch_mix(ENGINE, of, count, prompt, alone))
+def in_flight_s(count: Floats, output: Floats) -> Floats:
+    """What one request of each class adds to the decode work that a full batch holds."""
+    served, mix = mix_of(count, output)
+    whole = mixed(served, np.zeros(len(count), dtype=np.int64), mix)
+    found: Floats = whole.batch_left_s / whole.batch
+    return found
 
 
-def test_one_class_is_what_it_is_alone() -> None:
-    alone, among = mix((100.0, 1000.0, 200.0, 150.0))
-    for name in ("batch", "step_s", "token_s", "left_tokens", "sequence_s", "joining_s"):
-        assert getattr(among, name) == pytest.approx(getattr(alone, name)), name
+def test_one_endless_request_leaves_the_batch_to_the_others() -> None:
+    _, alone = mix_of(np.array([5_000.0]), np.array([50.0]))
+    _, beside = mix_of(np.array([5_000.0, 1.0]), np.array([50.0, 50_000.0]))
+    assert alone.batch[0] == beside.batch[0] == 256.0
 
 
-def test_short_outputs_behind_long_prompts_share_the_batch_of_others() -> None:
-    """Alone their prefills would keep most seats empty, so that each of their tokens would pay for many reads of the weights."""
-    alone, among = mix((50.0, 4000.0, 60.0, 30.0), (200.0, 800.0, 300.0, 100.0))
-    assert alone.batch[0] < 50.0
-    assert among.batch[0] == among.batch[1] > 200.0
-    assert among.token_s[0] < alone.token_s[0]
-    # They still read their own long context for every token.
-    assert among.token_s[0] > among.token_s[1]
+def test_many_long_requests_make_the_batch_smaller() -> None:
+    _, few = mix_of(np.array([5_000.0, 1.0]), np.array([50.0, 5_000.0]))
+    _, many = mix_of(np.array([1_000.0, 4_000.0]), np.array([50.0, 5_000.0]))
+    assert many.batch[0] < 0.5 * few.batch[0]
 
 
-def test_the_work_in_flight_of_the_classes_adds_up_to_that_of_the_batch() -> None:
-    """A class holds seats in proportion to its outputs: in a full batch, B n E[O^2] / (2 sum(n E[O])) tokens of each are left."""
-    rows = ((60.0, 500.0, 50.0, 20.0), (40.0, 500.0, 500.0, 400.0))
-    of, count, prompt, alone = classes(*rows)
-    among = mixed(alone, of, batch_mix(ENGINE, of, count, prompt, alone))
-    seats = count / count.sum()
-    second = np.array([row[2] ** 2 + row[3] ** 2 for row in rows])
-    left = among.batch * count * second / (2.0 * float((count * alone.output).sum()))
-    assert float((seats * among.batch_left_s).sum()) == pytest.approx(float((left * among.token_s).sum()))
+def test_what_long_requests_have_in_flight_is_on_every_seat() -> None:
+    """They are seldom among the last that fill a batch, and there all the time."""
+    count = np.array([5_000.0, 10.0])
+    short, long = in_flight_s(count, np.array([50.0, 50.0])), in_flight_s(count, np.array([50.0, 5_000.0]))
+    assert long[SHORT] > 1.5 * short[SHORT]
+    assert long[LONG] < long[SHORT]
 
 
-@given(rows=st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(1.0, 1e5), st.floats(1.0, 1e4), st.floats(0.0, 1e4)), min_size=1, max_size=8))
-def test_a_batch_has_a_seat_and_no_more_than_there_are(rows: list[tuple[float, float, float, float]]) -> None:
-    _, among = mix(*rows)
-    assert (among.batch >= 1.0).all()
-    assert (among.batch <= 256.0).all()
-    assert np.isfinite(among.token_s).all()
-    assert (among.token_s > 0.0).all()
+def test_no_more_is_in_flight_than_there_is_work() -> None:
+    count, output = np.array([5_000.0, 10.0]), np.array([50.0, 50_000.0])
+    served, mix = mix_of(count, output)
+    whole = mixed(served, np.zeros(2, dtype=np.int64), mix)
+    work_s = float((count * output * whole.token_s).sum())
+    assert 0.0 < mix.batch[0] * float(in_flight_s(count, output)[SHORT]) < work_s

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
+from qlm_core.group import predicted_tokens_of
 from qlm_core.length_curve import BINS
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import WORKLOAD_PRIOR, WorkloadProfile, wider_keys
+from qlm_core.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
 from qlm_process import profile_wire
 
 
@@ -49,8 +50,8 @@ def test_a_class_leans_on_the_nearest_wider_one() -> None:
 
 def test_a_predicted_class_that_nobody_has_seen_counts_as_the_one_without() -> None:
     profiles = snapshot(row("", "", 10**9, 8), row("64s", "256", 10**9, 4))
-    assert profiles.workload_for("chat", "64s", "256/o1024").output_tokens_mean == pytest.approx(5.0, rel=1e-3)
-    assert profiles.output_curve_for("chat", "64s", "256/o1024").median_tokens == 5.0
+    assert profiles.workload_for("chat", "64s", "256/o16").output_tokens_mean == pytest.approx(5.0, rel=1e-3)
+    assert profiles.output_curve_for("chat", "64s", "256/o16").median_tokens == 5.0
     assert profiles.output_curve_for("chat", "8s", "64").median_tokens == 9.0
     assert profiles.workload_for("code", "64s", "256") == WORKLOAD_PRIOR
 
@@ -107,3 +108,22 @@ def test_absurd_rows_are_refused(absurd: dict[str, object]) -> None:
     fields = {"prompt_tokens_mean": 1.0, "prompt_tokens_variance": 0.0, "output_tokens_mean": 1.0, "output_tokens_variance": 0.0}
     with pytest.raises(ValueError, match="workload profile"):
         WorkloadProfile(**{**fields, **absurd})  # type: ignore[arg-type]
+
+
+def test_a_class_that_was_predicted_to_be_far_longer_makes_what_was_predicted() -> None:
+    """Until its requests have ended, which takes long: the middle between its powers of four."""
+    profiles = snapshot(row("", "", 10**9, 8), row("64s", "256", 10**9, 4))
+    found = profiles.workload_for("chat", "64s", "256/o4096")
+    assert found.output_tokens_mean == pytest.approx(2_560.0)
+    assert found.output_tokens.variance == pytest.approx(PREDICTED_SPREAD * 2_560.0**2)
+    assert profiles.output_curve_for("chat", "64s", "256/o4096").output_tokens.mean == pytest.approx(2_560.0, rel=0.02)
+    means = [
+        snapshot(row("", "", 10**9, 8), row("", "256/o4096", samples, 15)).workload_for("chat", "64s", "256/o4096").output_tokens_mean
+        for samples in (0, 5, 10**9)
+    ]
+    assert means == pytest.approx([2_560.0, 1_288.0, 16.0], rel=1e-3)
+
+
+def test_the_name_of_a_class_tells_what_was_predicted() -> None:
+    assert [predicted_tokens_of(name) for name in ("256/o1", "256/o64", "256/o4096")] == [1.0, 40.0, 2_560.0]
+    assert [predicted_tokens_of(name) for name in ("", "256", "256/o", "256/o0", "256/ox", "256/o-4", "256/o" + "9" * 400)] == [0.0] * 7

@@ -72,7 +72,7 @@ class Follower:
         curve = snapshot.output_curve_for(request.model, slo_class(SLO), prompt_class(request.prompt_tokens))
         facts = LengthFacts(model=request.model, tenant=request.tenant, prompt_tokens=request.prompt_tokens)
         guess = snapshot.length_model.guess(facts, curve.median_tokens, OUTPUT_TOKENS_MAX)
-        key = group_key(request.facts(guess.expected_tokens if guess.by_model else 0))
+        key = group_key(request.facts(guess.class_tokens))
         self._known[request.number] = Known(key, guess)
         return key
 

@@ -108,8 +108,7 @@ def prequential(requests: Sequence[_Request], seed: int) -> Errors:
         guess = snapshot.length_model.guess(facts, median, TOKENS_MAX)
         of_median, of_model = abs(round(guess.median_tokens) - request.output_tokens), abs(guess.model_tokens - request.output_tokens)
         errors[number] = of_median, of_model, abs(guess.expected_tokens - request.output_tokens), guess.by_model
-        predicted = guess.expected_tokens if guess.by_model else 0
-        classes = rows.classes(facts.model, name, token_class(facts.prompt_tokens, predicted))
+        classes = rows.classes(facts.model, name, token_class(facts.prompt_tokens, guess.class_tokens))
         ends_s = request.arrival_s + _service_s(request) + float(rng.uniform(0.0, JITTER_S))
         heapq.heappush(running, (ends_s, number, request, guess, classes))
     means = errors.mean(axis=0)

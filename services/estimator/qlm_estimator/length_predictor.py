@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qlm_core.length_features import ANCHOR_TOKENS, hint_value
+from qlm_core.length_features import ANCHOR_TOKENS, hint_value, tenant_feature
 from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
+from qlm_estimator.tenant_factors import TenantFactors
 
 if TYPE_CHECKING:
     from river.linear_model import LinearRegression
@@ -35,6 +36,8 @@ USE_SCORE, DROP_SCORE = 3.0, 0.0
 would often be chance), and leaves it where it is no nearer."""
 MODELS_MAX = 1_024
 """Served models that are judged."""
+NO_FACTOR = (1.0, 0.0)
+"""Of a feature that stands for no tenant, and the requests that it rests on."""
 
 
 def load_library() -> tuple[ModuleType, ModuleType]:
@@ -81,6 +84,8 @@ class LengthPredictor:
     _monitors: dict[str, LengthMonitor] = field(default_factory=dict)
     _optimizer: AdaGrad | None = None
     _learner: LinearRegression | None = None
+    _tenants: dict[int, TenantFactors] = field(default_factory=dict)  # by the feature of the served model
+    _factors: dict[int, tuple[float, float]] = field(default_factory=dict)  # restored, of tenants that were not heard of since
     _published: LengthModel = NO_LENGTH_MODEL
     _published_at: int = 0
 
@@ -96,6 +101,8 @@ class LengthPredictor:
             self._monitors[score.model] = LengthMonitor(
                 score.used, score.samples, weight, score.median_error_tokens, score.model_error_tokens, score.median_error_tokens**2
             )
+        self._tenants.clear()
+        self._factors = dict(zip(model.features, zip(model.factors, model.factor_samples, strict=True), strict=False))
         self._start()
         assert self._optimizer is not None
         self._optimizer.g2.update(zip(model.features, model.curvatures, strict=True))
@@ -109,6 +116,7 @@ class LengthPredictor:
         if self._learner is None:
             self._start()
         assert self._learner is not None
+        self._learn_tenant(guess, output_tokens)
         values = dict.fromkeys(guess.features, 1.0)
         fixed = sum(self._base.get(feature, 0.0) for feature in values)
         told = hint_value(guess.hint_tokens, float(fixed + self._learner.predict_one(values)))
@@ -131,14 +139,26 @@ class LengthPredictor:
         for key, curvature in curvatures.items():
             if curvature > CURVATURE_MAX:
                 curvatures[key] = CURVATURE_MAX
+        factors = self._factors | {feature: told for tenants in self._tenants.values() for feature, told in tenants.published().items()}
         self._published = LengthModel(
             features=tuple(kept),
             weights=_in_single_precision([weights[key] for key in kept]),
             curvatures=_in_single_precision([curvatures.get(key, 0.0) for key in kept]),
             scores=tuple(_score(model, monitor) for model, monitor in sorted(self._monitors.items())),
+            factors=_in_single_precision([factors.get(key, NO_FACTOR)[0] for key in kept]),
+            factor_samples=_in_single_precision([factors.get(key, NO_FACTOR)[1] for key in kept]),
         )
         self._published_at = self.learned
         return self._published
+
+    def _learn_tenant(self, guess: LengthGuess, output_tokens: int) -> None:
+        if not guess.features:
+            return
+        feature = tenant_feature(guess.features)
+        tenants = self._tenants.setdefault(guess.features[0], TenantFactors())
+        if feature in self._factors:
+            tenants.restore(feature, *self._factors.pop(feature))
+        tenants.learn(feature, guess.model_tokens, float(output_tokens))
 
     def _start(self) -> None:
         optim, linear_model = load_library()

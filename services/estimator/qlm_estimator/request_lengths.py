@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from qlm_core.group import token_class
-from qlm_core.length_model import LengthModel
+from qlm_core.length_model import LengthGuess, LengthModel
 from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profile import ProfileSnapshot, WorkloadKey, WorkloadProfile
 from qlm_estimator.events import GroupClass, Lifecycle
 from qlm_estimator.length_predictor import LengthPredictor
 from qlm_estimator.length_shift import LengthShift
@@ -63,12 +65,9 @@ class RequestLengths:
         """A request made all its output; its figures have been checked."""
         found = self._running.ended(event.queue_id, event.entry_id[0] / 1000.0)
         guess = event.length_guess
-        predicted_tokens = guess.expected_tokens if guess is not None and guess.by_model else 0
-        now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, predicted_tokens))
+        now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, 0 if guess is None else guess.class_tokens))
         began = {} if found is None else found[0].classes
-        expected_tokens = self.rows.expected_tokens(now)
-        shift = self._shifts.setdefault(model, LengthShift())
-        if expected_tokens is not None and shift.add(expected_tokens, float(event.output_tokens)):
+        if self._changed(model, now, guess, float(event.output_tokens)):
             self.rows.forget(model, SHIFT_SAMPLES_KEPT)
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
@@ -77,6 +76,14 @@ class RequestLengths:
             first_token_s = event.first_token_s - found[0].pulled_s
             seconds = event.finished_s - event.first_token_s
             self._running.learn_pace(event.incarnation, model, first_token_s, seconds, event.output_tokens)
+
+    def _changed(self, model: str, classes: Iterable[WorkloadKey], guess: LengthGuess | None, output_tokens: float) -> bool:
+        """Whether the outputs of a model have changed, by this finish and those before it."""
+        expected_tokens = self.rows.expected_tokens(classes)
+        if expected_tokens is None:
+            return False
+        median_tokens = expected_tokens if guess is None else float(guess.expected_tokens)
+        return self._shifts.setdefault(model, LengthShift()).add(expected_tokens, median_tokens, output_tokens)
 
     def missed(self) -> None:
         """Events were trimmed unread."""

@@ -124,7 +124,7 @@ class Entry:
             slo=admitted.slo,
             prompt_tokens=admitted.prompt_tokens,
             output_tokens_max=admitted.output_tokens_max,
-            predicted_output_tokens=guess.expected_tokens if guess.by_model else 0,
+            predicted_output_tokens=guess.class_tokens,
         )
         if self._refuse_late:
             await self._check_in_time(asked, admitted.key)
