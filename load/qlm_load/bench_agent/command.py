@@ -37,7 +37,8 @@ RANDOM = "random"
 @click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
 @click.option("--quick", is_flag=True, help="Few repetitions: shows that all parts run; the figures mean nothing.")
 def agent(engine: str, model: Path | None, dtype: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
-    """Measure the agent on a real engine: first tokens of urgent requests, KV swap against recomputation. Keys without a part are empty.
+    """Measure the agent on a real engine: throughput, first tokens of urgent requests, answers of evicted ones, KV and model swaps, what
+    clients are told of their wait. Keys without a part are empty.
 
     Progress goes to stderr.
 

@@ -44,8 +44,26 @@ def apart(measure: Callable[Arguments, Found], *args: Arguments.args, **kwargs: 
         return pool.submit(measure, *args, **kwargs).result()
 
 
+def _throughput(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.throughput import measure
+
+    return measure(plan)
+
+
 def _urgent(plan: Plan) -> Measured:
     from qlm_load.bench_agent.urgent import measure
+
+    return measure(plan)
+
+
+def _resume(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.resuming import measure
+
+    return measure(plan)
+
+
+def _model_swap(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.model_swap import measure
 
     return measure(plan)
 
@@ -56,8 +74,18 @@ def _kv_swap(plan: Plan) -> Measured:
     return measure(plan)
 
 
+def _waiting(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.waiting import measure
+
+    return measure(plan)
+
+
 MEASURES: Mapping[str, Callable[[Plan], Measured]] = {
+    figures.THROUGHPUT: _throughput,
     figures.URGENT: _urgent,
+    figures.RESUME: _resume,
     figures.KV_SWAP: _kv_swap,
+    figures.MODEL_SWAP: _model_swap,
+    figures.WAIT: _waiting,
 }
 """By part; imported late. A part without a measure leaves its keys empty."""

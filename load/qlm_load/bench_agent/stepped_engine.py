@@ -31,6 +31,7 @@ class EnginePlan:
     gpu_kv_bytes: int
     host_kv_bytes: int = 0
     scheduler: str = "qlm"
+    prefill_chunk_tokens: int = 2048
 
 
 class SteppedEngine:
@@ -51,6 +52,7 @@ class SteppedEngine:
             dtype=plan.dtype,
             max_model_len=plan.context_tokens,
             max_num_seqs=plan.seats,
+            max_num_batched_tokens=plan.prefill_chunk_tokens,
             kv_cache_memory_bytes=plan.gpu_kv_bytes,
             block_size=32,
             skip_tokenizer_init=True,
