@@ -30,10 +30,11 @@ class AdviceGoneError(Exception):
 async def advise_apart(question: Question) -> Advice:
     """`advise`, elsewhere. Raises AdviceGoneError; the process has ended in any case, also where this is cancelled."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "qlm_planner.advice.apart", stdin=pipe, stdout=pipe)
+    # Nothing of the planner's own output is inherited: who reads that would wait for this process where the planner is killed.
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "qlm_planner.advice.apart", stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            answer, _ = await process.communicate(pickle.dumps(question, protocol=pickle.HIGHEST_PROTOCOL))
+            answer, said = await process.communicate(pickle.dumps(question, protocol=pickle.HIGHEST_PROTOCOL))
     except TimeoutError:
         raise AdviceGoneError(f"no advice within {TIMEOUT_S:g} s") from None
     finally:
@@ -42,7 +43,8 @@ async def advise_apart(question: Question) -> Advice:
                 process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise AdviceGoneError(f"the process ended with {process.returncode}")
+        lines = said.decode(errors="replace").splitlines()
+        raise AdviceGoneError(f"the process ended with {process.returncode}: {lines[-1] if lines else 'it said nothing'}")
     advice = pickle.loads(answer)
     assert isinstance(advice, Advice), "it answers what it was asked"
     return advice

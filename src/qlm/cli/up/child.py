@@ -55,6 +55,11 @@ class Child:
         self._ended = asyncio.Event()
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
 
+    @property
+    def serving(self) -> bool:
+        """Its health said SERVING, and it has not ended since: what it wrote last may still be read then."""
+        return self.phase is Phase.SERVING and self._process is not None and self._process.returncode is None
+
     def state(self) -> ProcessState:
         """What the state file says of it."""
         process = self._process
@@ -66,7 +71,7 @@ class Child:
             address=self._address,
             metrics_port=self._metrics_port,
             restarts=self._restarts,
-            serving=self.phase is Phase.SERVING,
+            serving=self.serving,
             log=str(self._log_path),
         )
 

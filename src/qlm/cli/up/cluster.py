@@ -101,11 +101,11 @@ class Cluster:
 
     def _missing(self) -> list[str]:
         """Names of processes that have to serve and do not."""
-        led = {child.spec.service for child in self._children if child.phase is Phase.SERVING}
+        led = {child.spec.service for child in self._children if child.serving}
         return [
             child.spec.name
             for child in self._children
-            if child.phase is not Phase.SERVING and not (child.spec.service in STANDBY_SERVICES and child.spec.service in led)
+            if not child.serving and not (child.spec.service in STANDBY_SERVICES and child.spec.service in led)
         ]
 
     async def _watch_health(self, child: Child) -> None:
