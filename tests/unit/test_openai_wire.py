@@ -14,7 +14,7 @@ from qlm_agent.openai.event_stream import LINE_BYTES_MAX, EventStream
 from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.server_load import ServerLoad, read_load
 from qlm_agent.openai.settings import EXTRA_PARAMETERS
-from qlm_agent.openai.stop_strings import Made, StopStrings
+from qlm_agent.stop_strings import Piece, StopStrings
 
 STREAM = b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
 
@@ -53,7 +53,7 @@ def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, s
     for number, chunk in enumerate(chunks):
         if number == seam:
             break
-        made, found = first.feed(Made(chunk))
+        made, found = first.feed(Piece(chunk))
         told += "".join(each.text for each in made)
         if found is not None:
             assert told + found.last.text[: found.at] == _cut(text, stop)
@@ -61,7 +61,7 @@ def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, s
     assert text.startswith(told)
     second = StopStrings(stop)
     rest = text[len(told) :]
-    made, found = second.feed(Made(rest))
+    made, found = second.feed(Piece(rest))
     told += "".join(each.text for each in made)
     told += found.last.text[: found.at] if found is not None else "".join(each.text for each in second.flush())
     assert told == _cut(text, stop)
@@ -69,14 +69,14 @@ def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, s
 
 def test_token_ids_go_with_their_text() -> None:
     stops = StopStrings(["STOP"])
-    assert stops.feed(Made("abc S", (1, 2))) == ([], None)
-    assert stops.feed(Made("", (3,))) == ([], None)
-    assert stops.feed(Made("o", (4,))) == ([Made("abc S", (1, 2)), Made("", (3,)), Made("o", (4,))], None)
-    assert stops.feed(Made("x ST", (5, 6))) == ([], None)
-    told, found = stops.feed(Made("OP y", (7,)))
+    assert stops.feed(Piece("abc S", (1, 2))) == ([], None)
+    assert stops.feed(Piece("", (3,))) == ([], None)
+    assert stops.feed(Piece("o", (4,))) == ([Piece("abc S", (1, 2)), Piece("", (3,)), Piece("o", (4,))], None)
+    assert stops.feed(Piece("x ST", (5, 6))) == ([], None)
+    told, found = stops.feed(Piece("OP y", (7,)))
     assert told == []
     assert found is not None
-    assert (found.last, found.at) == (Made("x STOP y", (5, 6, 7)), 2)
+    assert (found.last, found.at) == (Piece("x STOP y", (5, 6, 7)), 2)
 
 
 def test_everything_that_was_asked_is_in_the_body() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_agent.vllm.stop_strings import StopStrings
+from qlm_agent.vllm.stop_strings import TokenStops
 
 PIECES = ["a", "b", "ab", "ba", "c", "", "bc"]
 """The text of tokens 0, 1, ..."""
@@ -18,7 +18,7 @@ def text_of(token: int) -> str | None:
 
 def told_in_one(tokens: list[int], stop: list[str]) -> tuple[list[int], bool]:
     """All tokens at once."""
-    strings = StopStrings(stop, text_of)
+    strings = TokenStops(stop, text_of)
     told, stopped = strings.feed(tokens)
     return (told, True) if stopped else (told + strings.flush(), False)
 
@@ -39,7 +39,7 @@ def test_output_ends_before_a_stop_string(tokens: list[int], stop: list[str], to
 
 
 def test_what_may_begin_one_is_held_back_until_that_is_decided() -> None:
-    strings = StopStrings(["abc"], text_of)
+    strings = TokenStops(["abc"], text_of)
     assert strings.feed([4, 0]) == ([4], False)
     assert strings.feed([1]) == ([], False)
     assert strings.feed([0]) == ([0, 1], False)
@@ -48,7 +48,7 @@ def test_what_may_begin_one_is_held_back_until_that_is_decided() -> None:
 
 def test_incomplete_characters_are_held_back() -> None:
     texts = iter([None, None, "é", "a"])
-    strings = StopStrings(["x"], lambda token: next(texts))
+    strings = TokenStops(["x"], lambda token: next(texts))
     assert strings.feed([1]) == ([], False)
     assert strings.feed([2, 3, 4]) == ([1, 2, 3, 4], False)
 
@@ -64,7 +64,7 @@ def test_evictions_change_nothing(tokens: list[int], stop: list[str], seams: lis
     whole = told_in_one(tokens, stop)
     told: list[int] = []
     for steps in sorted(seams):
-        strings = StopStrings(stop, text_of)
+        strings = TokenStops(stop, text_of)
         for token in tokens[len(told) :][:steps]:
             more, stopped = strings.feed([token])
             told += more

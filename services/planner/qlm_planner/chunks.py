@@ -24,11 +24,6 @@ CHUNK_WORK_MAX = 50_000
 """Ids that the queue's server walks over in one chunk. One segment is sent whatever it costs."""
 
 
-def next_chunk(board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
-    """The first part of the way from the board to a target, None when they are equal."""
-    return next(chunks(board, target), None)
-
-
 def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk]:
     """The way from the board, as it is now, to a target, in parts of at most BATCH_MAX group ids. Each part is for the queues as those
     before it leave them, their versions too, so that it may be sent before they are answered. Groups that left the board or came to it

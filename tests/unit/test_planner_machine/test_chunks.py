@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.board import Board, Slot
-from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, chunks, next_chunk
+from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, chunks
 from qlm_planner.effects import ApplyChunk
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_queue.memory_queue import MemoryQueue
@@ -42,12 +42,12 @@ def ids(numbers: Sequence[int]) -> list[str]:
 
 
 def carry_out(board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
-    chunks: list[ApplyChunk] = []
-    while (chunk := next_chunk(board, target)) is not None:
-        assert len(chunks) < 100, "it does not come to an end"
+    done: list[ApplyChunk] = []
+    while (chunk := next(chunks(board, target), None)) is not None:
+        assert len(done) < 100, "it does not come to an end"
         apply_to_board(board, chunk)
-        chunks.append(chunk)
-    return chunks
+        done.append(chunk)
+    return done
 
 
 def named(chunks: Sequence[ApplyChunk]) -> list[str]:
@@ -56,7 +56,7 @@ def named(chunks: Sequence[ApplyChunk]) -> list[str]:
 
 def test_nothing_is_written_for_a_plan_that_is_carried_out_already() -> None:
     board = board_of({"a": [1, 2, 3]})
-    assert next_chunk(board, {"a": ids([1, 2, 3]), "b": []}) is None
+    assert list(chunks(board, {"a": ids([1, 2, 3]), "b": []})) == []
 
 
 def test_one_group_to_another_place_is_one_id() -> None:
@@ -154,7 +154,7 @@ async def test_the_queue_becomes_what_the_board_becomes(
         assert queues == {name: board.queues[name] for name in NAMES}
         board.versions = {each.instance: each.version for each in overview.virtual_queues}
         board.plan_version = overview.plan_version
-        chunk = next_chunk(board, target)
+        chunk = next(chunks(board, target), None)
         if chunk is None:
             break
         assert await applied(queue, lease, chunk)

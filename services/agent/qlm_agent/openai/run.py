@@ -13,7 +13,7 @@ from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKin
 from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
 from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.server import OpenAiServer
-from qlm_agent.openai.stop_strings import Found, Made, StopStrings
+from qlm_agent.stop_strings import Found, Piece, StopStrings
 from qlm_core.simulated_model import TOKEN_BYTES, chat_text
 
 TRIES_MAX = 3
@@ -154,26 +154,26 @@ class Run:
         if finish is None:
             raise ServerNonsense(f"{self.model.server.base_url}: a stream without a finish reason")
 
-    def _read(self, chunk: Mapping[str, Any]) -> tuple[Made, str | None]:
+    def _read(self, chunk: Mapping[str, Any]) -> tuple[Piece, str | None]:
         """What a chunk says. Raises ServerNonsense."""
         url = self.model.server.base_url
         choices = chunk.get("choices")
         if choices == []:
-            return Made(""), None
+            return Piece(""), None
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
         if not isinstance(text, str) or not isinstance(reason, str | None):
             raise ServerNonsense(f"{url}: a chunk without text")
         if self.model.tells_text:
-            return Made(text), reason
+            return Piece(text), reason
         if ids is None and text:
             raise ServerNonsense(f"{url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
         try:
-            return Made(text, tuple(array("I", ids or ()))), reason
+            return Piece(text, tuple(array("I", ids or ()))), reason
         except (TypeError, OverflowError) as error:
             raise ServerNonsense(f"{url}: token ids that are none: {error}") from error
 
-    def _finish_reason(self, reason: str | None, made: Made) -> FinishReason | None:
+    def _finish_reason(self, reason: str | None, made: Piece) -> FinishReason | None:
         if reason is None:
             return None
         if reason in BROKEN_FINISHES:
@@ -184,20 +184,20 @@ class Run:
             self.model.ends.add(made.token_ids[-1])
         return FinishReason.STOP
 
-    async def _until(self, found: Found) -> Made:
+    async def _until(self, found: Found) -> Piece:
         """What comes before a stop string: of token ids as many as their text lies before it."""
         last = found.last
         if self.model.tells_text:
-            return Made(last.text[: found.at])
+            return Piece(last.text[: found.at])
         count = 0
         while found.at and count < len(last.token_ids) - 1:
             text = await self.model.server.detokenize(self.model.remote, last.token_ids[: count + 1])
             if len(text) > found.at:
                 break
             count += 1
-        return Made("", last.token_ids[:count])
+        return Piece("", last.token_ids[:count])
 
-    def _made(self, made: Sequence[Made]) -> None:
+    def _made(self, made: Sequence[Piece]) -> None:
         now_s = self._clock()
         ids = array("I", [token for each in made for token in each.token_ids]).tobytes()
         pieces = tuple(each.text for each in made if each.text) if self.model.tells_text else ()

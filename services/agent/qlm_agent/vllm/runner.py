@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qlm_agent.engine import FailureKind, FinishReason
-from qlm_agent.vllm.stop_strings import StopStrings
+from qlm_agent.vllm.stop_strings import TokenStops
 
 TOKEN_TYPE = "I"  # four bytes on all platforms that vLLM has
 
@@ -146,7 +146,7 @@ class Runner(Protocol):
 class _Run:
     plan: RunPlan
     made: int
-    stop: StopStrings | None = None
+    stop: TokenStops | None = None
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Runs:
             return Made(plan.run_id, [], *at, finish=FinishReason.STOP.value)
         if prompt + produced >= self.runner.kv_limit_tokens:
             return Made(plan.run_id, [], *at, failure=FailureKind.KV_CAPACITY.value, message=self._too_long(prompt + produced))
-        stop = StopStrings(sampling["stop"], self.runner.text_of([*plan.prompt, *plan.produced])) if sampling.get("stop") else None
+        stop = TokenStops(sampling["stop"], self.runner.text_of([*plan.prompt, *plan.produced])) if sampling.get("stop") else None
         try:
             self.runner.add(plan, left)
         except Exception as error:  # whatever vLLM checks requests with; it has not taken the run

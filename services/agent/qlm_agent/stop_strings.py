@@ -1,4 +1,4 @@
-"""Stop strings, found on this side: output ends before one, and nothing of it is ever told.
+"""Stop strings, found on this side of an engine: output ends before one, and nothing of it is ever told.
 
 What may be the beginning of a stop string is held back until that is decided. So an interrupted answer was told without such a beginning,
 and the attempt that goes on makes it again and finds a stop string that lies across the seam.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a server made at once: text, and its token ids where it tells them."""
+class Piece:
+    """What an engine made at once: text, and its token ids where it tells them. No text: the beginning of a character."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -22,7 +22,7 @@ class Made:
 class Found:
     """A stop string begins after `at` characters of the text of `last`, which is told up to there."""
 
-    last: Made
+    last: Piece
     at: int
 
 
@@ -31,21 +31,21 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._held: list[Made] = []
+        self._held: list[Piece] = []
         self._text = ""  # of what is held
 
-    def feed(self, made: Made) -> tuple[list[Made], Found | None]:
+    def feed(self, piece: Piece) -> tuple[list[Piece], Found | None]:
         """What may be told now, and the stop string, after which nothing may be fed."""
-        self._held.append(made)
-        self._text += made.text
+        self._held.append(piece)
+        self._text += piece.text
         at = min((at for each in self._stop if (at := self._text.find(each)) >= 0), default=None)
         told = self._release(self._undecided_at() if at is None else at)
         if at is None:
             return told, None
         at -= sum(len(each.text) for each in told)
-        return told, Found(Made(self._text, tuple(token for each in self._held for token in each.token_ids)), at)
+        return told, Found(Piece(self._text, tuple(token for each in self._held for token in each.token_ids)), at)
 
-    def flush(self) -> list[Made]:
+    def flush(self) -> list[Piece]:
         """All that is held, where the run ends otherwise."""
         held, self._held, self._text = self._held, [], ""
         return held
@@ -58,7 +58,7 @@ class StopStrings:
                 return at
         return len(text)
 
-    def _release(self, until: int) -> list[Made]:
+    def _release(self, until: int) -> list[Piece]:
         """Takes what ends at or before a place of the text. What has no text yet is the beginning of a character: it goes with the rest."""
         end = count = 0
         for number, made in enumerate(self._held, start=1):
