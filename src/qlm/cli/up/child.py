@@ -24,6 +24,8 @@ READ_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
 """A longer log line is cut into lines of this size."""
 LOG_TAIL_LINES = 20
+OUTPUT_DRAIN_S = 1.0
+"""How long after its end the rest of its output is read."""
 
 
 class Phase(StrEnum):
@@ -115,33 +117,59 @@ class Child:
 
     async def _run_once(self, log: _LogFile) -> int:
         self.ready.clear()
+        output, its_end = os.pipe()
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", buffering=0)
+        )
+        reading = asyncio.create_task(self._read_output(reader, log))
+        try:
+            try:
+                self._process = await self._started(its_end)
+            finally:
+                os.close(its_end)
+            if self._stopping:  # stop() came while it was being started
+                self._process.terminate()
+            self._enter(Phase.STARTING)
+            return await self._until_its_end(self._process, reading)
+        finally:
+            process = self._process
+            if process is not None and process.returncode is None:  # cancelled: a child never outlives its supervisor
+                process.kill()
+                await process.wait()
+            reading.cancel()
+            pipe.close()
+            self._enter(Phase.STOPPED)
+
+    async def _started(self, output: int) -> asyncio.subprocess.Process:
         sticky = ("--set", f"gateway.listen={self._address}") if self._address and self.spec.service == "gateway" else ()
-        self._process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *launcher(),
             *self.spec.command,
             *sticky,  # its clients know it by the port that it got at first
             env={**os.environ, **self.spec.environment},
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=output,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in a terminal goes to the supervisor alone, which stops in order
         )
-        if self._stopping:  # stop() came while it was being started
-            self._process.terminate()
-        self._enter(Phase.STARTING)
-        try:
-            await self._read_output(self._process, log)
-            return await self._process.wait()
-        finally:
-            if self._process.returncode is None:  # cancelled: a child never outlives its supervisor
-                self._process.kill()
-                await self._process.wait()
-            self._enter(Phase.STOPPED)
 
-    async def _read_output(self, process: asyncio.subprocess.Process, log: _LogFile) -> None:
-        assert process.stdout is not None
+    async def _until_its_end(self, process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> int:
+        """Its exit code, once what it wrote is read: for OUTPUT_DRAIN_S at the most, since what it started may hold its output for long."""
+        ending = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({ending, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await asyncio.wait({reading}, timeout=OUTPUT_DRAIN_S)
+            if reading.done():
+                reading.result()
+            return await ending
+        finally:
+            ending.cancel()
+
+    async def _read_output(self, reader: asyncio.StreamReader, log: _LogFile) -> None:
         rest = b""
-        while data := await process.stdout.read(READ_BYTES):
+        while data := await reader.read(READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > LINE_BYTES_MAX:
                 lines, rest = [*lines, rest], b""
