@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 import yaml
 
 from qlm.cli.root import COMMANDS
+from qlm_agent.config import AgentConfig, served_models
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import KNOWN_SECTIONS, load_config
 from qlm_queue.values import Durability
 
 ROOT = Path(__file__).parents[2]
+GPU_CONFIG = ROOT / "deploy" / "gpu.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
@@ -32,6 +36,11 @@ OF_THE_STANDARD = "OTEL_EXPORTER_OTLP_ENDPOINT"
 def kind_of(service: Mapping[str, Any]) -> str:
     """gateway, planner, estimator or agent: the folder of its Dockerfile."""
     return Path(service["build"]["dockerfile"]).parent.name
+
+
+def config_of(service: Mapping[str, Any]) -> Path:
+    """What QLM_CONFIG_FILE has to name for it."""
+    return GPU_CONFIG if service.get("profiles", ["simulated"]) != ["simulated"] else mounted_config(service)
 
 
 def mounted_config(service: Mapping[str, Any]) -> Path:
@@ -77,7 +86,7 @@ def test_each_service_accepts_its_settings(name: str) -> None:
     service, kind = BUILT[name], kind_of(BUILT[name])
     dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
     assert f'ENTRYPOINT ["qlm", "{kind}"]' in dockerfile
-    assert f"'.[{kind}]'" in dockerfile
+    assert f"'.[{kind}]'" in dockerfile or ("ARG EXTRAS=agent\n" in dockerfile and '".[${EXTRAS}]"' in dockerfile and kind == "agent")
     flag, entry = service["command"]
     assert flag == "--name"
 
@@ -87,7 +96,7 @@ def test_each_service_accepts_its_settings(name: str) -> None:
     assert all(key.startswith("QLM_") and key.split("__")[0].removeprefix("QLM_").lower() in KNOWN_SECTIONS for key in ours)
 
     cls = getattr(import_module(f"qlm_{kind}.config"), f"{kind.capitalize()}Config")
-    config = load_config(cls, str(mounted_config(service)), f"{kind}s", entry, environment=ours)
+    config = load_config(cls, str(config_of(service)), f"{kind}s", entry, environment=ours)
     settings = getattr(config, kind)
     assert settings.name == entry
     assert config.queue.url == "redis://valkey:6379/0"
@@ -99,11 +108,26 @@ def test_each_service_accepts_its_settings(name: str) -> None:
     assert kind == "gateway" or settings.advertise == f"{name}:{port}"
 
 
-def test_every_entry_of_the_mounted_config_has_a_container() -> None:
-    (path,) = {mounted_config(service) for service in BUILT.values()}
+@pytest.mark.parametrize("path", [mounted_config(BUILT["gateway"]), GPU_CONFIG], ids=lambda path: path.name)
+def test_every_entry_of_a_config_has_a_container(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
-    run = {(kind_of(service), service["command"][1]) for service in BUILT.values()}
+    run = {
+        (kind_of(service), service["command"][1]) for service in BUILT.values() if "profiles" not in service or config_of(service) == path
+    }
     assert {(kind, entry["name"]) for kind in COMMANDS for entry in document.get(f"{kind}s", ())} == run
+    assert {mounted_config(service) for service in BUILT.values()} == {mounted_config(BUILT["gateway"])}
+
+
+@pytest.mark.parametrize("name", [name for name in AGENTS if gpus_of(AGENTS[name])])
+def test_an_agent_with_a_gpu_runs_vllm_with_weights_that_it_sees(name: str) -> None:
+    service = AGENTS[name]
+    assert service["build"]["args"]["EXTRAS"] == "agent,vllm"
+    config = load_config(AgentConfig, str(GPU_CONFIG), "agents", service["command"][1], environment={})
+    assert (config.agent.engine, config.agent.vllm.device) == ("vllm", "cuda")
+    models = [volume.split(":", 2)[1:] for volume in _without_variables(service["volumes"]) if MOUNTED_AT not in volume]
+    assert models == [["/models", "ro"]]
+    assert all(model.weights.startswith("/models/") for model in config.models)
+    assert set(served_models(config, shipped_snapshot())) == {model.name for model in config.models}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -126,7 +150,8 @@ def test_the_server_keeps_what_it_acknowledged() -> None:
     program, *flags = valkey["command"]
     options = dict(zip(flags[::2], flags[1::2], strict=True))
     assert program == "valkey-server"
-    assert options == {"--appendonly": "yes", "--appendfsync": "no", "--save": "", "--stream-node-max-entries": "1"}
+    kept = {"--appendonly": "yes", "--appendfsync": "no", "--save": ""}
+    assert options == {**kept, "--protected-mode": "no", "--stream-node-max-entries": "1"}
     assert valkey["volumes"] == ["queue:/data"]
     assert "queue" in COMPOSE["volumes"]
     assert "ports" not in valkey
@@ -153,6 +178,10 @@ def test_compose_reads_the_file(program: tuple[str, ...], profiles: tuple[str, .
     for name in wanted:
         assert gpus_of(understood[name]) == gpus_of(SERVICES[name])
         assert understood[name]["healthcheck"]["test"] == SERVICES[name]["healthcheck"]["test"]
+
+
+def _without_variables(texts: Sequence[str]) -> list[str]:
+    return [re.sub(r"\$\{[^}]*\}", "", text) for text in texts]
 
 
 def _installed(program: tuple[str, ...]) -> bool:
