@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from qlm_core.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.distribution import Normal
-from qlm_estimator.calibrating import SURPRISE_MAX, Calibrator
+from qlm_estimator.calibrating import PRIOR_PAIRS, SURPRISE_MAX, Calibrator, few_pairs_variance
 from qlm_estimator.predictions import Judged, Predicted, told
 
 ROWS_MAX = 100
@@ -72,6 +73,25 @@ def test_the_quantiles_of_a_known_process_are_true() -> None:
             within.append(actual <= row_of(calibrator).applied(own).quantile(0.9))
         calibrator.add(judged(at_s, own, actual))
     assert 0.86 < np.mean(within) < 0.95
+
+
+def test_the_p90_of_few_pairs_is_that_of_students_t() -> None:
+    for pairs in (0.0, 0.5, 1.0, 3.0, 10.0, 40.0):
+        expected = stats.t.ppf(0.9, pairs + PRIOR_PAIRS) / stats.norm.ppf(0.9)
+        assert math.sqrt(few_pairs_variance(pairs)) == pytest.approx(expected, rel=4e-3)
+
+
+def test_the_quantiles_of_the_first_pairs_are_true() -> None:
+    """Levels that stay alike: each service errs by its own 4% or so, of which the first few pairs tell. p90 holds for the next."""
+    rng, within = np.random.default_rng(11), []
+    for _ in range(400):
+        calibrator, own = Calibrator(rows_max=ROWS_MAX), Normal(200.0, 1.0)
+        for number in range(5):
+            actual = 200.0 * (1.0 + 0.04 * float(rng.normal()))
+            if number >= 1:
+                within.append(actual <= row_of(calibrator).applied(own).quantile(0.9))
+            calibrator.add(judged(1e3 * number, own, actual))
+    assert 0.87 < np.mean(within) < 0.96
 
 
 def test_requests_that_waited_together_count_as_one() -> None:
@@ -137,7 +157,10 @@ def test_published_rows_are_taken_as_the_state() -> None:
     again.restore(first.profiles())
     for old, new in zip(first.profiles(), again.profiles(), strict=True):
         assert new.key == old.key
-        assert new.applied(Normal(200.0, 1.0)).mean == pytest.approx(old.applied(Normal(200.0, 1.0)).mean)
+        before, after = old.applied(Normal(200.0, 1.0)), new.applied(Normal(200.0, 1.0))
+        assert after.mean == pytest.approx(before.mean)
+        assert after.deviation == pytest.approx(before.deviation)
+        assert new.samples == old.samples
 
 
 def test_the_rows_that_were_not_updated_for_the_longest_go_first() -> None:

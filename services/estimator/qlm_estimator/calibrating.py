@@ -8,6 +8,8 @@ it has by now (one step of expectation maximisation for variance components, Dem
 Requests that waited behind the same ones err alike, so pairs count by time: a pair that was told sooner after the one before it than it
 then had to wait is only so much of a new one. Errors beyond OUTLIER_DEVIATIONS count as that many. Where the engine or the workload changed
 so much meanwhile that today's prediction would be another one, the pair tells of the change and not of the spread, and is left out.
+
+A spread that rests on few independent errors is itself uncertain: what is published is wider, as Student's t is than the normal.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from qlm_core.calibration import CalibratedTime, CalibrationKey, CalibrationProfile, calibration_keys
-from qlm_core.distribution import Normal
+from qlm_core.distribution import Normal, normal_quantile
 from qlm_estimator.predictions import Judged, Told
 
 MEMORY = 40.0
 """Independent pairs of a row after which an old one weighs 1 / e."""
-PRIOR_PAIRS = 3.0
-"""What a row begins with weighs as much as so many independent pairs, in its spread."""
+PRIOR_PAIRS = 2.0
+"""What a row begins with weighs as much as so many independent pairs: in its spread, and in how sure that is."""
 PRIOR_FACTOR_DEVIATION = 0.015
 PRIOR_OFFSET_DEVIATION_S = 2.0
 """Standard deviations that the bias factor and the offset are believed to have before any pair."""
-PRIOR_RELATIVE_VARIANCE = 0.02**2
+PRIOR_RELATIVE_VARIANCE = 0.04**2
+"""Requests that wait together have a part of their error in common: by how much outputs change meanwhile, 3% or so, and what the formulas
+leave out. Its deviation is believed to be 4% of the time before any pair."""
 PRIOR_BASE_VARIANCE_S2 = 1.0
 CORRELATED_MIN_S = 5.0
 """Pairs told within this time are one at the most."""
@@ -135,6 +139,16 @@ class _Row:
         )
 
 
+def few_pairs_variance(pairs: float) -> float:
+    """By how much the variance of a normal is to be larger, so that its p90 is that of Student's t with the degrees of freedom of so many
+    independent pairs and the prior. By the expansion of the t quantile around the normal's (Abramowitz and Stegun 26.7.5)."""
+    z, degrees = normal_quantile(0.9), pairs + PRIOR_PAIRS
+    first = (z**2 + 1.0) / 4.0
+    second = (5.0 * z**4 + 16.0 * z**2 + 3.0) / 96.0
+    third = (3.0 * z**6 + 19.0 * z**4 + 17.0 * z**2 - 15.0) / 384.0
+    return (1.0 + first / degrees + second / degrees**2 + third / degrees**3) ** 2
+
+
 def _moved(value: float, seen: float, rate: float, low: float, high: float) -> float:
     return min(max(value + rate * (seen - value), low), high)
 
@@ -171,12 +185,14 @@ class Calibrator:
     def restore(self, profiles: tuple[CalibrationProfile, ...]) -> None:
         """Takes published rows as the state."""
         for profile in profiles[: self._rows_max]:
+            pairs = min(profile.samples, MEMORY)
+            wider = few_pairs_variance(pairs)
             self._rows[profile.key] = _Row(
                 line=_Line(prior_factor=profile.bias_factor, prior_offset=profile.offset_s),
-                base_variance_s2=min(max(profile.base_variance_s2, BASE_MIN_S2), BASE_MAX_S2),
-                variance_factor=min(max(profile.variance_factor, FACTOR_MIN), FACTOR_MAX),
-                relative_variance=min(max(profile.relative_variance, RELATIVE_MIN), RELATIVE_MAX),
-                pairs=min(profile.samples, MEMORY),
+                base_variance_s2=min(max(profile.base_variance_s2 / wider, BASE_MIN_S2), BASE_MAX_S2),
+                variance_factor=min(max(profile.variance_factor / wider, FACTOR_MIN), FACTOR_MAX),
+                relative_variance=min(max(profile.relative_variance / wider, RELATIVE_MIN), RELATIVE_MAX),
+                pairs=pairs,
             )
 
     def note_work(self, at_s: float, model: str, instance: str, work_s: float) -> None:
@@ -225,7 +241,7 @@ def _profile(key: CalibrationKey, row: _Row) -> CalibrationProfile:
     time, model, gpu, n_gpu, instance = key
     made = CalibrationProfile(time=CalibratedTime(time), model=model, gpu=gpu, n_gpu=n_gpu, instance=instance)
     factor, offset = row.line.fit
-    wider = min(max(1.0, row.surprise), SURPRISE_MAX)
+    wider = min(max(1.0, row.surprise), SURPRISE_MAX) * few_pairs_variance(row.pairs)
     return replace(
         made,
         bias_factor=factor,
