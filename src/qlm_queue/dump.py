@@ -52,7 +52,7 @@ class RequestDump:
 class GroupDump:
     """A group that has a record (live requests). `members`: queue ids of its waiting (PLACED) requests, by acceptance number. `live`: the
     counter of its requests that are not terminal, waiting or running. `instance`: the virtual queue it is open on, "" for none;
-    `last_instance`: the one it is or was on last. `version`, `waiting_prompt_tokens`, `first_deadline_s`, `slo_least_s` and `meta` as
+    `last_instance`: the one it is or was on last. `waiting_prompt_tokens`, `first_deadline_s`, `slo_least_s` and `meta` as
     stored."""
 
     group_id: str
@@ -60,7 +60,6 @@ class GroupDump:
     live: int
     instance: str
     last_instance: str
-    version: int
     waiting_prompt_tokens: int
     first_deadline_s: float
     slo_least_s: float
@@ -161,7 +160,6 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
                 "live": group.live,
                 "instance": group.instance,
                 "last_instance": group.last_instance,
-                "version": group.version,
                 "waiting_prompt_tokens": group.waiting_prompt_tokens,
                 "first_deadline_s": group.first_deadline_s,
                 "slo_least_s": group.slo_least_s,

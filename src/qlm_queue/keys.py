@@ -13,9 +13,9 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
                                     <incarnation>\\n" + Result
     :progress:<queue id>            string: output so far
     :group:<gid>                    sorted set: waiting queue ids by acceptance number
-    :group_meta:<gid>               hash: vq, last_vq, live, prompt_tokens (waiting), first_deadline (s), slo_least (s), version,
-                                    and the planner's own fields
-    :groups                         set: ids of all groups with live requests
+    :group_meta:<gid>               hash: live, prompt_tokens (waiting), first_deadline (s), slo_least (s), and the planner's own fields
+    :groups                         hash: id of each group with live requests -> `+` and the virtual queue that it is on, or `-` and the
+                                    one that it was on last
     :vq:<instance>                  list: group ids, first served first; `unassigned` holds groups that no instance can serve now
     :vq_version                     hash: instance -> version of its virtual queue
     :running:<incarnation>          set: queue ids that an agent incarnation owns

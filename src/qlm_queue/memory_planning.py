@@ -96,7 +96,6 @@ def apply_plan(state: MemoryState, now_s: float, lease: Lease, chunk: PlanChunk)
     moved = [group for group_id, group in open_groups.items() if group.instance != was_on[group_id]]
     step = Step(state, now_s)
     for group in moved:
-        group.version += 1
         step.group_moved(group)
     step.send()
     for name, group_ids in sorted(before.items()):

@@ -219,8 +219,8 @@ class MemoryQueue:
         _check_count(count)
         return memory_reading.waiting(self.state, group_id, after, count)
 
-    async def overview(self) -> Overview:
-        return memory_reading.overview(self.state, self._now_s())
+    async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
+        return memory_reading.overview(self.state, self._now_s(), group_ids)
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         start = self.state.events.last_id if after == "$" else parse_id(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import islice
 
 from qlm_core.request import RequestKey, RequestState
@@ -66,7 +67,10 @@ def waiting(state: MemoryState, group_id: str, after: int, count: int) -> list[L
     return [state.by_number[number].as_live() for number in group.members[first : first + count]]
 
 
-def overview(state: MemoryState, now_s: float) -> Overview:
+def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None = None) -> Overview:
+    if group_ids is not None and len(group_ids) > BATCH_MAX:
+        raise ValueError(f"one call touches at most {BATCH_MAX} ids, not {len(group_ids)}")
+    chosen = sorted(state.groups if group_ids is None else {group_id for group_id in group_ids if group_id in state.groups})
     return Overview(
         plan_version=state.plan_version,
         accepted_count=state.accepted_count,
@@ -76,7 +80,7 @@ def overview(state: MemoryState, now_s: float) -> Overview:
             VirtualQueueRecord(instance=name, version=queue.version, group_ids=tuple(queue.group_ids), running=_running(state, name))
             for name, queue in sorted(state.queues.items())
         ],
-        groups={group_id: _group_record(group) for group_id, group in sorted(state.groups.items())},
+        groups={group_id: _group_record(state.groups[group_id]) for group_id in chosen},
         instances=[
             InstanceRecord(
                 name=name,
@@ -105,7 +109,6 @@ def _group_record(group: StoredGroup) -> GroupRecord:
         live=group.live,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
-        version=group.version,
         meta=dict(group.meta),
         slo_least_s=group.slo_least_s,
     )
@@ -183,7 +186,6 @@ def _group_dump(state: MemoryState, group: StoredGroup) -> GroupDump:
         live=group.live,
         instance=group.instance,
         last_instance=group.last_instance,
-        version=group.version,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
         slo_least_s=group.slo_least_s,

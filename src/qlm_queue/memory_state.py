@@ -84,7 +84,6 @@ class StoredGroup:
     members: list[int] = field(default_factory=list)
     live: int = 0
     waiting_prompt_tokens: int = 0
-    version: int = 0
     slo_least_s: float = math.inf
 
     @property

@@ -85,7 +85,6 @@ class Step:
         if not group.members:
             self.state.queues[group.instance].group_ids.remove(group.group_id)
             group.instance = ""
-            group.version += 1
 
     def open(self, group: StoredGroup, instance: str, index: int) -> None:
         """Puts a group on a virtual queue, or on the unassigned one where there is no such instance, and wakes the agent."""
@@ -94,7 +93,6 @@ class Step:
         queue.group_ids.insert(index, group.group_id)
         queue.version += 1
         group.instance = group.last_instance = instance
-        group.version += 1
         self.state.send(self.now_s, instance, ControlKind.WAKE)
 
     def return_to_place(self, request: StoredRequest, index: int) -> None:

@@ -195,8 +195,9 @@ class Queue(Protocol):
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         """Waiting requests of a group after an acceptance number, in order."""
 
-    async def overview(self) -> Overview:
-        """All virtual queues, groups and instances."""
+    async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
+        """All virtual queues and instances, and all groups, which is the one call whose size has no bound; with `group_ids`, of the groups
+        only these (those that exist; at most BATCH_MAX)."""
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         """Lifecycle events after an entry id ("0": the oldest kept; "$": only new ones)."""

@@ -24,7 +24,9 @@ from qlm_queue.values import (
 DIGEST_BYTES = 16
 PULLED_STRINGS = 7
 """Of each request in the answer to a pull."""
-_GROUP_FIELDS = frozenset({"vq", "last_vq", "live", "prompt_tokens", "first_deadline", "slo_least", "version"})
+_GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "slo_least"})
+_ON = "+"
+"""In front of the queue that a group is on; else it is the last one."""
 
 
 def text_of(answer: bytes) -> str:
@@ -112,8 +114,8 @@ def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
 
 def head_group(answer: Sequence[Any]) -> HeadGroup:
     """From `head_answer` of the scripts."""
-    group_id, waiting, accepted_ms, fields = answer
-    group = group_record(group_id.decode(), waiting, pairs_of(fields))
+    group_id, place, waiting, accepted_ms, fields = answer
+    group = group_record(group_id.decode(), place.decode(), waiting, pairs_of(fields))
     return HeadGroup(
         group_id=group.group_id,
         model=group.meta.get("model", ""),
@@ -132,25 +134,30 @@ def applied_chunk(answer: Sequence[bytes]) -> AppliedChunk:
     )
 
 
-def group_record(group_id: str, waiting: int, fields: dict[str, str]) -> GroupRecord:
+def group_record(group_id: str, place: str, waiting: int, fields: dict[str, str]) -> GroupRecord:
+    """`place`: as `groups` has it (`qlm_queue.keys`)."""
     return GroupRecord(
         group_id=group_id,
-        instance=fields["vq"],
-        last_instance=fields["last_vq"],
+        instance=place[1:] if place.startswith(_ON) else "",
+        last_instance=place[1:],
         waiting=waiting,
         live=int(fields["live"]),
         waiting_prompt_tokens=int(fields["prompt_tokens"]),
         first_deadline_s=float(fields["first_deadline"]),
-        version=int(fields["version"]),
         slo_least_s=float(fields["slo_least"]),
         meta={name: value for name, value in fields.items() if name not in _GROUP_FIELDS},
     )
 
 
+def group_records(answer: Sequence[Any]) -> list[GroupRecord]:
+    """From `group_answer` of the scripts, one for each."""
+    return [group_record(gid.decode(), place.decode(), waiting, pairs_of(fields)) for gid, place, waiting, fields in answer]
+
+
 def overview(answer: Sequence[Any]) -> Overview:
     """Sorted by name throughout, so that equal states give equal values."""
     plan_version, accepted, live, unplaced, queues, groups, instances, incarnations, last_event_id = answer
-    records = [group_record(gid.decode(), waiting, pairs_of(fields)) for gid, waiting, fields in groups]
+    records = group_records(groups)
     return Overview(
         plan_version=int(plan_version),
         accepted_count=int(accepted),

@@ -58,7 +58,7 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     "req": ("hgetall",), "result": ("get",), "progress": ("get",), "group": ("zrange", 0, -1), "group_meta": ("hlen",), "vq": ("llen",),
     "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",), "ctl": ("xrange",),
-    "queue": ("xrange",), "groups": ("scard",), "vq_version": ("hlen",), "address": ("hgetall",), "instances": ("hlen",),
+    "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",), "instances": ("hlen",),
     "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",), "expiry": ("zrange", 0, -1),
     "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
 }  # fmt: skip
@@ -152,7 +152,6 @@ class _Reader:
                     last_instance=record.last_instance,
                     waiting_prompt_tokens=record.waiting_prompt_tokens,
                     first_deadline_s=record.first_deadline_s,
-                    version=record.version,
                     meta=record.meta,
                     slo_least_s=record.slo_least_s,
                 )

@@ -313,8 +313,9 @@ class RedisQueue:
         found = await self._call("waiting", group_id, after, count)
         return [answers.live_request(self._keys, answer) for answer in found]
 
-    async def overview(self) -> Overview:
-        return answers.overview(await self._call("overview"))
+    async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
+        _check_batch(len(group_ids or ()))
+        return answers.overview(await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ())))
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         return await self._read_stream(self._keys("events"), b"e", after, block_s, count)

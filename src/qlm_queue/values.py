@@ -154,8 +154,7 @@ class RequestPlacement:
 class GroupRecord:
     """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
     `slo_least_s`: least of all that `place` told. `first_deadline_s`: set when `place` opens the group; lowered by `place` while it is
-    open, and to acceptance + `slo_least_s` of a request that returns. `version` grows by one when the group is opened, closed or moved
-    to another queue."""
+    open, and to acceptance + `slo_least_s` of a request that returns."""
 
     group_id: str
     instance: str
@@ -164,7 +163,6 @@ class GroupRecord:
     live: int
     waiting_prompt_tokens: int
     first_deadline_s: float
-    version: int
     meta: Mapping[str, str]
     slo_least_s: float = math.inf
 
@@ -352,7 +350,8 @@ class VirtualQueueRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The whole queue but for its requests, read in one step. `incarnations`: those that may own requests -> lease alive.
+    """The whole queue but for its requests, and for groups that were not asked for, read in one step. `incarnations`: those that may own
+    requests -> lease alive.
     `last_event_id`: events after it tell what changed since."""
 
     plan_version: int

@@ -313,7 +313,7 @@ def fingerprint(state: MemoryState) -> object:
             for request in state.requests.values()
         ],
         [(name, queue.version, tuple(queue.group_ids)) for name, queue in state.queues.items()],
-        [(name, group.version, tuple(group.members)) for name, group in state.groups.items()],
+        [(name, group.instance, tuple(group.members)) for name, group in state.groups.items()],
         [(name, record.incarnation, record.body) for name, record in state.instances.items()],
         {name: tuple(owned) for name, owned in state.running.items()},
         (state.plan_version, len(state.terminals), state.profiles),

@@ -153,8 +153,8 @@ class QueueLink:
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         return await self._call(MemoryQueue.waiting, group_id, after, count)
 
-    async def overview(self) -> Overview:
-        return await self._call(MemoryQueue.overview)
+    async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
+        return await self._call(MemoryQueue.overview, group_ids)
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         return await self._call(MemoryQueue.read_events, after, block_s, count)

@@ -159,6 +159,12 @@ class QueueMachine(QueueWorld):
     def look(self, index: int) -> None:
         self.planners[index % 2].overview = self.call("overview")
 
+    @rule(index=pick, names=st.lists(st.sampled_from((*sorted(GROUPS), "nobody")), unique=True))
+    def look_at_some(self, index: int, names: list[str]) -> None:
+        whole = self.call("overview")
+        some = self.planners[index % 2].overview = self.call("overview", names)
+        assert dict(some.groups) == {name: group for name, group in whole.groups.items() if name in names}
+
     @rule(
         index=pick,
         names=st.permutations(sorted(GROUPS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -274,6 +275,22 @@ async def test_the_overview_counts(scene: Scenario) -> None:
     assert await mirror("read_events", overview.last_event_id, 0, 10) == []
     await mirror("cancel", key_of("r1"), CANCELLED)
     assert len(await mirror("read_events", overview.last_event_id, 0, 10)) == 1
+
+
+async def test_an_overview_may_have_some_of_the_groups(scene: Scenario) -> None:
+    """The queues have all of theirs, whoever is asked for; a group that is not there is left out, one that drained has its counts."""
+    mirror = scene.mirror
+    for name in ("g1", "g2", "g3"):
+        await scene.queue_up(name, f"{name}-first", f"{name}-second")
+    await scene.pull(count=3)
+    whole = await mirror("overview")
+    assert (whole.groups["g1"].instance, whole.groups["g1"].last_instance, whole.groups["g1"].waiting) == ("", "a", 0)
+    some = await mirror("overview", ["g3", "nobody", "g1"])
+    assert dict(some.groups) == {name: whole.groups[name] for name in ("g1", "g3")}
+    assert replace(some, groups=whole.groups) == whole
+    assert (await mirror("overview", [])).groups == {}
+    with pytest.raises(ValueError, match=str(BATCH_MAX)):
+        await mirror("overview", [f"g{number}" for number in range(BATCH_MAX + 1)])
 
 
 async def test_returning_a_request_whose_instance_was_forgotten_leaves_it_unassigned(scene: Scenario) -> None:

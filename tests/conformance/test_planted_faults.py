@@ -45,7 +45,7 @@ FAULTS = (
         "    return LEASE_LOST\n  end\n  local list",
         "if redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n    return LEASE_LOST\n  end\n  local list",
     ),
-    Fault("place does not open a drained group again", "if not stored[1] or stored[1] == '' then", "if not stored[1] then"),
+    Fault("place does not open a drained group again", "if (place_of(prefix, group.gid) or '') == '' then", "if not place_of(prefix, group.gid) then"),
     Fault(
         "requeue puts a request behind those that came later",
         "record.owner = owner  -- events",

@@ -46,7 +46,6 @@ def outlook(groups: Sequence[GroupView] = (), instance: InstanceFacts = INSTANCE
             live=view.waiting,
             waiting_prompt_tokens=view.waiting_prompt_tokens,
             first_deadline_s=view.first_deadline_s,
-            version=1,
             meta={"model": MODEL},
         )
         for view in groups

@@ -33,7 +33,6 @@ def _group(group_id: str, *, instance: str = "a", waiting: int = 4, live: int = 
         live=live,
         waiting_prompt_tokens=100 * waiting,
         first_deadline_s=100.0 + int(group_id),
-        version=1,
         meta=own | meta,
     )
 

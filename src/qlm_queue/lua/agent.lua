@@ -12,7 +12,7 @@ local function head_answer(prefix, list)
   local members, meta = group_keys(prefix, gids[1])
   local _, hash_key = read_entry(prefix, redis.call('ZRANGE', members, 0, 0)[1])
   local head = {
-    gids[1], redis.call('ZCARD', members), integer(read_request(hash_key).accepted_ms), redis.call('HGETALL', meta),
+    gids[1], ON .. string.match(list, ':vq:(.*)$'), redis.call('ZCARD', members), integer(read_request(hash_key).accepted_ms), redis.call('HGETALL', meta),
   }
   local models, seen = {}, { [redis.call('HGET', meta, 'model') or ''] = true }
   for index = 2, #gids do

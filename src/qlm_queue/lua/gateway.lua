@@ -124,9 +124,8 @@ local function requests_ahead(keys, args)
     return NOT_FOUND
   end
   if record.state ~= 'P' then return 0 end
-  local members, meta = group_keys(prefix, record.group)
-  local ahead = redis.call('ZRANK', members, record.id)
-  local instance = redis.call('HGET', meta, 'vq')
+  local ahead = redis.call('ZRANK', group_keys(prefix, record.group), record.id)
+  local instance = place_of(prefix, record.group)
   for _, gid in ipairs(redis.call('LRANGE', prefix .. ':vq:' .. instance, 0, BATCH_MAX - 1)) do
     if gid == record.group then break end
     ahead = ahead + redis.call('ZCARD', prefix .. ':group:' .. gid)

@@ -59,17 +59,16 @@ end
 local function place_first(batch, args, group)
   local prefix = batch.prefix
   local _, meta = group_keys(prefix, group.gid)
-  local stored = redis.call('HMGET', meta, 'vq', 'first_deadline', 'slo_least')
+  local stored = redis.call('HMGET', meta, 'first_deadline', 'slo_least')
   group.is_open = true
-  if not stored[1] then redis.call('SADD', prefix .. ':groups', group.gid) end
-  if not stored[3] or tonumber(group.slo_least) < tonumber(stored[3]) then
+  if not stored[2] or tonumber(group.slo_least) < tonumber(stored[2]) then
     redis.call('HSET', meta, 'slo_least', group.slo_least)
   end
-  if not stored[1] or stored[1] == '' then
+  if (place_of(prefix, group.gid) or '') == '' then
     redis.call('HSET', meta, 'first_deadline', group.deadline, unpack(args, group.first, group.first + group.strings - 1))
     local instance = serves(prefix, group.instance) and group.instance or UNASSIGNED
     open_group(batch, group.gid, instance, group.before == '' and 'end' or group.before)
-  elseif tonumber(group.deadline) < tonumber(stored[2]) then
+  elseif tonumber(group.deadline) < tonumber(stored[1]) then
     redis.call('HSET', meta, 'first_deadline', group.deadline)
   end
 end
@@ -215,7 +214,7 @@ local function apply_plan(keys, args)
       if where[gid] then
         open[#open + 1] = gid
         segment.named[gid] = true
-      elseif (redis.call('HGET', prefix .. ':group_meta:' .. gid, 'vq') or '') ~= '' then
+      elseif (place_of(prefix, gid) or '') ~= '' then
         applies = false  -- it is open on a queue that the call does not name
       end
     end
@@ -228,18 +227,18 @@ local function apply_plan(keys, args)
   for _, segment in ipairs(segments) do put_segment(lists, where, segment) end
 
   local batch = open_batch(prefix, bounds)
-  local moved = 0
+  local moved = {}
   for _, segment in ipairs(segments) do
+    local told = pb_uint(1, EVENT.moved) .. pb_bytes(16, segment.name)
     for _, gid in ipairs(segment.gids) do
       if origin[gid] ~= segment.name then
-        local meta = prefix .. ':group_meta:' .. gid
-        local version = tonumber(redis.call('HGET', meta, 'version') or '0') + 1
-        redis.call('HSET', meta, 'vq', segment.name, 'last_vq', segment.name, 'version', integer(version))
-        add_moved_event(batch, gid, segment.name)
-        moved = moved + 1
+        moved[#moved + 1] = gid
+        moved[#moved + 1] = ON .. segment.name
+        add_moved_event(batch, gid, told)
       end
     end
   end
+  if #moved > 0 then redis.call('HSET', prefix .. ':groups', unpack(moved)) end
   local grown = {}
   for index, name in ipairs(names) do
     local list, changed = settled_list(lists[name], before[name], where, name)
@@ -253,7 +252,7 @@ local function apply_plan(keys, args)
   if #grown > 0 then redis.call('HSET', prefix .. ':vq_version', unpack(grown)) end
   redis.call('SET', prefix .. ':plan_version', integer(plan_version))
   close_batch(batch)
-  return versions_answer(prefix, names, '1', integer(moved))
+  return versions_answer(prefix, names, '1', integer(#moved / 2))
 end
 
 -- args: lease token, incarnation, failure; answer: requests taken
@@ -344,9 +343,16 @@ local function waiting(keys, args)
   return found
 end
 
--- answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id
+-- A group as others read it: id, where it is as stored, waiting, its record.
+local function group_answer(prefix, gid, stored)
+  local members, meta = group_keys(prefix, gid)
+  return { gid, stored, redis.call('ZCARD', members), redis.call('HGETALL', meta) }
+end
+
+-- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id
 local function overview(keys, args)
   local prefix = keys[1]
+  local _, at = read_bounds(args)
   local counts = redis.call('HMGET', prefix .. ':counts', 'live', 'unplaced')
   local registered = {}
   local instances = {}
@@ -369,9 +375,13 @@ local function overview(keys, args)
   end
   if not has_unassigned then queues[#queues + 1] = { UNASSIGNED, '0', 0, {} } end
   local groups = {}
-  for _, gid in ipairs(redis.call('SMEMBERS', prefix .. ':groups')) do
-    local members, meta = group_keys(prefix, gid)
-    groups[#groups + 1] = { gid, redis.call('ZCARD', members), redis.call('HGETALL', meta) }
+  if args[at] == 'all' then
+    local stored = redis.call('HGETALL', prefix .. ':groups')
+    for index = 1, #stored, 2 do groups[#groups + 1] = group_answer(prefix, stored[index], stored[index + 1]) end
+  elseif #args > at then
+    for index, stored in ipairs(redis.call('HMGET', prefix .. ':groups', unpack(args, at + 1))) do
+      if stored then groups[#groups + 1] = group_answer(prefix, args[at + index], stored) end
+    end
   end
   local incarnations = {}
   for _, incarnation in ipairs(redis.call('SMEMBERS', prefix .. ':incarnations')) do

@@ -34,8 +34,9 @@ local function add_event(batch, kind, record, cause, extra)
     .. pb_uint(7, record.accepted_ms) .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
 end
 
-local function add_moved_event(batch, gid, instance)
-  batch.events[#batch.events + 1] = pb_bytes(1, pb_uint(1, EVENT.moved) .. pb_bytes(3, gid) .. pb_bytes(16, instance))
+-- `told`: the fields of the event but for its group, the same for all that go to one instance.
+local function add_moved_event(batch, gid, told)
+  batch.events[#batch.events + 1] = pb_bytes(1, told .. pb_bytes(3, gid))
 end
 
 local function count(batch, field, by)
@@ -91,7 +92,7 @@ local function write_groups(batch)
     if group.tokens ~= 0 then redis.call('HINCRBY', meta, 'prompt_tokens', integer(group.tokens)) end
     if group.live ~= 0 and redis.call('HINCRBY', meta, 'live', group.live) == 0 then
       redis.call('DEL', meta)
-      redis.call('SREM', batch.prefix .. ':groups', gid)
+      redis.call('HDEL', batch.prefix .. ':groups', gid)
     end
   end
 end
@@ -142,6 +143,17 @@ end
 
 -- groups ---------------------------------------------------------------------------------------------------------------
 
+-- Where groups are is one hash, so that a plan moves hundreds of them with one command, which is one entry of the log of writes too.
+local ON, DRAINED = '+', '-'
+
+-- The queue that a group is on, '' where it is on none, and the one that it is or was on last; nil where there is no such group.
+local function place_of(prefix, gid)
+  local stored = redis.call('HGET', prefix .. ':groups', gid)
+  if not stored then return nil end
+  local instance = string.sub(stored, 2)
+  return string.sub(stored, 1, 1) == ON and instance or '', instance
+end
+
 local function serves(prefix, instance)
   return instance == UNASSIGNED or redis.call('HEXISTS', prefix .. ':registered', instance) == 1
 end
@@ -149,7 +161,6 @@ end
 -- Opens a group that is on no queue: `where` is 'head', 'second', 'end' or the id of the group in front of which it goes.
 local function open_group(batch, gid, instance, where)
   local prefix = batch.prefix
-  local _, meta = group_keys(prefix, gid)
   local list = prefix .. ':vq:' .. instance
   if where == 'head' then
     redis.call('LPUSH', list, gid)
@@ -159,8 +170,7 @@ local function open_group(batch, gid, instance, where)
   elseif where == 'end' or redis.call('LINSERT', list, 'BEFORE', where, gid) < 1 then
     redis.call('RPUSH', list, gid)
   end
-  redis.call('HSET', meta, 'vq', instance, 'last_vq', instance)
-  redis.call('HINCRBY', meta, 'version', 1)
+  redis.call('HSET', prefix .. ':groups', gid, ON .. instance)
   redis.call('HINCRBY', prefix .. ':vq_version', instance, 1)
   if instance ~= UNASSIGNED then send_control(batch, instance, 'wake') end
 end
@@ -171,9 +181,9 @@ local function take_from_group(prefix, gid, ids, tokens)
   redis.call('ZREM', members, unpack(ids))
   redis.call('HINCRBY', meta, 'prompt_tokens', integer(-tokens))
   if redis.call('EXISTS', members) == 1 then return end
-  redis.call('LREM', prefix .. ':vq:' .. redis.call('HGET', meta, 'vq'), 1, gid)
-  redis.call('HSET', meta, 'vq', '')
-  redis.call('HINCRBY', meta, 'version', 1)
+  local instance = place_of(prefix, gid)
+  redis.call('LREM', prefix .. ':vq:' .. instance, 1, gid)
+  redis.call('HSET', prefix .. ':groups', gid, DRAINED .. instance)
 end
 
 -- Returns a running request to its place in its group, opening the group if it drained meanwhile. `unstarted`: its pull was none.
@@ -195,12 +205,10 @@ local function return_to_group(batch, record, where, unstarted)
   join_group(batch, gid, record)
   local group = changes_of(batch, gid)
   if not group.slo_least_s then
-    local stored = redis.call('HMGET', meta, 'vq', 'last_vq', 'first_deadline', 'slo_least')
-    group.first_deadline_s, group.slo_least_s = tonumber(stored[3]), tonumber(stored[4])
-    if stored[1] == '' then
-      local instance = serves(prefix, stored[2]) and stored[2] or UNASSIGNED
-      open_group(batch, gid, instance, where)
-    end
+    local stored = redis.call('HMGET', meta, 'first_deadline', 'slo_least')
+    group.first_deadline_s, group.slo_least_s = tonumber(stored[1]), tonumber(stored[2])
+    local instance, last = place_of(prefix, gid)
+    if instance == '' then open_group(batch, gid, serves(prefix, last) and last or UNASSIGNED, where) end
   end
   local deadline_s = record.accepted_ms / 1000 + group.slo_least_s
   if deadline_s < group.first_deadline_s then
