@@ -12,6 +12,7 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
     solver, exact                       whole orders, from arrays alone
     grouping, reshape, reshaping        requests into groups; changes of the plan; when it is changed
     intake, history, connection, upkeep requests on the way; events and overviews in one order; failures; what is done at intervals
+    refreshing                          overviews that have a page of the groups
     plan_view                           the plan as others see it
     class_learning                      k-means, run by the shell beside the machine's decisions
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
 from qlm_core.request import SloKind
-from qlm_planner.events import Change, ChangeKind
+from qlm_planner.events import Change, ChangeKind, LoadReported
 from qlm_planner.group_meta import GroupOrder, GroupTraits, from_meta, order_of
 from qlm_planner.snapshot import GroupRow, Snapshot
 
@@ -139,6 +139,10 @@ class Board:
         assert group.group_id not in self.queues[group.instance]
         self.groups[group.group_id] = group
         self.queues[group.instance].insert(position, group.group_id)
+        self.join_here(group)
+
+    def join_here(self, group: Group) -> None:
+        """A group is open: requests of its key join it, unless a newer one is."""
         joining = group.traits.key.joining
         held = self.newest.get(joining)
         if held is None or held.order <= group.order:
@@ -198,14 +202,23 @@ class Board:
                 self._leave(group, change.prompt_tokens)
                 self._end(group)
 
+    def reported(self, load: LoadReported) -> bool:
+        """What an agent says of its engine. False for one that is not known."""
+        slot = self._owner(load.incarnation)
+        if slot is None:
+            return False
+        slot.active_model = load.active_model
+        slot.warm_models = load.warm_models
+        return True
+
     def load(self, snapshot: Snapshot, now_s: float) -> None:
         """Takes an overview as the truth. What agents reported since (the active model) is kept."""
         self.plan_version = max(self.plan_version, snapshot.plan_version)
-        self._load_slots(snapshot, now_s)
+        self.load_slots(snapshot, now_s)
         self.incarnations = dict(snapshot.incarnations)
         old, self.groups = self.groups, {}
         for group_id, row in snapshot.groups.items():
-            self.groups[group_id] = self._loaded(row, old.get(group_id))
+            self.groups[group_id] = self.loaded(row, old.get(group_id))
         self.queues = {name: [] for name in (UNASSIGNED, *self.slots)}
         self.versions = dict.fromkeys(self.queues, 0)
         for queue in snapshot.queues:
@@ -216,20 +229,10 @@ class Board:
         self.newest = {}
         for group in self.groups.values():
             if group.open:
-                joining = group.traits.key.joining
-                held = self.newest.get(joining)
-                if held is None or held.order < group.order:
-                    self.newest[joining] = group
+                self.join_here(group)
 
-    def move(self, queues: Mapping[str, list[str]], homes: Mapping[str, str]) -> None:
-        """Replaces whole queues by what a plan made of them. `homes`: the queues of the groups that it named."""
-        self.queues.update(queues)
-        for group_id, instance in homes.items():
-            self.groups[group_id].instance = instance
-
-    # Inside -----------------------------------------------------------------------------------------------------------
-
-    def _loaded(self, row: GroupRow, old: Group | None) -> Group:
+    def loaded(self, row: GroupRow, old: Group | None) -> Group:
+        """A group as an overview has it; what never changes is that of the `old` one."""
         traits = from_meta(row.meta) if old is None else old.traits
         return Group(
             group_id=row.group_id,
@@ -244,7 +247,8 @@ class Board:
             tier=USUAL if old is None else old.tier,
         )
 
-    def _load_slots(self, snapshot: Snapshot, now_s: float) -> None:
+    def load_slots(self, snapshot: Snapshot, now_s: float) -> None:
+        """The instances as an overview has them."""
         old, self.slots = self.slots, {}
         for row in snapshot.instances:
             known = old.get(row.facts.name)
@@ -260,6 +264,14 @@ class Board:
         for queue in snapshot.queues:
             if queue.instance in self.slots:
                 self.slots[queue.instance].running = queue.running
+
+    def move(self, queues: Mapping[str, list[str]], homes: Mapping[str, str]) -> None:
+        """Replaces whole queues by what a plan made of them. `homes`: the queues of the groups that it named."""
+        self.queues.update(queues)
+        for group_id, instance in homes.items():
+            self.groups[group_id].instance = instance
+
+    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _owner(self, incarnation: str) -> Slot | None:
         slot = self.slots.get(instance_of(incarnation))

@@ -76,8 +76,8 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
             return await _place(queue, lease, call)
         case ApplyChunk():
             return await _apply(queue, lease, call)
-        case ReadOverview():
-            return OverviewRead(snapshot=snapshot_of(await queue.overview()))
+        case ReadOverview(group_ids=group_ids):
+            return OverviewRead(snapshot=snapshot_of(await queue.overview(group_ids), group_ids))
         case ReadUnplaced(after=after, count=count):
             found = await queue.read_unplaced(after, count)
             return UnplacedRead(arrivals=arrivals_of(found), read_to=found[-1].queue_id if found else "")
@@ -182,7 +182,8 @@ def changes_of(payload: bytes) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def snapshot_of(overview: Overview) -> Snapshot:
+def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Snapshot:
+    """`asked`: the groups that it was asked for."""
     instances = (instance_row(record) for record in overview.instances)
     return Snapshot(
         plan_version=overview.plan_version,
@@ -207,6 +208,7 @@ def snapshot_of(overview: Overview) -> Snapshot:
         instances=tuple(instances),
         incarnations=overview.incarnations,
         last_event_id=entry_id(overview.last_event_id),
+        asked=asked,
     )
 
 

@@ -60,7 +60,9 @@ class ApplyChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOverview:
-    """Read the whole queue."""
+    """Read the queue; of its groups these, or all of them (None)."""
+
+    group_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,6 @@ from qlm_planner.ranks import set_tiers
 from qlm_planner.reshaping import Reshaping
 from qlm_planner.shares import Shares
 from qlm_planner.shedding import Shedding
-from qlm_planner.snapshot import Snapshot
 from qlm_planner.upkeep import Upkeep
 from qlm_planner.writing import Writing
 
@@ -168,8 +167,8 @@ class PlannerMachine:
                 self._grouping.classing.mega.forget()
             case OverviewRead(snapshot=snapshot):
                 self._answered(now_s)
-                self._lane = None
-                self._load(snapshot, now_s)
+                self._history.view = snapshot
+                self._events_due_s = min(now_s, self._events_due_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
                 self._answered(now_s)
                 self.intake.add_page(arrivals, read_to)
@@ -215,7 +214,7 @@ class PlannerMachine:
                 slot = self.board.slots.get(facts.name)
                 self._doubt = self._doubt or slot is None or slot.facts != facts or not slot.alive
             case LoadReported():
-                self._take_load(event)
+                self._doubt = not self.board.reported(event) or self._doubt
             case ReplanAsked(ask=ask):
                 self.reshaping.ask(ask)
                 # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
@@ -227,20 +226,27 @@ class PlannerMachine:
                 self._grouping.classing.fail(number)
             case _:
                 assert_never(event)
+        if self._history.complete:
+            self._lane = None
+            self._load(now_s)
 
-    def _load(self, snapshot: Snapshot, now_s: float) -> None:
+    def _load(self, now_s: float) -> None:
+        assert self._history.view is not None
+        unplaced = self._history.view.unplaced
         before = {name: tuple(queue) for name, queue in self.board.queues.items()}
-        self._history.load(snapshot, self.board, now_s)
+        if not self._history.load(self.board, now_s):
+            self._doubt = True
+            return
         self._rank(now_s)
         self._loaded = True
-        self._doubt = self._history.overflowed
+        self._doubt = self._history.whole
         policy = self.policy
         period_s = policy.overview_every_s * max(1.0, len(self.board.groups) / policy.overview_groups)
         if self.intake.backlog:
             period_s *= policy.overview_backlog_factor
         self._overview_due_s = now_s + min(period_s, policy.overview_every_max_s)
         self.upkeep.see(self.board)
-        self.intake.compare(snapshot.unplaced)
+        self.intake.compare(unplaced)
         if self.estimates.ready:
             self.reshaping.consider(
                 self.board,
@@ -283,14 +289,6 @@ class PlannerMachine:
         else:
             self._doubt = self.reshaping.conflict() or self._doubt
 
-    def _take_load(self, event: LoadReported) -> None:
-        for slot in self.board.slots.values():
-            if slot.facts.incarnation == event.incarnation:
-                slot.active_model = event.active_model
-                slot.warm_models = event.warm_models
-                return
-        self._doubt = True
-
     def _answered(self, now_s: float) -> None:
         if self._connection.answered(now_s):
             self._doubt = True
@@ -299,7 +297,7 @@ class PlannerMachine:
         """The call may have happened: what it could have changed is asked for again, and only a placement, which is safe to repeat,
         is repeated as it was."""
         self._connection.failed(now_s)
-        self._doubt = True
+        self._doubt = self._history.whole = True
         match call:
             case Place():
                 self._lane = None
@@ -317,6 +315,9 @@ class PlannerMachine:
                 self.intake.rescan()
             case ReadEvents():
                 self._reading_events = False
+                if self._history.view is not None:
+                    self._lane = None
+                    self._history.overview_failed()
             case Reclaim():
                 self.upkeep.reclaiming = ""
             case Expire():
@@ -368,9 +369,10 @@ class PlannerMachine:
         if self._lane is not None:
             return ()
         # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
-        first: Call | None = self._repeat or (ReadOverview() if now_s >= self._overview_s else None)
-        if first is not None and self._writing.under_way:
+        due = now_s >= self._overview_s
+        if (due or self._repeat is not None) and self._writing.under_way:
             return ()  # it is its turn when they are answered
+        first: Call | None = self._repeat or (self._history.overview_begins(self.board) if due else None)
         if first is None and self.ready:
             chunks = self._chunks(now_s)
             if chunks or self._writing.under_way:
@@ -384,7 +386,6 @@ class PlannerMachine:
             self._repeat = None
         elif isinstance(first, ReadOverview):
             self._overview_last_s = now_s
-            self._history.overview_begins()
         return () if first is None else (first,)
 
     def _chunks(self, now_s: float) -> Sequence[Call]:

@@ -61,7 +61,8 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The whole queue but for its requests (`Overview`). `incarnations`: those that may own requests -> lease alive."""
+    """The queue but for its requests (`Overview`). `incarnations`: those that may own requests -> lease alive. `asked`: of the groups it
+    has only these, as far as they exist; None: all."""
 
     plan_version: int
     unplaced: int
@@ -70,3 +71,4 @@ class Snapshot:
     instances: tuple[InstanceRow, ...]
     incarnations: Mapping[str, bool]
     last_event_id: EntryId
+    asked: tuple[str, ...] | None = None
