@@ -9,7 +9,7 @@ import hashlib
 import re
 from importlib import resources
 
-_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "agent.lua")
+_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "plan.lua", "agent.lua")
 
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",

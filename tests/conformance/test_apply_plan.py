@@ -53,6 +53,36 @@ async def test_segments_start_anywhere_and_keep_the_order_of_the_rest(scene: Sce
     assert await scene.queue_of() == ["g4", "g5", "g0", "g3", "g2", "g1"]
 
 
+@pytest.mark.parametrize("leaving", [2, 16, 17, 30])
+async def test_groups_leave_a_queue_that_none_are_put_on(scene: Scenario, leaving: int) -> None:
+    """A few are taken out one by one, many by writing the rest anew."""
+    mirror = scene.mirror
+    await scene.register("b")
+    names = [f"g{number}" for number in range(30)]
+    for name in names:
+        await scene.queue_up(name, f"r-{name}")
+    told = len(await mirror("read_control", "a", "0", 0))
+    moving = names[1 : leaving + 1]
+    applied = await scene.apply(1, segment("b", 0, *moving), touching=("a", "b"))
+    assert (applied.applied, applied.moved) == (True, len(moving))
+    assert (await scene.queue_of("a"), await scene.queue_of("b")) == ([name for name in names if name not in moving], moving)
+    assert len(await mirror("read_control", "a", "0", 0)) == told
+    await scene.apply(1, segment("b", 0, names[0]), touching=("a", "b"))
+    assert [entry.kind for entry in await mirror("read_control", "a", "0", 0)][told:] == [ControlKind.HEAD_CHANGED]
+
+
+async def test_two_queues_exchange_groups_in_one_chunk(scene: Scenario) -> None:
+    """The first segment finds those that the second takes away."""
+    await scene.register("b")
+    for number in range(4):
+        await scene.queue_up(f"a{number}", f"r-a{number}")
+        await scene.queue_up(f"b{number}", f"r-b{number}", instance="b")
+    applied = await scene.apply(1, segment("a", 1, "b0", "b2"), segment("b", 0, "a3", "b3", "a0"), touching=("a", "b"))
+    assert (applied.applied, applied.moved) == (True, 4)
+    assert await scene.queue_of("a") == ["b0", "b2", "a1", "a2"]
+    assert await scene.queue_of("b") == ["a3", "b3", "a0", "b1"]
+
+
 async def test_the_head_is_told_only_where_it_changed(scene: Scenario) -> None:
     mirror = scene.mirror
     for number in range(3):

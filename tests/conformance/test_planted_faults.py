@@ -45,7 +45,11 @@ FAULTS = (
         "    return LEASE_LOST\n  end\n  local list",
         "if redis.call('HGET', prefix .. ':registered', instance) ~= incarnation then\n    return LEASE_LOST\n  end\n  local list",
     ),
-    Fault("place does not open a drained group again", "if (place_of(prefix, group.gid) or '') == '' then", "if not place_of(prefix, group.gid) then"),
+    Fault(
+        "place does not open a drained group again",
+        "if (place_of(prefix, group.gid) or '') == '' then",
+        "if not place_of(prefix, group.gid) then",
+    ),
     Fault(
         "requeue puts a request behind those that came later",
         "record.owner = owner  -- events",
@@ -64,8 +68,8 @@ FAULTS = (
     ),
     Fault(
         "apply_plan leaves a group on the queue that it came from",
-        "if where[gid] == nil or where[gid] == name then\n      found",
-        "if gid then\n      found",
+        "for _, gid in ipairs(gids) do redis.call('LREM', list, 1, gid) end",
+        "for index = 2, #gids do redis.call('LREM', list, 1, gids[index]) end",
     ),
     Fault(
         "the head is as urgent as its last request",

@@ -238,6 +238,11 @@ class ClassTerms:
             kept = self._engines[slot.facts.incarnation] = (key, self.estimates.engine(slot))
         return kept[1]
 
+    def alike(self, slots: Sequence[Slot]) -> list[int]:
+        """A number for each instance, the same for those that serve alike."""
+        self._refresh()
+        return [self._slot_number(slot) for slot in slots]
+
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:

@@ -65,9 +65,9 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
     if len(groups) < 2:
         return None
     columns = made.columns(groups)
-    kinds, representatives = _kinds(slots, estimates)
-    models, model = np.unique(columns.model, return_inverse=True)
-    names = _names(models.tolist(), groups, columns)
+    kinds, representatives = _kinds(slots, estimates, made)
+    _, one_of, model = np.unique(columns.model, return_index=True, return_inverse=True)
+    names = [groups[at].traits.key.model for at in one_of.tolist()]
     at_a_time = (float(columns.count.sum()) + sum(slot.running for slot in slots)) / len(slots)
     fields = _kind_terms(representatives, columns, made, at_a_time)
     first = np.zeros(len(slots) + 1, dtype=np.int64)
@@ -168,19 +168,22 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
 # Kinds ----------------------------------------------------------------------------------------------------------------
 
 
-def _kinds(slots: Sequence[Slot], estimates: Estimates) -> tuple[list[int], list[Slot]]:
-    """The kind of each instance, and the first instance of each kind."""
+def _kinds(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tuple[list[int], list[Slot]]:
+    """The kind of each instance, and the first instance of each kind. Instances that serve alike are of one."""
+    alike = made.alike(slots)
     step = SPEED_STEP
     while True:
         numbers: dict[KindKey, int] = {}
-        kinds: list[int] = []
+        of: dict[int, int] = {}
         representatives: list[Slot] = []
-        for slot in slots:
-            key = _kind_key(slot, estimates, step)
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                representatives.append(slot)
-            kinds.append(numbers[key])
+        for slot, likeness in zip(slots, alike, strict=True):
+            if likeness not in of:
+                key = _kind_key(slot, estimates, step)
+                if key not in numbers:
+                    numbers[key] = len(numbers)
+                    representatives.append(slot)
+                of[likeness] = numbers[key]
+        kinds = [of[likeness] for likeness in alike]
         if len(representatives) <= KINDS_MAX or step > 10.0:
             return kinds, representatives
         step *= 2.0
@@ -217,12 +220,6 @@ def _kind_terms(
         if np.isnan(values).any():
             raise ProblemError(f"{name}: the profiles give no number for {int(np.isnan(values).sum())} of {values.size}")
     return fields
-
-
-def _names(codes: Sequence[int], groups: Sequence[Group], columns: GroupColumns) -> list[str]:
-    """The models of the problem, by their numbers there."""
-    of = {code: group.traits.key.model for code, group in zip(columns.model.tolist(), groups, strict=True)}
-    return [of[code] for code in codes]
 
 
 def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]:

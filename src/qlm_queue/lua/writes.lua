@@ -154,6 +154,11 @@ local function place_of(prefix, gid)
   return string.sub(stored, 1, 1) == ON and instance or '', instance
 end
 
+-- The queue that a group is on by what is stored of it; nil where it is on none.
+local function on_queue(stored)
+  return stored and string.sub(stored, 1, 1) == ON and string.sub(stored, 2) or nil
+end
+
 local function serves(prefix, instance)
   return instance == UNASSIGNED or redis.call('HEXISTS', prefix .. ':registered', instance) == 1
 end
