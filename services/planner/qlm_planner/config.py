@@ -104,7 +104,9 @@ class PlannerSettings(Section):
     share_window_s: Seconds = Field(DEFAULTS.share_window_s, description="Shares of the served work are taken over so long.")
     slo_band: int = Field(DEFAULTS.slo_band, ge=-1000, le=1000, description="Priority band in which requests with an SLO are served.")
     replan_every_s: Seconds = Field(DEFAULTS.replan_every_s, description="Least time between two replans that nobody asked for.")
-    overview_every_s: Seconds = Field(DEFAULTS.overview_every_s, description="How often the whole queue is read and compared.")
+    overview_every_s: Seconds = Field(
+        DEFAULTS.overview_every_s, description="How often leases, queues and the counts of some groups are read and compared."
+    )
     profiles_every_s: Seconds = Field(1.0, description="How often the profiles are read.")
     advice_every_s: Seconds = Field(
         10.0, description="How often instances to add are worked out while misses are expected, or to remove while some are idle."
