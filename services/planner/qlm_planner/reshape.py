@@ -71,6 +71,7 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool
         if slot is not None and not slot.alive and not lost_too:
             continue
         band_behind = None
+        here: dict[str, bool] = {}
         for group in reversed(board.queue_groups(name)):
             model = group.traits.key.model
             if model not in servable:
@@ -78,7 +79,9 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool
             if slot is None:
                 moves = servable[model]
             else:
-                moves = not estimates.can_serve(slot, model) or (not by_age and band_behind is not None and group.band > band_behind)
+                if model not in here:
+                    here[model] = estimates.can_serve(slot, model)
+                moves = not here[model] or (not by_age and band_behind is not None and group.band > band_behind)
             if moves:
                 found.append(group)
             else:
