@@ -27,7 +27,7 @@ Numbering = Callable[[str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDump:
     """A live request. `incarnation`: its owner, "" unless RUNNING. `group_id`: "" while ACCEPTED; kept while RUNNING. `slo_class`: the
-    class it is counted under. `progress`: all output so far, b"" for none. `expires`: it is in the expiry index. `model`: that of its
+    class it is counted under. `progress`, `logprobs`: all output so far, b"" for none. `expires`: it is in the expiry index. `model`: that of its
     body."""
 
     queue_id: str
@@ -45,6 +45,7 @@ class RequestDump:
     failed_attempts: int
     gateway: str
     progress: bytes
+    logprobs: bytes
     expires: bool
 
 

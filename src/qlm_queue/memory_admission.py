@@ -96,7 +96,8 @@ def attach(state: MemoryState, now_s: float, key: RequestKey, gateway: str, offs
             instance = instance_of(request.incarnation)
             state.send(now_s, instance, ControlKind.GATEWAY_REBOUND, request.queue_id, request.attempt)
     live = None if request is None else request.as_live()
-    return Attached(ended=ended, live=live, progress=progress[offset:], produced=len(progress))
+    logprobs = b"" if request is None else request.logprobs_from(offset)
+    return Attached(ended=ended, live=live, progress=progress[offset:], produced=len(progress), logprobs=logprobs)
 
 
 def cancel(state: MemoryState, now_s: float, key: RequestKey, result: bytes) -> RequestState:

@@ -175,6 +175,7 @@ def _request_dump(request: StoredRequest) -> RequestDump:
         failed_attempts=request.failed_attempts,
         gateway=request.gateway,
         progress=bytes(request.progress),
+        logprobs=bytes(request.logprobs),
         expires=request.expiry_s is not None,
     )
 

@@ -103,6 +103,7 @@ def as_pulled(request: StoredRequest) -> Pulled:
         body=request.body,
         progress=bytes(request.progress),
         text=request.text,
+        logprobs=bytes(request.logprobs),
     )
 
 
@@ -120,6 +121,8 @@ def _append(now_s: float, request: StoredRequest, emission: Emission) -> int:
     if new and not request.progress:
         request.first_token_s, request.text = now_s, emission.text
     request.progress += new
+    if new and emission.logprobs:
+        request.logprobs += emission.logprobs[-len(new) * len(emission.logprobs) // len(emission.progress) :]
     return len(new)
 
 

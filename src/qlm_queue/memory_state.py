@@ -49,11 +49,16 @@ class StoredRequest:
     started_s: float = 0.0
     first_token_s: float = 0.0
     progress: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
 
     @property
     def produced_tokens(self) -> int:
         """Output tokens that progress stands for: 4 bytes each (of text, an estimate)."""
         return (len(self.progress) + 3) // 4
+
+    def logprobs_from(self, offset: int) -> bytes:
+        """Of the tokens from byte `offset` of progress on: equally many bytes each."""
+        return bytes(self.logprobs[offset * len(self.logprobs) // len(self.progress) :]) if self.logprobs else b""
 
     def as_live(self) -> LiveRequest:
         return LiveRequest(

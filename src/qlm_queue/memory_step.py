@@ -121,6 +121,7 @@ class Step:
         if request.text:
             message.MergeFromString(bytes(request.progress))
         else:
+            message.MergeFromString(bytes(request.logprobs))
             message.output_token_ids.extend(struct.unpack(f"<{len(request.progress) // 4}I", request.progress))
         if owner and owner != by:
             self.state.send(self.now_s, instance_of(owner), ControlKind.CANCEL, request.queue_id, request.attempt)

@@ -23,6 +23,8 @@ from qlm_queue.values import (
 
 DIGEST_BYTES = 16
 PULLED_STRINGS = 7
+TEXT, LOGPROBS = "1", "L"
+"""Forms of output other than token ids alone."""
 """Of each request in the answer to a pull."""
 _GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "slo_least"})
 _ON = "+"
@@ -49,7 +51,8 @@ def fixed_fields(stored: bytes) -> list[str]:
 
 
 def state_fields(stored: bytes) -> list[str]:
-    """State with attempts, failed attempts, first pull (ms), first output (ms), "1" for text, and owner of a request's record."""
+    """State with attempts, failed attempts, first pull (ms), first output (ms), form of the output ("1": text, "L": with logprobs), and
+    owner of a request's record."""
     return stored.decode().split(" ", 5)
 
 
@@ -57,7 +60,7 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
     """From `live_answer` of the scripts."""
     hash_key, fixed, state, gateway, group_id, body = answer
     queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
-    attempt, failed, _, _, text, incarnation = state_fields(state)
+    attempt, failed, _, _, form, incarnation = state_fields(state)
     return LiveRequest(
         queue_id=queue_id,
         key=keys.request_key(hash_key.decode()),
@@ -70,7 +73,7 @@ def live_request(keys: Keys, answer: Sequence[bytes]) -> LiveRequest:
         failed_attempts=int(failed),
         gateway=gateway.decode(),
         body=body,
-        text=text == "1",
+        text=form == TEXT,
     )
 
 
@@ -84,9 +87,10 @@ def terminal_record(answer: Sequence[bytes]) -> TerminalRecord:
 
 def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
     """From `live_answer` of the scripts, with the progress."""
-    hash_key, fixed, state, gateway, group_id, body, progress = answer
+    hash_key, fixed, state, gateway, group_id, body, output = answer
     queue_id, number, accepted_ms, _, _ = fixed_fields(fixed)
-    attempt, failed, _, _, text, _ = state_fields(state)
+    attempt, failed, _, _, form, _ = state_fields(state)
+    progress, logprobs = output_parts(output) if form == LOGPROBS else (output, b"")
     return Pulled(
         queue_id=queue_id,
         key=keys.request_key(hash_key.decode()),
@@ -98,8 +102,15 @@ def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
         gateway=gateway.decode(),
         body=body,
         progress=progress,
-        text=text == "1",
+        text=form == TEXT,
+        logprobs=logprobs,
     )
+
+
+def output_parts(output: bytes) -> tuple[bytes, bytes]:
+    """Progress and logprobs from `with_logprobs` of the scripts."""
+    length, _, parts = output.partition(b" ")
+    return parts[: int(length)], parts[int(length) :]
 
 
 def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:

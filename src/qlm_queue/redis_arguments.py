@@ -61,5 +61,5 @@ def _emission(keys: Keys, emission: Emission) -> tuple[Any, ...]:
         emission.offset,
         emission.progress,
         emission.frame,
-        int(emission.text),
+        emission.logprobs or int(emission.text),
     )

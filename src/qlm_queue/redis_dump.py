@@ -56,14 +56,16 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
 
 
 _COMMANDS: dict[str, tuple[Any, ...]] = {
-    "req": ("hgetall",), "result": ("get",), "progress": ("get",), "group": ("zrange", 0, -1), "group_meta": ("hlen",), "vq": ("llen",),
+    "req": ("hgetall",), "result": ("get",), "progress": ("get",), "logprobs": ("get",), "group": ("zrange", 0, -1), "group_meta": ("hlen",), "vq": ("llen",),
     "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",), "ctl": ("xrange",),
     "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",), "instances": ("hlen",),
     "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",), "expiry": ("zrange", 0, -1),
     "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
-_WITH_SUFFIX = frozenset({"req", "result", "progress", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl"})
+_WITH_SUFFIX = frozenset(
+    {"req", "result", "progress", "logprobs", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl"}
+)
 
 
 class _Reader:
@@ -105,7 +107,7 @@ class _Reader:
     def requests(self) -> tuple[RequestDump, ...]:
         expiring = {queue_id.decode() for queue_id in self.whole("expiry", [])}
         bodies = {entry.decode(): fields for entry, fields in self.whole("queue", [])}
-        progress = self.found("progress")
+        progress, logprobs = self.found("progress"), self.found("logprobs")
         found = []
         for stored in self.found("req").values():
             queue_id, number, _, prompt_tokens, slo_class = fixed_fields(stored[b"f"])
@@ -128,11 +130,12 @@ class _Reader:
                     failed_attempts=int(failed),
                     gateway=stored[b"w"].decode(),
                     progress=progress.pop(queue_id, b""),
+                    logprobs=logprobs.pop(queue_id, b""),
                     expires=queue_id in expiring,
                 )
             )
             expiring.discard(queue_id)
-        left = [*bodies, *progress, *expiring]
+        left = [*bodies, *progress, *logprobs, *expiring]
         if left:
             raise ValueError(f"entries, progress or expiries without a request: {left}")
         return tuple(sorted(found, key=lambda request: request.acceptance_number))

@@ -160,17 +160,19 @@ class RedisQueue:
         if offset < 0:
             raise OffsetOutOfRange("an offset is at least 0", details={"offset": str(offset)})
         try:
-            kind, record, progress, produced = await self._call("attach", self._keys.request(key), gateway, offset)
+            kind, record, output, produced, form = await self._call("attach", self._keys.request(key), gateway, offset)
         except OffsetOutOfRange as error:
             error.details["offset"] = str(offset)
             raise
         except NotFound as error:
             raise _not_found(key) from error
+        progress, logprobs = answers.output_parts(output) if form.decode() == answers.LOGPROBS else (output, b"")
         return Attached(
             ended=answers.terminal_record(record) if kind == b"ended" else None,
             live=answers.live_request(self._keys, record) if kind == b"live" else None,
             progress=progress,
             produced=int(produced),
+            logprobs=logprobs,
         )
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:

@@ -211,7 +211,8 @@ class PullBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """A request now RUNNING and owned. `progress`: output so far, as stored (see `emit`); `text`: it is pieces, not token ids."""
+    """A request now RUNNING and owned. `progress`: output so far, as stored (see `emit`); `text`: it is pieces, not token ids; `logprobs`:
+    those of its tokens, b"" where it has none (see `Emission`)."""
 
     queue_id: str
     key: RequestKey
@@ -224,6 +225,7 @@ class Pulled:
     body: bytes
     progress: bytes
     text: bool = False
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +258,9 @@ class PullResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
     """New output of one request. `offset`: bytes of progress before it; `progress`: its bytes, token ids as little-endian uint32 or, where
-    `text`, serialized `Result.output_pieces` fields; `frame`: the serialized `Frame`, b"" to store progress without showing it."""
+    `text`, serialized `Result.output_pieces` fields; `frame`: the serialized `Frame`, b"" to store progress without showing it.
+    `logprobs`: of each token a serialized `Result.logprobs` field, all equally long; all emissions of a request have them, or none has, and
+    none with `text`."""
 
     queue_id: str
     key: RequestKey
@@ -265,6 +269,7 @@ class Emission:
     progress: bytes
     frame: bytes
     text: bool = False
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +306,14 @@ class TerminalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """One of `ended` and `live` is set. `progress`: the bytes from the offset asked for; `produced`: bytes produced in all."""
+    """One of `ended` and `live` is set. `progress`: the bytes from the offset asked for; `produced`: bytes produced in all. `logprobs`: of
+    the tokens in `progress`, where the request is live (see `Emission`); those of one that has ended are in its Result."""
 
     ended: TerminalRecord | None
     live: LiveRequest | None
     progress: bytes
     produced: int
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

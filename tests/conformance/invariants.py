@@ -13,13 +13,13 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
+from qlm.api.v1.request_pb2 import Logprobs, Result
 from qlm.api.v1.request_pb2 import RequestState as WireState
-from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.request import RequestState
 from qlm_queue.dump import QueueDump
 
-from .scenario import tokens
+from .scenario import logprobs, tokens
 
 
 def check_invariants(dump: QueueDump) -> None:
@@ -143,11 +143,21 @@ def check_output(dump: QueueDump, expected: Mapping[str, tuple[int, ...]]) -> No
     for request in dump.requests:
         answer = tokens(*expected[request.queue_id])
         assert answer.startswith(request.progress), f"{request.key} has output that is not its answer's"
+        said = Result.FromString(request.logprobs).logprobs
+        check_logprobs(said, expected[request.queue_id][: len(request.progress) // 4])
     for record in dump.terminals:
         output = tuple(Result.FromString(record.result).output_token_ids)
         answer_ids = expected[record.queue_id]
         assert output == answer_ids[: len(output)]
+        check_logprobs(Result.FromString(record.result).logprobs, output)
         assert record.state is not RequestState.COMPLETED or output == answer_ids
+
+
+def check_logprobs(said: Logprobs, output: tuple[int, ...]) -> None:
+    """One entry a token, in order, where there are any."""
+    if said.of_token:
+        top = len(said.top_token_ids) // len(said.of_token)
+        assert said == Result.FromString(logprobs(output, top)).logprobs
 
 
 def check_frames(dump: QueueDump, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget, QueueSegment, RequeueCause, StepStatus
 
-from .property_driver import answer_of
+from .property_driver import answer_of, top_of
 from .property_world import AGENTS_MAX, GROUPS, INSTANCES, KEYS, QUEUES, Agent, Planner, QueueWorld, Run
 from .scenario import CANCELLED, EXPIRED, FAILURE, TTL_S, acceptance, completion, emission, happening, owned, placement
 
@@ -263,7 +263,8 @@ class QueueMachine(QueueWorld):
         emissions = []
         for run in runs:
             offset = max(0, run.produced - back)
-            emissions.append(emission(run.pulled, offset, answer_of(run.pulled.key)[offset : offset + count]))
+            key = run.pulled.key
+            emissions.append(emission(run.pulled, offset, answer_of(key)[offset : offset + count], top=top_of(key)))
         statuses = self.call("emit", agent.lease.role, emissions, answer=answer)
         for run, sent, status in zip(runs, emissions, statuses or (), strict=False):
             if status is StepStatus.DONE:
@@ -278,7 +279,7 @@ class QueueMachine(QueueWorld):
         for run in runs:
             offset = max(0, run.produced - back)
             rest = answer_of(run.pulled.key)[offset:]
-            completions.append(completion(run.pulled, offset, rest[:1] if fails else rest, state=state))
+            completions.append(completion(run.pulled, offset, rest[:1] if fails else rest, state=state, top=top_of(run.pulled.key)))
         self.call("complete", agent.lease.role, completions, answer=answer)
 
     @precondition(lambda self: any(agent.runs for agent in self.agents))

@@ -26,7 +26,7 @@ from qlm_queue.values import (
     StepStatus,
 )
 
-from .property_driver import Driver, answer_of
+from .property_driver import Driver, answer_of, top_of
 from .scenario import FAILURE, TTL_S, completion, placement
 from .subjects import MemorySubject, Subject
 
@@ -186,7 +186,7 @@ class QueueWorld(RuleBasedStateMachine):
             result = self.call("pull", agent.lease, model, budget)
             assert not isinstance(result, QlmError)
             completions = [
-                completion(pulled, len(pulled.progress) // 4, answer_of(pulled.key)[len(pulled.progress) // 4 :])
+                completion(pulled, len(pulled.progress) // 4, answer_of(pulled.key)[len(pulled.progress) // 4 :], top=top_of(pulled.key))
                 for pulled in result.pulled
             ]
             assert set(self.call("complete", agent.lease.role, completions)) <= {StepStatus.DONE}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from qlm.api.v1.request_pb2 import Request, Result, ResultError, TokenPrompt, Usage
+from qlm.api.v1.request_pb2 import Logprobs, Request, Result, ResultError, TokenPrompt, Usage
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.request import RequestKey, RequestState
@@ -76,6 +76,17 @@ def pieces(*texts: str) -> bytes:
     return Result(output_pieces=texts).SerializeToString()
 
 
+def logprobs(ids: Sequence[int], top: int | None) -> bytes:
+    """Made up ones of tokens, as an emission has them, with so many likeliest ones; None: none."""
+    if top is None:
+        return b""
+    fields = (
+        Logprobs(of_token=[-token / 8], top_token_ids=[token + n for n in range(top)], of_top=[-(token + n) / 8 for n in range(top)])
+        for token in ids
+    )
+    return b"".join(Result(logprobs=field).SerializeToString() for field in fields)
+
+
 def placement(
     group_id: str,
     instance: str = "a",
@@ -99,8 +110,10 @@ def happening(kind: EventKind.ValueType = EventKind.EVENT_KIND_MODEL_SWAPPED, **
     return RequestEvent(kind=kind, instance="a", **fields).SerializeToString()
 
 
-def emission(request: Pulled, offset_tokens: int, ids: Sequence[int], *, shown: bool = True) -> Emission:
-    frame = Frame(queue_id=request.queue_id, attempt=request.attempt, offset=offset_tokens, token_ids=ids).SerializeToString()
+def emission(request: Pulled, offset_tokens: int, ids: Sequence[int], *, shown: bool = True, top: int | None = None) -> Emission:
+    """`top`: of its `logprobs`."""
+    said = logprobs(ids, top)
+    frame = Frame(queue_id=request.queue_id, attempt=request.attempt, offset=offset_tokens, token_ids=ids).SerializeToString() + said
     return Emission(
         queue_id=request.queue_id,
         key=request.key,
@@ -108,16 +121,23 @@ def emission(request: Pulled, offset_tokens: int, ids: Sequence[int], *, shown: 
         offset=offset_tokens * 4,
         progress=tokens(*ids),
         frame=frame if shown else b"",
+        logprobs=said,
     )
 
 
 def completion(
-    request: Pulled, offset_tokens: int = 0, ids: Sequence[int] = (), *, state: RequestState = RequestState.COMPLETED, shown: bool = True
+    request: Pulled,
+    offset_tokens: int = 0,
+    ids: Sequence[int] = (),
+    *,
+    state: RequestState = RequestState.COMPLETED,
+    shown: bool = True,
+    top: int | None = None,
 ) -> Completion:
     result = Result(usage=Usage(prompt_tokens=10, output_tokens=offset_tokens + len(ids)))
     event = RequestEvent(model="m", output_tokens=offset_tokens + len(ids), started_s=1.5)
     return Completion(
-        last=emission(request, offset_tokens, ids, shown=shown),
+        last=emission(request, offset_tokens, ids, shown=shown, top=top),
         state=state,
         result=result.SerializeToString(),
         event=event.SerializeToString(),

@@ -64,7 +64,7 @@ local function pull_from_group(batch, answer, room, gid, incarnation, expired_re
       add_event(batch, 'pulled', told)
       local at = #answer
       answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = hash_key, fixed, state.stored, fields[3]
-      answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, progress
+      answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, with_logprobs(prefix, id, state, progress)
     end
   end
   if #ids == 0 then return end
@@ -113,7 +113,8 @@ local function owned(keys, args)
   for index = at + 1, #args do
     local record, body = read_by_id(prefix, args[index])
     if record and record.owner == args[at] then
-      found[#found + 1] = live_answer(record, body, read_progress(prefix, record.id, record))
+      local progress = read_progress(prefix, record.id, record)
+      found[#found + 1] = live_answer(record, body, with_logprobs(prefix, record.id, record, progress))
     end
   end
   return found
@@ -155,19 +156,29 @@ end
 local function read_owned(hash_key, id, incarnation, attempt)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'w')
   if not fields[1] or string.sub(fields[1], 17, 17 + #id) ~= id .. ' ' then return nil end
-  local run, first_output_ms, owner = string.match(fields[2], '^R(%d+) %d+ %d* (%d*) 1? (.*)$')
+  local run, first_output_ms, owner = string.match(fields[2], '^R(%d+) %d+ %d* (%d*) [1L]? (.*)$')
   if owner ~= incarnation or run ~= attempt then return nil end
   return fields[3], first_output_ms ~= ''
 end
 
--- Notes that the first output of a request is there.
-local function note_first_output(hash_key, text)
+-- Notes that the first output of a request is there. `form` as in `emit`.
+local function note_first_output(record, form)
+  record.first_output_ms, record.form = integer(now_ms()), #form > 1 and 'L' or form == '1' and '1' or ''
+end
+
+-- The logprobs of the last `bytes` of `output`, of which `form` has equally many bytes for each token.
+local function last_logprobs(form, output, bytes)
+  return string.sub(form, -(#form * bytes / #output))
+end
+
+local function store_first_output(hash_key, form)
   local record = read_request(hash_key)
-  record.first_output_ms, record.text = integer(now_ms()), text == '1' and '1' or ''
+  note_first_output(record, form)
   redis.call('HSET', hash_key, 's', state_text(record))
 end
 
--- args: incarnation, (queue id, hash key, attempt, offset, output, frame, text)…; answer: statuses
+-- args: incarnation, (queue id, hash key, attempt, offset, output, frame, form)…; answer: statuses
+-- form: '0' for token ids, '1' for text, else token ids, and this is their logprobs
 local function emit(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -184,8 +195,12 @@ local function emit(keys, args)
       if offset > stored then
         status = 'gap'
       elseif offset + #output > stored then
+        local form = args[index + 6]
         redis.call('APPEND', key, string.sub(output, stored - offset + 1))
-        if not has_output then note_first_output(hash_key, args[index + 6]) end
+        if #form > 1 then
+          redis.call('APPEND', prefix .. ':logprobs:' .. id, last_logprobs(form, output, offset + #output - stored))
+        end
+        if not has_output then store_first_output(hash_key, form) end
         if args[index + 5] ~= '' then add_frame(batch, gateway, args[index + 5]) end
       end
     end
@@ -195,16 +210,17 @@ local function emit(keys, args)
   return statuses
 end
 
--- All output with the last one, which need not be stored any more; nil where it would leave a gap.
-local function with_output(prefix, record, offset, output, text)
+-- All output with the last one, which need not be stored any more; nil where it would leave a gap. Notes the last one's logprobs.
+local function with_output(prefix, record, offset, output, form)
   local progress = read_progress(prefix, record.id, record)
   if offset > #progress then return nil end
   if offset + #output <= #progress then return progress end
-  if progress == '' then record.first_output_ms, record.text = integer(now_ms()), text == '1' and '1' or '' end
+  if progress == '' then note_first_output(record, form) end
+  if #form > 1 then record.last_logprobs = last_logprobs(form, output, offset + #output - #progress) end
   return progress .. string.sub(output, #progress - offset + 1)
 end
 
--- args: incarnation, (queue id, hash key, attempt, offset, output, frame, text, state, Result, event)…; answer: statuses
+-- args: incarnation, (queue id, hash key, attempt, offset, output, frame, form, state, Result, event)…; answer: statuses
 local function complete(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)

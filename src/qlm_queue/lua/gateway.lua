@@ -46,7 +46,8 @@ local function accept(keys, args)
 end
 
 -- args: hash key, gateway ('' to read only), offset in bytes
--- answer: 'live' or 'ended', the record, progress from the offset, bytes produced
+-- answer: 'live' or 'ended', the record, progress from the offset (of a live request with its logprobs, as in `with_logprobs`), bytes
+--         produced, 'L' where there are logprobs
 local function attach(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -57,7 +58,7 @@ local function attach(keys, args)
     if not ended then return NOT_FOUND end
     if offset > ended.produced then return { err = 'QLMOFFSET ' .. ended.produced } end
     local progress = offset < ended.produced and string.sub(ended.result, offset - ended.produced) or ''
-    return { 'ended', terminal_answer(ended), progress, integer(ended.produced) }
+    return { 'ended', terminal_answer(ended), progress, integer(ended.produced), '' }
   end
   local progress_key = prefix .. ':progress:' .. record.id
   local produced = redis.call('STRLEN', progress_key)
@@ -70,7 +71,13 @@ local function attach(keys, args)
     end
   end
   local body = read_entry(prefix, record.id)
-  return { 'live', live_answer(record, body), redis.call('GETRANGE', progress_key, offset, -1), integer(produced) }
+  local progress, form = redis.call('GETRANGE', progress_key, offset, -1), ''
+  if record.form == 'L' then
+    local logprobs_key = prefix .. ':logprobs:' .. record.id
+    local from = offset * redis.call('STRLEN', logprobs_key) / produced
+    progress, form = #progress .. ' ' .. progress .. redis.call('GETRANGE', logprobs_key, from, -1), 'L'
+  end
+  return { 'live', live_answer(record, body), progress, integer(produced), form }
 end
 
 -- args: hash key, Result; answer: the terminal state

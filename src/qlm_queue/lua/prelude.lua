@@ -110,9 +110,10 @@ end
 
 -- requests -----------------------------------------------------------------------------------------------------------
 
--- State, attempts, failed attempts, first pull (ms), first output (ms), "1" for text and owner of a request's `s`, as strings.
+-- State, attempts, failed attempts, first pull (ms), first output (ms), form of the output ('1': text; 'L': with logprobs) and owner of a
+-- request's `s`, as strings.
 local function state_parts(stored)
-  return string.match(stored, '^(%u)(%d+) (%d+) (%d*) (%d*) (1?) (.*)$')
+  return string.match(stored, '^(%u)(%d+) (%d+) (%d*) (%d*) ([1L]?) (.*)$')
 end
 
 -- The record of a live request, or nil. Its hash holds few, long fields, since each field of a write costs: `f` what never changes, `s`
@@ -121,21 +122,21 @@ local function read_request(hash_key)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x')
   if not fields[1] then return nil end
   local id, number, accepted_ms, prompt_tokens, class = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) (.*)$', 17)
-  local state, attempt, failed, started_ms, first_output_ms, text, owner = state_parts(fields[2])
+  local state, attempt, failed, started_ms, first_output_ms, form, owner = state_parts(fields[2])
   return {
     key = hash_key, fixed = fields[1], stored_state = fields[2], gateway = fields[3], group = fields[4] or '',
     expiry_ms = fields[5] or '', digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number),
     accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), class = class,
     state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
-    text = text, owner = owner,
+    form = form, owner = owner,
   }
 end
 
 local function read_state(stored)
-  local state, attempt, failed, started_ms, first_output_ms, text, owner = state_parts(stored)
+  local state, attempt, failed, started_ms, first_output_ms, form, owner = state_parts(stored)
   return {
     state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
-    text = text, owner = owner,
+    form = form, owner = owner,
   }
 end
 
@@ -150,7 +151,7 @@ local function read_returnable(states, hash_key)
   return {
     key = hash_key, stored_state = fields[2], group = fields[3] or '', id = id, number = tonumber(number),
     accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), state = state.state, attempt = state.attempt,
-    failed = state.failed, started_ms = state.started_ms, first_output_ms = state.first_output_ms, text = state.text, owner = state.owner,
+    failed = state.failed, started_ms = state.started_ms, first_output_ms = state.first_output_ms, form = state.form, owner = state.owner,
   }
 end
 
@@ -162,7 +163,7 @@ local NEW_STATE = 'A0 0    '
 
 local function state_text(record)
   return record.state .. integer(record.attempt) .. ' ' .. integer(record.failed) .. ' ' .. record.started_ms .. ' '
-    .. record.first_output_ms .. ' ' .. record.text .. ' ' .. record.owner
+    .. record.first_output_ms .. ' ' .. record.form .. ' ' .. record.owner
 end
 
 -- Body and hash key of a queue id, or nil.

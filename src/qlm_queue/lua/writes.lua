@@ -229,6 +229,21 @@ local function read_progress(prefix, id, state)
   return state.first_output_ms ~= '' and redis.call('GET', prefix .. ':progress:' .. id) or ''
 end
 
+-- Progress, and before it its length where logprobs follow it.
+local function with_logprobs(prefix, id, state, progress)
+  if state.form ~= 'L' then return progress end
+  return #progress .. ' ' .. progress .. (redis.call('GET', prefix .. ':logprobs:' .. id) or '')
+end
+
+-- All logprobs of a request that ends, with those of its last output; the key is deleted.
+local function take_logprobs(prefix, id, record)
+  if record.form ~= 'L' then return '' end
+  local key = prefix .. ':logprobs:' .. id
+  local stored = redis.call('GET', key) or ''
+  redis.call('DEL', key)
+  return stored .. (record.last_logprobs or '')
+end
+
 -- Stores the Result and the last frame, and deletes the rest. `by_owner`: the owner takes the step and needs no word of it. `body` and
 -- `progress` are read where they are nil.
 local function finish(batch, record, state, result, body, progress, frame, event, by_owner)
@@ -242,7 +257,7 @@ local function finish(batch, record, state, result, body, progress, frame, event
     .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.attempt) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
     .. pb_bytes(8, pb_double(1, record.accepted_ms / 1000) .. pb_seconds(2, record.started_ms) .. pb_seconds(3, record.first_output_ms)
       .. pb_double(4, finished_ms / 1000))
-  local output = record.text == '1' and progress or pb_bytes(14, progress)
+  local output = record.form == '1' and progress or take_logprobs(prefix, id, record) .. pb_bytes(14, progress)
   local header = state .. integer(record.attempt) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
   redis.call('SET', result_key_of(prefix, record.key), record.digest .. header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
 

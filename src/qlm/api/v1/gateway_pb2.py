@@ -26,7 +26,7 @@ from qlm.api.v1 import request_pb2 as qlm_dot_api_dot_v1_dot_request__pb2
 from qlm.api.v1 import prediction_pb2 as qlm_dot_api_dot_v1_dot_prediction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/gateway.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x1bqlm/api/v1/prediction.proto\"P\n\x0fGenerateRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\x12\x17\n\x0foutlook_every_s\x18\x02 \x01(\x01\"5\n\rSubmitRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\"8\n\x0eSubmitResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\"\xd3\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x11\n\tduplicate\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x12\n\naccepted_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12*\n\nprediction\x18\x08 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"\xaa\x01\n\x0eStreamResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.TokenChunk\x12\"\n\x06result\x18\x03 \x01(\x0b\x32\x12.qlm.api.v1.Result\x12$\n\x07outlook\x18\x04 \x01(\x0b\x32\x13.qlm.api.v1.Outlook\"^\n\x07Outlook\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12*\n\nprediction\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"M\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"C\n\rResultRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"]\n\x0eResultResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\"\n\x06result\x18\x02 \x01(\x0b\x32\x12.qlm.api.v1.Result\"\\\n\rStreamRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x17\n\x0foutlook_every_s\x18\x04 \x01(\x01\"3\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.qlm.api.v1.Model\"Y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\"8\n\x12QueueStatusRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xdd\x01\n\x13QueueStatusResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x04\x12\x10\n\x08unplaced\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\x36\n\x0evirtual_queues\x18\x05 \x03(\x0b\x32\x1e.qlm.api.v1.VirtualQueueStatus\x12*\n\x07request\x18\x06 \x01(\x0b\x32\x19.qlm.api.v1.RequestStatus\x12\x0f\n\x07planner\x18\x07 \x01(\t\x12\x11\n\testimator\x18\x08 \x01(\t\"\xa7\x01\n\x12VirtualQueueStatus\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.qlm.api.v1.GroupStatus\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x14\n\x0c\x61\x63tive_model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\x93\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\"\xcd\x02\n\rRequestStatus\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x1b\n\x0erequests_ahead\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\r\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12*\n\nprediction\x18\t \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x42\x11\n\x0f_requests_aheadB\r\n\x0b_deadline_s2\xf3\x03\n\x07Gateway\x12\x45\n\x08Generate\x12\x1b.qlm.api.v1.GenerateRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06Submit\x12\x19.qlm.api.v1.SubmitRequest\x1a\x1a.qlm.api.v1.SubmitResponse\x12?\n\x06Result\x12\x19.qlm.api.v1.ResultRequest\x1a\x1a.qlm.api.v1.ResultResponse\x12\x41\n\x06Stream\x12\x19.qlm.api.v1.StreamRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.qlm.api.v1.CancelRequest\x1a\x1a.qlm.api.v1.CancelResponse\x12K\n\nListModels\x12\x1d.qlm.api.v1.ListModelsRequest\x1a\x1e.qlm.api.v1.ListModelsResponse\x12N\n\x0bQueueStatus\x12\x1e.qlm.api.v1.QueueStatusRequest\x1a\x1f.qlm.api.v1.QueueStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/gateway.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x1bqlm/api/v1/prediction.proto\"P\n\x0fGenerateRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\x12\x17\n\x0foutlook_every_s\x18\x02 \x01(\x01\"5\n\rSubmitRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\"8\n\x0eSubmitResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\"\xd3\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x11\n\tduplicate\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x12\n\naccepted_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12*\n\nprediction\x18\x08 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"\xaa\x01\n\x0eStreamResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.TokenChunk\x12\"\n\x06result\x18\x03 \x01(\x0b\x32\x12.qlm.api.v1.Result\x12$\n\x07outlook\x18\x04 \x01(\x0b\x32\x13.qlm.api.v1.Outlook\"^\n\x07Outlook\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12*\n\nprediction\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"u\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12&\n\x08logprobs\x18\x05 \x01(\x0b\x32\x14.qlm.api.v1.Logprobs\"C\n\rResultRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"]\n\x0eResultResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\"\n\x06result\x18\x02 \x01(\x0b\x32\x12.qlm.api.v1.Result\"\\\n\rStreamRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x17\n\x0foutlook_every_s\x18\x04 \x01(\x01\"3\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.qlm.api.v1.Model\"Y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\"8\n\x12QueueStatusRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xdd\x01\n\x13QueueStatusResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x04\x12\x10\n\x08unplaced\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\x36\n\x0evirtual_queues\x18\x05 \x03(\x0b\x32\x1e.qlm.api.v1.VirtualQueueStatus\x12*\n\x07request\x18\x06 \x01(\x0b\x32\x19.qlm.api.v1.RequestStatus\x12\x0f\n\x07planner\x18\x07 \x01(\t\x12\x11\n\testimator\x18\x08 \x01(\t\"\xa7\x01\n\x12VirtualQueueStatus\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.qlm.api.v1.GroupStatus\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x14\n\x0c\x61\x63tive_model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\x93\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\"\xcd\x02\n\rRequestStatus\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x1b\n\x0erequests_ahead\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\r\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12*\n\nprediction\x18\t \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x42\x11\n\x0f_requests_aheadB\r\n\x0b_deadline_s2\xf3\x03\n\x07Gateway\x12\x45\n\x08Generate\x12\x1b.qlm.api.v1.GenerateRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06Submit\x12\x19.qlm.api.v1.SubmitRequest\x1a\x1a.qlm.api.v1.SubmitResponse\x12?\n\x06Result\x12\x19.qlm.api.v1.ResultRequest\x1a\x1a.qlm.api.v1.ResultResponse\x12\x41\n\x06Stream\x12\x19.qlm.api.v1.StreamRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.qlm.api.v1.CancelRequest\x1a\x1a.qlm.api.v1.CancelResponse\x12K\n\nListModels\x12\x1d.qlm.api.v1.ListModelsRequest\x1a\x1e.qlm.api.v1.ListModelsResponse\x12N\n\x0bQueueStatus\x12\x1e.qlm.api.v1.QueueStatusRequest\x1a\x1f.qlm.api.v1.QueueStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,33 +46,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTLOOK']._serialized_start=677
   _globals['_OUTLOOK']._serialized_end=771
   _globals['_TOKENCHUNK']._serialized_start=773
-  _globals['_TOKENCHUNK']._serialized_end=850
-  _globals['_RESULTREQUEST']._serialized_start=852
-  _globals['_RESULTREQUEST']._serialized_end=919
-  _globals['_RESULTRESPONSE']._serialized_start=921
-  _globals['_RESULTRESPONSE']._serialized_end=1014
-  _globals['_STREAMREQUEST']._serialized_start=1016
-  _globals['_STREAMREQUEST']._serialized_end=1108
-  _globals['_CANCELREQUEST']._serialized_start=1110
-  _globals['_CANCELREQUEST']._serialized_end=1161
-  _globals['_CANCELRESPONSE']._serialized_start=1163
-  _globals['_CANCELRESPONSE']._serialized_end=1220
-  _globals['_LISTMODELSREQUEST']._serialized_start=1222
-  _globals['_LISTMODELSREQUEST']._serialized_end=1241
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1243
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1298
-  _globals['_MODEL']._serialized_start=1300
-  _globals['_MODEL']._serialized_end=1389
-  _globals['_QUEUESTATUSREQUEST']._serialized_start=1391
-  _globals['_QUEUESTATUSREQUEST']._serialized_end=1447
-  _globals['_QUEUESTATUSRESPONSE']._serialized_start=1450
-  _globals['_QUEUESTATUSRESPONSE']._serialized_end=1671
-  _globals['_VIRTUALQUEUESTATUS']._serialized_start=1674
-  _globals['_VIRTUALQUEUESTATUS']._serialized_end=1841
-  _globals['_GROUPSTATUS']._serialized_start=1844
-  _globals['_GROUPSTATUS']._serialized_end=1991
-  _globals['_REQUESTSTATUS']._serialized_start=1994
-  _globals['_REQUESTSTATUS']._serialized_end=2327
-  _globals['_GATEWAY']._serialized_start=2330
-  _globals['_GATEWAY']._serialized_end=2829
+  _globals['_TOKENCHUNK']._serialized_end=890
+  _globals['_RESULTREQUEST']._serialized_start=892
+  _globals['_RESULTREQUEST']._serialized_end=959
+  _globals['_RESULTRESPONSE']._serialized_start=961
+  _globals['_RESULTRESPONSE']._serialized_end=1054
+  _globals['_STREAMREQUEST']._serialized_start=1056
+  _globals['_STREAMREQUEST']._serialized_end=1148
+  _globals['_CANCELREQUEST']._serialized_start=1150
+  _globals['_CANCELREQUEST']._serialized_end=1201
+  _globals['_CANCELRESPONSE']._serialized_start=1203
+  _globals['_CANCELRESPONSE']._serialized_end=1260
+  _globals['_LISTMODELSREQUEST']._serialized_start=1262
+  _globals['_LISTMODELSREQUEST']._serialized_end=1281
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1283
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1338
+  _globals['_MODEL']._serialized_start=1340
+  _globals['_MODEL']._serialized_end=1429
+  _globals['_QUEUESTATUSREQUEST']._serialized_start=1431
+  _globals['_QUEUESTATUSREQUEST']._serialized_end=1487
+  _globals['_QUEUESTATUSRESPONSE']._serialized_start=1490
+  _globals['_QUEUESTATUSRESPONSE']._serialized_end=1711
+  _globals['_VIRTUALQUEUESTATUS']._serialized_start=1714
+  _globals['_VIRTUALQUEUESTATUS']._serialized_end=1881
+  _globals['_GROUPSTATUS']._serialized_start=1884
+  _globals['_GROUPSTATUS']._serialized_end=2031
+  _globals['_REQUESTSTATUS']._serialized_start=2034
+  _globals['_REQUESTSTATUS']._serialized_end=2367
+  _globals['_GATEWAY']._serialized_start=2370
+  _globals['_GATEWAY']._serialized_end=2869
 # @@protoc_insertion_point(module_scope)

@@ -222,6 +222,7 @@ class TokenChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Index of the first token (or text piece) of this chunk in the output; chunks of one request neither overlap nor leave gaps."""
     text: _builtins.str
@@ -234,6 +235,10 @@ class TokenChunk(_message.Message):
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Engines that give only text."""
 
+    @_builtins.property
+    def logprobs(self) -> _request_pb2.Logprobs:
+        """Of each token, where the request asked for it."""
+
     def __init__(
         self,
         *,
@@ -241,10 +246,11 @@ class TokenChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         pieces: _abc.Iterable[_builtins.str] | None = ...,
         text: _builtins.str = ...,
+        logprobs: _request_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "pieces", b"pieces", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "offset", b"offset", "pieces", b"pieces", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

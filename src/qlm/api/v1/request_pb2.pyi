@@ -308,7 +308,9 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """Goes on after the end-of-sequence token."""
     logprobs: _builtins.int
-    """Log probabilities of so many top tokens with each output token, 0 to 20. Absent: none."""
+    """Log probabilities with each output token: its own and those of so many likeliest ones, 0 to 20. Absent: none. Not for engines that
+    give only text. (logprobs + 1) * max_tokens is at most 1,048,576.
+    """
     json_schema: _builtins.str
     """A JSON schema (an object or a boolean), at most 65,536 bytes."""
     regex: _builtins.str
@@ -554,6 +556,7 @@ class Result(_message.Message):
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_PIECES_FIELD_NUMBER: _builtins.int
     OUTPUT_TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The request's tenant."""
     request_id: _builtins.str
@@ -592,6 +595,10 @@ class Result(_message.Message):
     def output_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output of engines that give only text, in pieces."""
 
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """Of each token of `output_token_ids`, where the request asked for it. It is stored as one field a token, which merge."""
+
     def __init__(
         self,
         *,
@@ -609,14 +616,53 @@ class Result(_message.Message):
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_pieces: _abc.Iterable[_builtins.str] | None = ...,
         output_text: _builtins.str = ...,
+        logprobs: Global___Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "logprobs", b"logprobs", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error", b"error", "finish_reason", b"finish_reason", "incarnation", b"incarnation", "model", b"model", "output_pieces", b"output_pieces", "output_text", b"output_text", "output_token_ids", b"output_token_ids", "queue_id", b"queue_id", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error", b"error", "finish_reason", b"finish_reason", "incarnation", b"incarnation", "logprobs", b"logprobs", "model", b"model", "output_pieces", b"output_pieces", "output_text", b"output_text", "output_token_ids", b"output_token_ids", "queue_id", b"queue_id", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Result: _TypeAlias = Result  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """Log probabilities (natural) of consecutive output tokens, before temperature and other parameters. Of n tokens and k likeliest ones each
+    there are n, n * k and n * k values, in the order of the tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_TOKEN_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OF_TOP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def of_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the token itself."""
+
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each token the k likeliest ones in its place, the likeliest first."""
+
+    @_builtins.property
+    def of_top(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of those."""
+
+    def __init__(
+        self,
+        *,
+        of_token: _abc.Iterable[_builtins.float] | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        of_top: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_token", b"of_token", "of_top", b"of_top", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class ResultError(_message.Message):

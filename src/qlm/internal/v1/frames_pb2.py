@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from qlm.api.v1 import request_pb2 as qlm_dot_api_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cqlm/internal/v1/frames.proto\x12\x0fqlm.internal.v1\x1a\x18qlm/api/v1/request.proto\"4\n\nFrameBatch\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.qlm.internal.v1.Frame\"\x81\x01\n\x05\x46rame\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x07\x12\x0e\n\x06pieces\x18\x05 \x03(\t\x12\"\n\x06result\x18\x06 \x01(\x0b\x32\x12.qlm.api.v1.Resultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cqlm/internal/v1/frames.proto\x12\x0fqlm.internal.v1\x1a\x18qlm/api/v1/request.proto\"4\n\nFrameBatch\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.qlm.internal.v1.Frame\"\xa9\x01\n\x05\x46rame\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x07\x12\x0e\n\x06pieces\x18\x05 \x03(\t\x12\"\n\x06result\x18\x06 \x01(\x0b\x32\x12.qlm.api.v1.Result\x12&\n\x08logprobs\x18\x11 \x01(\x0b\x32\x14.qlm.api.v1.Logprobsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,5 +35,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAMEBATCH']._serialized_start=75
   _globals['_FRAMEBATCH']._serialized_end=127
   _globals['_FRAME']._serialized_start=130
-  _globals['_FRAME']._serialized_end=259
+  _globals['_FRAME']._serialized_end=299
 # @@protoc_insertion_point(module_scope)

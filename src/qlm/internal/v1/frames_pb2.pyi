@@ -53,6 +53,7 @@ class Frame(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     attempt: _builtins.int
     offset: _builtins.int
@@ -65,6 +66,10 @@ class Frame(_message.Message):
     def result(self) -> _request_pb2.Result:
         """On the last frame: the Result without its output."""
 
+    @_builtins.property
+    def logprobs(self) -> _request_pb2.Logprobs:
+        """Of each token, where the request asked for it: one field a token, as the Result has them."""
+
     def __init__(
         self,
         *,
@@ -74,10 +79,11 @@ class Frame(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         pieces: _abc.Iterable[_builtins.str] | None = ...,
         result: _request_pb2.Result | None = ...,
+        logprobs: _request_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "offset", b"offset", "pieces", b"pieces", "queue_id", b"queue_id", "result", b"result", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "logprobs", b"logprobs", "offset", b"offset", "pieces", b"pieces", "queue_id", b"queue_id", "result", b"result", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
