@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from qlm.async_client import AsyncClient
     from qlm.client import Client, SyncTokenStream
     from qlm.token_stream import TokenStream
-    from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestState, RequestStatus, Result, Slo, TokenChunk
+    from qlm.values import (
+        Accepted,
+        ModelInfo,
+        Outlook,
+        Prediction,
+        QueueStatus,
+        RequestState,
+        RequestStatus,
+        Result,
+        Slo,
+        TokenChunk,
+        TokenLogprobs,
+    )
 
 __all__ = [
     "Accepted",
@@ -31,6 +43,7 @@ __all__ = [
     "Slo",
     "SyncTokenStream",
     "TokenChunk",
+    "TokenLogprobs",
     "TokenStream",
     "errors",
 ]

@@ -156,7 +156,22 @@ def slo_value(message: request_pb2.Slo) -> values.Slo:
 
 
 def chunk_value(message: gateway_pb2.TokenChunk) -> values.TokenChunk:
-    return values.TokenChunk(offset=message.offset, token_ids=tuple(message.token_ids), pieces=tuple(message.pieces), text=message.text)
+    return values.TokenChunk(
+        offset=message.offset,
+        token_ids=tuple(message.token_ids),
+        pieces=tuple(message.pieces),
+        text=message.text,
+        logprobs=logprobs_value(message.logprobs) if message.HasField("logprobs") else (),
+    )
+
+
+def logprobs_value(message: request_pb2.Logprobs) -> tuple[values.TokenLogprobs, ...]:
+    """One for each token."""
+    top = len(message.top_token_ids) // len(message.of_token) if message.of_token else 0
+    pairs = list(zip(message.top_token_ids, message.of_top, strict=True))
+    return tuple(
+        values.TokenLogprobs(of_token, tuple(pairs[place * top : (place + 1) * top])) for place, of_token in enumerate(message.of_token)
+    )
 
 
 def result_value(message: request_pb2.Result) -> values.Result:
@@ -183,6 +198,7 @@ def result_value(message: request_pb2.Result) -> values.Result:
         token_ids=tuple(message.output_token_ids),
         pieces=tuple(message.output_pieces),
         text=message.output_text,
+        logprobs=logprobs_value(message.logprobs) if message.HasField("logprobs") else (),
     )
 
 

@@ -83,14 +83,24 @@ class Accepted:
     prediction: Prediction | None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities (natural) in the place of one output token: its own, and by id those of the likeliest, the likeliest first."""
+
+    of_token: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChunk:
-    """Consecutive output: token ids (or `pieces`, from engines that give only text) from index `offset` on, and as text."""
+    """Consecutive output: token ids (or `pieces`, from engines that give only text) from index `offset` on, and as text. `logprobs`: one
+    for each token, where they were asked for."""
 
     offset: int
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def count(self) -> int:
@@ -110,7 +120,7 @@ class Timing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The end of a request. `finish_reason`: "stop", "length" or "". `error_reason`: a reason of errors.proto, "" where it
-    COMPLETED. The output is empty on the result of a stream, which has given it."""
+    COMPLETED. The output is empty on the result of a stream, which has given it. `logprobs`: as in TokenChunk."""
 
     tenant: str
     request_id: str
@@ -128,6 +138,7 @@ class Result:
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

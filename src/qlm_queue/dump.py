@@ -27,8 +27,8 @@ Numbering = Callable[[str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDump:
     """A live request. `incarnation`: its owner, "" unless RUNNING. `group_id`: "" while ACCEPTED; kept while RUNNING. `slo_class`: the
-    class it is counted under. `progress`, `logprobs`: all output so far, b"" for none. `expires`: it is in the expiry index. `model`: that of its
-    body."""
+    class it is counted under. `progress`, `logprobs`: all output so far, b"" for none. `expires`: it is in the expiry index. `model`: that
+    of its body."""
 
     queue_id: str
     key: RequestKey

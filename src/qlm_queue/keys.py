@@ -7,8 +7,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
                                     the entry id is the queue id
     :req:<tenant>:<request_id>      hash, a live request: `f` what never changes, "<16 bytes digest><queue id> <acceptance number>
                                     <acceptance (ms)> <prompt tokens> <SLO class>"; `s` "<state><attempts> <failed attempts>
-                                    <first pull (ms)> <first output (ms)> <1: the output is text; L: it has logprobs> <owner incarnation>" (empty
-                                    where there is none); `w` gateway, `g` group, `x` expiry (ms)
+                                    <first pull (ms)> <first output (ms)> <1: the output is text, L: with logprobs> <owner incarnation>"
+                                    (empty where there is none); `w` gateway, `g` group, `x` expiry (ms)
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
                                     <incarnation>\\n" + Result
     :progress:<queue id>            string: output so far

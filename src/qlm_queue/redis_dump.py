@@ -56,11 +56,11 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
 
 
 _COMMANDS: dict[str, tuple[Any, ...]] = {
-    "req": ("hgetall",), "result": ("get",), "progress": ("get",), "logprobs": ("get",), "group": ("zrange", 0, -1), "group_meta": ("hlen",), "vq": ("llen",),
-    "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",), "ctl": ("xrange",),
-    "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",), "instances": ("hlen",),
-    "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",), "expiry": ("zrange", 0, -1),
-    "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
+    "req": ("hgetall",), "result": ("get",), "progress": ("get",), "logprobs": ("get",), "group": ("zrange", 0, -1),
+    "group_meta": ("hlen",), "vq": ("llen",), "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",),
+    "ctl": ("xrange",), "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",),
+    "instances": ("hlen",), "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",),
+    "expiry": ("zrange", 0, -1), "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
 _WITH_SUFFIX = frozenset(

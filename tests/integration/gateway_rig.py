@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
 from qlm.internal.v1.frames_pb2 import Frame
+from qlm.values import TokenLogprobs
+from qlm_agent.logprobs import record
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.request import RequestState
 from qlm_gateway.config import GatewayConfig
@@ -45,6 +47,11 @@ PATIENCE_S = 30.0
 def expected_tokens(prompt: list[int], count: int) -> list[int]:
     """The test agent's answer to a prompt."""
     return [(sum(prompt) * 31 + index * 7 + 1) % 1000 for index in range(count)]
+
+
+def expected_logprobs(tokens: Iterable[int], top: int) -> tuple[TokenLogprobs, ...]:
+    """The test agent's log probabilities: exact in a float32."""
+    return tuple(TokenLogprobs(-token / 8, tuple((token + n, -(token + n) / 8) for n in range(top))) for token in tokens)
 
 
 def answer_of(request: Request) -> list[int]:
@@ -111,6 +118,10 @@ class ScriptedAgent:
         emissions, completions = [], []
         for running in self.running.values():
             tokens = running.answer[running.sent : running.sent + count]
+            sampling = running.request.sampling
+            top = sampling.logprobs if sampling.HasField("logprobs") else None
+            said = () if top is None else expected_logprobs(tokens, top)
+            records = b"".join(record(each.of_token, each.top) for each in said)
             frame = Frame(queue_id=running.pulled.queue_id, attempt=running.pulled.attempt, offset=running.sent, token_ids=tokens)
             emission = Emission(
                 queue_id=running.pulled.queue_id,
@@ -118,7 +129,8 @@ class ScriptedAgent:
                 attempt=running.pulled.attempt,
                 offset=running.sent * 4,
                 progress=b"".join(token.to_bytes(4, "little") for token in tokens),
-                frame=frame.SerializeToString(),
+                frame=frame.SerializeToString() + records,
+                logprobs=records,
             )
             running.sent += len(tokens)
             if running.sent < len(running.answer):

@@ -14,7 +14,7 @@ import qlm
 from qlm.errors import NotFound, OffsetOutOfRange, RequestEnded, RequestIdConflict, Unavailable
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
 
@@ -100,6 +100,55 @@ async def test_stream_goes_on_at_an_offset_on_another_gateway(rig: Rig) -> None:
         await rig.agent.step(10)
         assert await collect(resumed) == expected_tokens(PROMPT, 20)[10:]
         assert await rest == expected_tokens(PROMPT, 20)[6:]
+
+
+@pytest.mark.parametrize("top", [0, 3])
+async def test_logprobs_come_with_their_tokens(rig: Rig, top: int) -> None:
+    """In frames, from the middle of what is stored while it runs and after its end, and in the result."""
+    one, two = await rig.gateway(), await rig.gateway()
+    tokens = expected_tokens(PROMPT, 20)
+    expected = expected_logprobs(tokens, top)
+    async with qlm.AsyncClient(one.address) as first, qlm.AsyncClient(two.address) as second:
+        stream = first.generate(MODEL, PROMPT, max_tokens=20, logprobs=top, request_id="r")
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(6)
+        assert (await anext(stream)).logprobs == expected[:6]
+        moved = second.stream("r", offset=4)
+        assert (await anext(moved)).logprobs == expected[4:6]
+        await rig.agent.step(14)
+        assert [each async for chunk in stream for each in chunk.logprobs] == list(expected[6:])
+        assert [each async for chunk in moved for each in chunk.logprobs] == list(expected[6:])
+        assert [each async for chunk in first.stream("r", offset=17) for each in chunk.logprobs] == list(expected[17:])
+        result = await second.result("r")
+        assert result is not None
+        assert (list(result.token_ids), result.logprobs) == (tokens, expected)
+        assert stream.result is not None
+        assert stream.result.logprobs == ()
+
+
+async def test_logprobs_of_an_answer_longer_than_a_message(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    expected = expected_logprobs(expected_tokens(PROMPT, 3_000), 1)
+    async with qlm.AsyncClient(gateway.address) as client:
+        await client.submit(MODEL, PROMPT, max_tokens=3_000, logprobs=1, request_id="r")
+        await rig.agent.start_all()
+        await rig.agent.step(3_000)
+        chunks = [chunk async for chunk in client.stream("r")]
+        assert len(chunks) > 1
+        for chunk in chunks:
+            assert chunk.logprobs == expected[chunk.offset : chunk.offset + chunk.count]
+
+
+async def test_without_logprobs_there_are_none(rig: Rig) -> None:
+    gateway = await rig.gateway()
+    rig.serve()
+    async with qlm.AsyncClient(gateway.address) as client:
+        chunks = [chunk async for chunk in client.generate(MODEL, PROMPT, max_tokens=5, request_id="r")]
+        assert [chunk.logprobs for chunk in chunks] == [()] * len(chunks)
+        result = await client.result("r")
+        assert result is not None
+        assert result.logprobs == ()
 
 
 async def test_several_readers_of_one_request(rig: Rig) -> None:

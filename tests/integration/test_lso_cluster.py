@@ -8,12 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 import qlm
+from qlm.api.v1.request_pb2 import Result
+from qlm.messages import logprobs_value
+from qlm_agent.engine import EngineRequest, Sampling, TokenPrompt
+from qlm_agent.simulated.answers import answer_to
+from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 from running_cluster import RunningCluster
 
 MODEL, OTHER_MODEL = "mistral-7b", "mistral-7b-code"
 VOCABULARY_SIZE = 32_000
 BATCH = 8
+TOP = 2
+"""Likeliest tokens whose log probabilities every second request asks for."""
 LONG_TOKENS = 4_000  # about 10 s at this speed
 URGENT_TOKENS = 100
 URGENT_SLO_S = 5.0
@@ -48,13 +55,16 @@ class Request:
         self.model = model
         self.output_tokens = output_tokens
         self.tokens: list[int] = []
-        self._stream = client.generate(model, self.prompt, slo_s=slo_s)
+        self.logprobs: list[qlm.TokenLogprobs] = []
+        self.top = TOP if number % 2 else None
+        self._stream = client.generate(model, self.prompt, slo_s=slo_s, logprobs=self.top)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> qlm.Result:
         async for chunk in self._stream:
             assert chunk.offset == len(self.tokens)
             self.tokens.extend(chunk.token_ids)
+            self.logprobs.extend(chunk.logprobs)
         assert self._stream.result is not None
         return self._stream.result
 
@@ -63,6 +73,22 @@ class Request:
         """What an engine that serves nothing else answers."""
         answer = answer_tokens(prompt_digest(self.model, self.prompt), 0, self.output_tokens, VOCABULARY_SIZE)
         return [int.from_bytes(answer[at : at + TOKEN_BYTES], "little") for at in range(0, len(answer), TOKEN_BYTES)]
+
+    @property
+    def undisturbed_logprobs(self) -> list[qlm.TokenLogprobs]:
+        """The same of log probabilities."""
+        if self.top is None:
+            return []
+        run = EngineRequest(
+            run_id="",
+            model=self.model,
+            prompt=TokenPrompt(ids=self.prompt),
+            prompt_tokens=3,
+            output_tokens_max=self.output_tokens,
+            sampling=Sampling(logprobs=self.top),
+        )
+        answer = answer_to(run, ModelSpec(name=self.model, profile="", context_tokens_max=32_768, vocabulary_size=VOCABULARY_SIZE))
+        return list(logprobs_value(Result.FromString(answer.records(0, self.output_tokens)).logprobs))
 
 
 async def full_engine(client: qlm.AsyncClient, count: int) -> list[Request]:
@@ -79,6 +105,7 @@ async def ends(*requests: Request) -> list[qlm.Result]:
         results = [await request.task for request in requests]
     for request in requests:
         assert request.tokens == request.undisturbed, request.prompt
+        assert request.logprobs == request.undisturbed_logprobs, request.prompt
     return results
 
 

@@ -14,6 +14,7 @@ from qlm_agent.engine import ChatPrompt, EngineOutput, FinishReason, Sampling, T
 from qlm_agent.events import QueueHead
 from qlm_agent.frames_wire import output_piece
 from qlm_agent.held_run import HeldRun
+from qlm_agent.logprobs import record, record_bytes
 from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import Ending
@@ -30,7 +31,7 @@ def message(**fields: object) -> request_pb2.Request:
     return request_pb2.Request(**{"model": "m", "tokens": TOKENS, "admission": admission, **fields})  # type: ignore[arg-type]
 
 
-def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False) -> HeldRun:
+def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logprobs: bytes = b"") -> HeldRun:
     pulled = Pulled(
         queue_id="5-0",
         key=RequestKey("t", "r"),
@@ -42,6 +43,7 @@ def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False) -> Hel
         gateway="gw",
         body=body,
         progress=progress,
+        logprobs=logprobs,
     )
     return read_pulled(pulled, tells_text=tells_text, pulled_s=1001.0, engine_clock_s=-900.0)
 
@@ -117,6 +119,32 @@ def test_any_part_of_the_output_can_be_sent() -> None:
     assert (emission.offset, emission.progress) == (4, b"\x02\0\0\0\x03\0\0\0")
     assert Frame.FromString(emission.frame) == Frame(queue_id="5-0", attempt=2, offset=1, token_ids=[2, 3])
     assert held.emission(4, 4).frame == b""
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_log_probabilities_go_with_their_tokens(top: int) -> None:
+    records = [record(-n / 4, [(n + place, -n / 4 - place) for place in range(top)]) for n in range(4)]
+    body = message(sampling=request_pb2.SamplingParams(logprobs=top)).SerializeToString()
+    held = read(body, progress=bytes(8), logprobs=records[0] + records[1])
+    assert held.refusal == ""
+    held.output.add(output(token_ids=bytes(8), logprobs=records[2] + records[3]))
+    emission = held.emission(1, 3)
+    assert emission.logprobs == records[1] + records[2]
+    assert Frame.FromString(emission.frame).logprobs == request_pb2.Result.FromString(records[1] + records[2]).logprobs
+    assert held.emission(4, 4).logprobs == b""
+
+
+def test_stored_output_without_the_log_probabilities_that_are_asked_for_is_refused() -> None:
+    body = message(sampling=request_pb2.SamplingParams(logprobs=2)).SerializeToString()
+    assert "log probabilities" in read(body, progress=bytes(8), logprobs=record(-1.0, [(1, 0.0), (2, 0.0)])).refusal
+    assert read(body).refusal == ""
+
+
+@pytest.mark.parametrize("top", [None, 0, 20])
+def test_records_are_equally_long(top: int | None) -> None:
+    made = [record(-1e-30, [(1 << 31, -9999.0)] * top), record(-float("inf"), [(0, 0.0)] * top)] if top is not None else []
+    assert {len(each) for each in made} == ({record_bytes(top)} if made else set())
+    assert record_bytes(top) <= 176
 
 
 def test_text_output_is_kept_in_pieces() -> None:

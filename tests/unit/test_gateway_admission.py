@@ -182,6 +182,17 @@ def test_output_is_what_is_asked_for_and_fits(asked: int, given_: int) -> None:
     assert admitted(sampled(max_tokens=asked), 10).output_tokens_max == given_
 
 
+@pytest.mark.parametrize(("logprobs", "most"), [(0, 1 << 20), (20, (1 << 20) // 21)])
+def test_log_probabilities_are_bounded_with_the_output(logprobs: int, most: int) -> None:
+    entry = replace(CATALOGUE["m"], spec=replace(CATALOGUE["m"].spec, context_tokens_max=1 << 21))
+    ask = sampled(logprobs=logprobs, max_tokens=most)
+    assert admit(ask, entry, 5, LIMITS, lambda: "made").output_tokens_max == most
+    for too_many in (most + 1, 0):
+        with pytest.raises(InvalidRequest) as refused:
+            admit(sampled(logprobs=logprobs, max_tokens=too_many), entry, 5, LIMITS, lambda: "made")
+        assert refused.value.details["field"] == "sampling.logprobs"
+
+
 def test_what_a_request_says_is_kept() -> None:
     said = admitted(replace(slo(2, 5.0), tenant="t", request_id="r", expire_after_s=9.0), 99)
     assert said.key == RequestKey("t", "r")

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_agent.engine import FailureKind, Sampling
+from qlm_agent.logprobs import record
 from qlm_agent.openai.errors import NotServable, ServerRefused
 from qlm_agent.openai.event_stream import LINE_BYTES_MAX, EventStream
+from qlm_agent.openai.logprobs import records_of
 from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.server_load import ServerLoad, read_load
 from qlm_agent.openai.settings import EXTRA_PARAMETERS
@@ -111,9 +113,39 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         "repetition_penalty": 1.1,
         "ignore_eos": True,
         "structured_outputs": {"json": {"type": "object"}},
+        "logprobs": 2,
+        "return_tokens_as_token_ids": True,
     }
     assert completion_body("far", "text", 9, Sampling(regex="a+"), EXTRA_PARAMETERS)["structured_outputs"] == {"regex": "a+"}
     assert completion_body("far", "text", 9, Sampling(), ()) == {"model": "far", "prompt": "text", "max_tokens": 9, "stream": True}
+
+
+def test_logprobs_of_a_chunk() -> None:
+    said = {
+        "token_logprobs": [-0.5, -3.0],
+        "top_logprobs": [{"token_id:7": -0.5, "token_id:9": -1.0}, {"token_id:2": -3.0, "token_id:5": -0.25}],
+    }
+    assert records_of(said, (7, 2), 1) == record(-0.5, [(7, -0.5)]) + record(-3.0, [(5, -0.25)])
+    assert records_of({"token_logprobs": [-0.5]}, (7,), 0) == record(-0.5, [])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        {},
+        {"token_logprobs": [-0.5, -1.0]},
+        {"token_logprobs": [None], "top_logprobs": [{"token_id:7": -0.5}]},
+        {"token_logprobs": [-0.5], "top_logprobs": [{}]},
+        {"token_logprobs": [-0.5], "top_logprobs": [None]},
+        {"token_logprobs": [-0.5], "top_logprobs": [{"the": -0.5}]},
+        {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:x": -0.5}]},
+        {"token_logprobs": [-0.5], "top_logprobs": ["the"]},
+    ],
+)
+def test_logprobs_that_are_not_what_was_asked_for(said: object) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        records_of(said, (7,), 1)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +154,7 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         (Sampling(top_k=3), "top_k"),
         (Sampling(min_p=0.5), "min_p"),
         (Sampling(regex="a"), "structured_outputs"),
+        (Sampling(logprobs=0), "logprobs"),
         (Sampling(ignore_eos=True), "eos"),
     ],
 )

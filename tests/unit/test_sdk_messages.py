@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import qlm
-from qlm.api.v1 import request_pb2
+from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.errors import ConfigError, InternalError, InvalidRequest, RequestEnded
-from qlm.messages import Prompt, Sampling, request_message, result_value
+from qlm.messages import Prompt, Sampling, chunk_value, request_message, result_value
 from qlm.token_stream import ended_error
 from qlm.values import RequestState, Slo
 
@@ -65,6 +65,17 @@ def test_objectives() -> None:
 def test_what_no_message_can_hold_is_a_typed_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         message(**wrong)
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_log_probabilities_are_one_a_token(top: int) -> None:
+    said = request_pb2.Logprobs(of_token=[-1.0, -2.0, -3.0], top_token_ids=range(3 * top), of_top=[-float(n) for n in range(3 * top)])
+    chunk = chunk_value(gateway_pb2.TokenChunk(offset=4, token_ids=[1, 2, 3], logprobs=said))
+    assert [each.of_token for each in chunk.logprobs] == [-1.0, -2.0, -3.0]
+    assert [each.top for each in chunk.logprobs] == [tuple((n, -float(n)) for n in range(at * top, (at + 1) * top)) for at in range(3)]
+    result = result_value(request_pb2.Result(state=request_pb2.REQUEST_STATE_COMPLETED, logprobs=said))
+    assert result.logprobs == chunk.logprobs
+    assert chunk_value(gateway_pb2.TokenChunk(token_ids=[1])).logprobs == ()
 
 
 def test_public_names_are_there() -> None:

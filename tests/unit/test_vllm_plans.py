@@ -90,6 +90,7 @@ def test_sampling_parameters_keep_their_meaning() -> None:
         "top_p": 0.9,
         "seed": 3,
         "presence_penalty": 0.25,
+        "logprobs": 2,
         "structured_outputs": {"regex": "a+"},
         "max_tokens": 12,
         "detokenize": False,

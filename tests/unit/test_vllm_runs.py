@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from qlm_agent.engine import EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.logprobs import record
 from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
 from qlm_agent.vllm.child_loop import ChildLoop
 from qlm_agent.vllm.frames import Frame
@@ -33,6 +34,7 @@ class CountingRunner:
     steps: int = 0
     hangs: threading.Event | None = None
     hung: bool = False
+    tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
 
     @property
     def busy(self) -> bool:
@@ -51,6 +53,8 @@ class CountingRunner:
         if plan.sampling.get("regex") == "(":
             raise ValueError("a regex that is none")
         self.left[plan.run_id] = (100 + len(plan.produced), output_tokens)
+        if "logprobs" in plan.sampling:
+            self.tops[plan.run_id] = plan.sampling["logprobs"]
 
     def abort(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
@@ -65,7 +69,8 @@ class CountingRunner:
         for run_id, (token, left) in list(self.left.items()):
             total = 10 + token - 100 + 1
             ends = left == 1 or total >= self.kv_limit_tokens
-            made.append(Made(run_id, [token], 1.0, 2.0, 2.0, finish="length" if ends else ""))
+            said = record_of(token, self.tops[run_id]) if run_id in self.tops else b""
+            made.append(Made(run_id, [token], 1.0, 2.0, 2.0, finish="length" if ends else "", logprobs=said))
             self.left[run_id] = (token + 1, left - 1)
             if ends:
                 del self.left[run_id]
@@ -98,6 +103,10 @@ class CountingRunner:
 
     def close(self) -> None:
         pass
+
+
+def record_of(token: int, top: int) -> bytes:
+    return record(-float(token), [(token + n, -float(token + n)) for n in range(top)])
 
 
 def plan(*, prompt: int = 10, produced: Sequence[int] = (), most: int = 20, **sampling: object) -> RunPlan:
@@ -174,6 +183,20 @@ def test_held_tokens_are_told_where_the_run_ends_otherwise(runs: Runs) -> None:
     assert (tokens, last.finish) == ([100, 101, 102], "length")
 
 
+@pytest.mark.parametrize("top", [0, 2])
+@pytest.mark.parametrize(("stop", "expected"), [(["fg"], [100, 101]), (["klm"], [100, 101, 102, 103, 104, 105]), ([], range(100, 106))])
+def test_log_probabilities_are_told_with_their_tokens(runs: Runs, top: int, stop: list[str], expected: Sequence[int]) -> None:
+    """Also where tokens are held back, or left out with a stop string."""
+    assert runs.add(1.0, plan(most=6, logprobs=top, stop=stop)) is None
+    records: dict[int, bytes] = {}
+    while runs.runner.busy:
+        for made in runs.step():
+            size = len(record_of(0, top))
+            records |= {token: made.logprobs[at * size : (at + 1) * size] for at, token in enumerate(made.tokens)}
+            assert len(made.logprobs) == size * len(made.tokens)
+    assert records == {token: record_of(token, top) for token in expected}
+
+
 class Process:
     """An engine process in a thread of this one, and the agent's end of it."""
 
@@ -247,6 +270,27 @@ async def test_output_comes_in_order_with_its_times(process: Process) -> None:
     assert held.read() == []
 
 
+async def test_log_probabilities_come_with_the_tokens_of_their_run(process: Process) -> None:
+    """Over frames that have some runs with them, some without, and some that nobody knows any more."""
+    held = EngineRuns()
+    for run_id in ("plain", "asks", "asks-more"):
+        held.add(request(run_id), sent=True)
+    await process.child.call("pause")
+    for run_id, sampling in (("gone", {"logprobs": 1}), ("plain", {}), ("asks", {"logprobs": 0}), ("asks-more", {"logprobs": 3})):
+        process.add(run_id, 5, sampling=sampling)
+    await process.child.call("resume")
+    await process.until(lambda: sum(len(row) > 5 for frame in process.steps for row in frame.head["made"]) == 4)
+    for frame in process.steps:
+        held.take(frame)
+    found = {output.run_id: output.logprobs for output in held.read()}
+    told_tokens = range(100, 105)
+    assert found == {
+        "plain": b"",
+        "asks": b"".join(record_of(token, 0) for token in told_tokens),
+        "asks-more": b"".join(record_of(token, 3) for token in told_tokens),
+    }
+
+
 async def test_an_aborted_run_is_forgotten(process: Process) -> None:
     await process.child.call("pause")
     process.add("r", 5)
@@ -301,6 +345,17 @@ async def test_a_call_without_an_answer_is_given_up() -> None:
     finally:
         release.set()
         await process.stop()
+
+
+async def test_a_run_may_have_several_rows_in_a_frame() -> None:
+    held = EngineRuns()
+    held.add(request("r"), sent=True)
+    rows = [["r", 2, 1.0, 1.5, 1.5], ["gone", 1, 1.0, 1.5, 1.5], ["r", 1, 1.0, 2.0, 2.0]]
+    records = [record_of(token, 1) for token in (7, 8, 99, 9)]
+    sizes = [len(records[0]) * 2, len(records[0]), len(records[0])]
+    held.take(Frame({"made": rows, "logprobs": sizes}, bytes_of([7, 8, 99, 9]) + b"".join(records)))
+    (output,) = held.read()
+    assert (ids_of(output.token_ids), output.logprobs) == ([7, 8, 9], b"".join(records[:2] + records[3:]))
 
 
 async def test_runs_of_another_engine_fail_only_once() -> None:

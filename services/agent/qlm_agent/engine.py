@@ -5,6 +5,7 @@ and `tests/conformance/engine` says the same in code.
 - A run is one attempt of one request. The agent chooses its `run_id`; it is never used twice.
 - Output is either token ids or, from engines that tell only text, pieces; one engine gives always the same kind for a model.
 - Outputs of a run are in order and without gaps, and go on after what was produced already. After `abort` returned there are no more.
+- Where a run asks for logprobs each token id comes with a record of `qlm_agent.logprobs`; engines that tell only text refuse such runs.
 - A run is on the GPU (it waits, prefills or decodes) or offloaded: its KV is in host memory and waits there for `restore`.
 - One task reads `outputs`; the other methods may be called meanwhile.
 """
@@ -121,7 +122,8 @@ class EngineFailure:
 @dataclass(slots=True)
 class EngineOutput:
     """New output of a run, made from `first_s` to `last_s`; it may be empty where the run ends. `started_s`: when the engine began with the
-    run. At most one of `finish` and `failure` is set, on the last output of a run. (Not frozen, since it is made for each token.)"""
+    run. `logprobs`: a record for each token, where they are asked for. At most one of `finish` and `failure` is set, on the last output of
+    a run. (Not frozen, since it is made for each token.)"""
 
     run_id: str
     token_ids: bytes
@@ -129,6 +131,7 @@ class EngineOutput:
     first_s: float
     last_s: float
     pieces: tuple[str, ...] = ()
+    logprobs: bytes = b""
     finish: FinishReason | None = None
     failure: EngineFailure | None = None
 

@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from qlm.api.v1.request_pb2 import LengthGuess, Result
 from qlm_agent.engine import EngineOutput, EngineRequest
 from qlm_agent.frames_wire import frame_prefix, output_piece, piece_frame, token_frame
+from qlm_agent.logprobs import record_bytes
 from qlm_core.request import Slo
 from qlm_core.simulated_model import TOKEN_BYTES
 from qlm_queue.values import Emission, Owned, Pulled
@@ -22,9 +23,12 @@ def run_id_of(queue_id: str, attempt: int) -> str:
 class HeldOutput:
     """The output of a request so far, those of earlier attempts included, in tokens (or pieces) and in the bytes of progress."""
 
-    def __init__(self, progress: bytes, *, text: bool) -> None:
+    def __init__(self, progress: bytes, *, text: bool, logprobs: bytes = b"", top: int | None = None) -> None:
+        """`top`: how many likeliest tokens each token's record of `logprobs` names; None where there are no records."""
         self.text = text
         self._bytes = bytearray(progress)
+        self._logprobs = bytearray(logprobs)
+        self._record_bytes = record_bytes(top)
         self._pieces: list[str] = []
         self._ends: list[int] = [0]  # bytes of progress after so many pieces
         if text:
@@ -33,6 +37,11 @@ class HeldOutput:
 
     def __len__(self) -> int:
         return len(self._pieces) if self.text else len(self._bytes) // TOKEN_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """Each token has its log probabilities, or none is to have any."""
+        return len(self._logprobs) == self._record_bytes * len(self)
 
     @property
     def token_ids(self) -> bytes:
@@ -48,6 +57,7 @@ class HeldOutput:
             self._add_pieces(output.pieces)
             return len(output.pieces)
         self._bytes += output.token_ids
+        self._logprobs += output.logprobs
         return len(output.token_ids) // TOKEN_BYTES
 
     def part(self, start: int, end: int) -> tuple[int, bytes]:
@@ -56,11 +66,16 @@ class HeldOutput:
             return self._ends[start], bytes(self._bytes[self._ends[start] : self._ends[end]])
         return start * TOKEN_BYTES, bytes(self._bytes[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
+    def logprobs(self, start: int, end: int) -> bytes:
+        """Records of tokens `start` to `end`; none where they are not asked for."""
+        return bytes(self._logprobs[start * self._record_bytes : end * self._record_bytes])
+
     def frame(self, prefix: bytes, start: int, end: int) -> bytes:
         """The serialized frame of tokens `start` to `end`."""
         if self.text:
             return piece_frame(prefix, start, self._pieces[start:end])
-        return token_frame(prefix, start, bytes(self._bytes[start * TOKEN_BYTES : end * TOKEN_BYTES]))
+        token_ids = bytes(self._bytes[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return token_frame(prefix, start, token_ids) + self.logprobs(start, end)
 
     def _add_pieces(self, pieces: tuple[str, ...]) -> None:
         for piece in pieces:
@@ -108,6 +123,7 @@ class HeldRun:
             progress=progress,
             frame=self.output.frame(self.prefix, start, end) if end > start else b"",
             text=self.output.text,
+            logprobs=self.output.logprobs(start, end),
         )
 
 

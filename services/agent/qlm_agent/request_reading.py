@@ -24,9 +24,10 @@ def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clo
         message = request_pb2.Request.FromString(pulled.body)
     except DecodeError:
         message = request_pb2.Request()
-    output = HeldOutput(pulled.progress, text=tells_text)
+    top = message.sampling.logprobs if message.sampling.HasField("logprobs") and not tells_text else None
+    output = HeldOutput(pulled.progress, text=tells_text, logprobs=pulled.logprobs, top=top)
     slo = _slo(message)
-    refusal = _refusal(message, slo)
+    refusal = _refusal(message, slo) or ("" if output.whole else "the stored output lacks log probabilities")
     request = None
     if not refusal:
         deadline_s = slo.deadline_s(pulled.accepted_s) + engine_clock_s if slo is not None else math.inf

@@ -25,6 +25,8 @@ STOP_STRINGS_MAX = 16
 STOP_BYTES_MAX = 256
 STRUCTURE_BYTES_MAX = 65_536
 LOGPROBS_MAX = 20
+LOGPROB_VALUES_MAX = 1 << 20
+"""Log probabilities with one answer, (logprobs + 1) * its most tokens: some 9 MB of queue memory and of a result."""
 MESSAGES_MAX = 4_096
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -70,7 +72,7 @@ def check(draft: RequestDraft, catalogue: Mapping[str, ModelEntry], limits: Admi
 def admit(
     draft: RequestDraft, entry: ModelEntry, prompt_tokens: int, limits: AdmissionLimits, new_request_id: Callable[[], str]
 ) -> Admitted:
-    """The rest, with the prompt's tokens known. Raises InvalidRequest EMPTY_PROMPT or PROMPT_TOO_LONG."""
+    """The rest, with the prompt's tokens known. Raises InvalidRequest, with EMPTY_PROMPT or PROMPT_TOO_LONG for the prompt."""
     context_tokens_max = entry.spec.context_tokens_max
     if prompt_tokens < 1:
         raise empty_prompt()
@@ -78,11 +80,15 @@ def admit(
         raise _too_long(prompt_tokens, context_tokens_max)
     room_tokens = context_tokens_max - prompt_tokens
     asked_tokens = draft.sampling.max_tokens if draft.sampling is not None else 0
+    output_tokens_max = min(asked_tokens, room_tokens) if asked_tokens else room_tokens
+    logprobs = None if draft.sampling is None else draft.sampling.logprobs
+    if logprobs is not None and (logprobs + 1) * output_tokens_max > LOGPROB_VALUES_MAX:
+        raise invalid_field("sampling.logprobs", f"with max_tokens of at most {LOGPROB_VALUES_MAX // (logprobs + 1)}")
     return Admitted(
         key=RequestKey(draft.tenant or DEFAULT_TENANT, draft.request_id or new_request_id()),
         slo=limits.default_slo if draft.slo is None else slo_of(draft.slo),
         prompt_tokens=prompt_tokens,
-        output_tokens_max=min(asked_tokens, room_tokens) if asked_tokens else room_tokens,
+        output_tokens_max=output_tokens_max,
         expire_after_s=draft.expire_after_s,
     )
 

@@ -147,7 +147,7 @@ class GatewayService(GatewayServicer):
         while True:
             await stream.wait()
             if stream.unread:
-                offset, token_ids, pieces = stream.take()
+                offset, token_ids, pieces, logprobs = stream.take()
                 self._hub.taken(stream)
                 end = offset + (len(token_ids) or len(pieces))
                 if detokenizer is None:
@@ -155,10 +155,10 @@ class GatewayService(GatewayServicer):
                 self._metrics.streamed_tokens.inc(end - offset)
                 text = "".join(pieces) if pieces else detokenizer.feed(token_ids)
                 if stream.result is None or stream.unread or stream.error is not None or stream.forgotten:
-                    await context.write(chunk_response(offset, token_ids, pieces, text))
+                    await context.write(chunk_response(offset, token_ids, pieces, text, logprobs))
                     continue
                 # The end most often comes with the last tokens, and a message costs more than all that is in it.
-                last = chunk_response(offset, token_ids, pieces, text + detokenizer.flush())
+                last = chunk_response(offset, token_ids, pieces, text + detokenizer.flush(), logprobs)
                 last.result.CopyFrom(without_output(stream.result))
                 await context.write(last)
                 return

@@ -9,10 +9,11 @@ from typing import Any, assert_never
 import structlog
 from google.protobuf.message import DecodeError
 
-from qlm.api.v1.request_pb2 import Request, Result
+from qlm.api.v1.request_pb2 import Logprobs, Request, Result
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
 from qlm_core.request import RequestKey
+from qlm_gateway.logprobs import logprobs_part, stored_logprobs
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import CONTEXT_TOKENS, ModelText
@@ -59,12 +60,16 @@ FRAMES_PER_TURN_MAX = 512
 class _Answer:
     """What the queue said: output from the offset asked for, and the record of a request that has ended."""
 
-    __slots__ = ("pieces", "result", "tokens")
+    __slots__ = ("logprobs", "pieces", "result", "tokens")
 
-    def __init__(self, tokens: Sequence[int], pieces: Sequence[str], result: Result | None) -> None:
+    def __init__(self, tokens: Sequence[int], pieces: Sequence[str], result: Result | None, logprobs: Logprobs | None = None) -> None:
         self.tokens = tokens
         self.pieces = pieces
         self.result = result
+        self.logprobs = logprobs
+
+    def logprobs_part(self, start: int, end: int) -> Logprobs | None:
+        return None if self.logprobs is None else logprobs_part(self.logprobs, start, end)
 
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -201,10 +206,12 @@ class StreamHub:
         match effect:
             case DeliverFrame(frame=index, skip=skip, offset=offset):
                 frame = frames[index]
-                stream.give(offset, frame.token_ids[skip:], frame.pieces[skip:])
+                logprobs = logprobs_part(frame.logprobs, skip, len(frame.token_ids)) if frame.HasField("logprobs") else None
+                stream.give(offset, frame.token_ids[skip:], frame.pieces[skip:], logprobs)
             case DeliverOutput(skip=skip, offset=offset, count=count):
                 assert answer is not None, "output is delivered with the answer that brought it"
-                stream.give(offset, answer.tokens[skip : skip + count], answer.pieces[skip : skip + count])
+                end = skip + count
+                stream.give(offset, answer.tokens[skip:end], answer.pieces[skip:end], answer.logprobs_part(skip, end))
             case Forget():
                 stream.forget()
             case EndByFrame(frame=index):
@@ -264,6 +271,7 @@ class StreamHub:
             pieces = list(result.output_pieces)[effect.offset :]
             tokens = () if result.output_pieces else tokens_of(attached.progress)
             produced = len(result.output_pieces) or attached.produced // TOKEN_BYTES
+            logprobs = logprobs_part(result.logprobs, effect.offset, produced) if result.HasField("logprobs") else None
             without_output(result)  # it is kept until the reader has taken all
         else:
             live = attached.live
@@ -271,11 +279,12 @@ class StreamHub:
             result, pieces = None, []
             queue_id, bound_to, model = live.queue_id, live.gateway, ""
             tokens, produced = tokens_of(attached.progress), attached.produced // TOKEN_BYTES
+            logprobs = stored_logprobs(attached.logprobs)
         if stream is not None and not stream.model:
             stream.model = model or _model_of(attached.live)
             stream.before = await self._tokens_before(effect, stream.model)
         located = Located(reader=effect.reader, queue_id=queue_id, ended=result is not None, gateway=bound_to, produced=produced)
-        return located, _Answer(tokens, pieces, result)
+        return located, _Answer(tokens, pieces, result, logprobs)
 
     async def _tokens_before(self, effect: Attach, model: str) -> Sequence[int]:
         """The tokens on which the text of the first ones may depend; models without a tokenizer need none."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.prediction_pb2 import Prediction
-from qlm.api.v1.request_pb2 import Admission, Request, RequestState, Result, TokenPrompt, TraceContext
+from qlm.api.v1.request_pb2 import Admission, Logprobs, Request, RequestState, Result, TokenPrompt, TraceContext
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.length_model import LengthGuess
 from qlm_core.request import RequestState as State
@@ -128,8 +128,10 @@ def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Pre
     )
 
 
-def chunk_response(offset: int, token_ids: Sequence[int], pieces: Sequence[str], text: str) -> StreamResponse:
-    return StreamResponse(tokens=TokenChunk(offset=offset, token_ids=token_ids, pieces=pieces, text=text))
+def chunk_response(
+    offset: int, token_ids: Sequence[int], pieces: Sequence[str], text: str, logprobs: Logprobs | None = None
+) -> StreamResponse:
+    return StreamResponse(tokens=TokenChunk(offset=offset, token_ids=token_ids, pieces=pieces, text=text, logprobs=logprobs))
 
 
 def frame_facts(frame: Frame) -> FrameFacts:
@@ -158,6 +160,6 @@ def tokens_of(progress: bytes) -> Sequence[int]:
 
 def without_output(result: Result) -> Result:
     """The end of a stream: the output was streamed. Changes the result."""
-    for field in ("output_token_ids", "output_pieces", "output_text"):
+    for field in ("output_token_ids", "output_pieces", "output_text", "logprobs"):
         result.ClearField(field)
     return result

@@ -119,6 +119,7 @@ class Collected:
     """All that an engine told of one run. `output`: token ids, or pieces of text from an engine that tells only that."""
 
     output: list[int | str] = field(default_factory=list)
+    logprobs: bytes = b""
     outputs: list[EngineOutput] = field(default_factory=list)
 
     @property
@@ -147,6 +148,7 @@ class Reader:
             ids = output.token_ids
             run.output += [int.from_bytes(ids[at : at + TOKEN_BYTES], "little") for at in range(0, len(ids), TOKEN_BYTES)]
             run.output += output.pieces
+            run.logprobs += output.logprobs
             run.outputs.append(output)
 
     async def read_on(self) -> None:

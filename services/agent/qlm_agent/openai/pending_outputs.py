@@ -27,6 +27,7 @@ class PendingOutputs:
         else:
             before.token_ids += output.token_ids
             before.pieces += output.pieces
+            before.logprobs += output.logprobs
             before.last_s = output.last_s
             before.finish, before.failure = output.finish, output.failure
         self._any.set()

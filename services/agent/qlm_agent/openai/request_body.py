@@ -15,10 +15,14 @@ def completion_body(
     remote_model: str, prompt: str | Sequence[int], output_tokens_max: int, sampling: Sampling, known: Collection[str]
 ) -> Mapping[str, object]:
     """`known`: the parameters beyond OpenAI's that the server knows. Stop strings are not sent: they are found on this side, over the seams
-    of interrupted answers too. Nor are logprobs, which no result carries. Raises NotServable."""
+    of interrupted answers too. Raises NotServable."""
     body: dict[str, object] = {"model": remote_model, "prompt": prompt, "max_tokens": output_tokens_max, "stream": True}
     if not isinstance(prompt, str):
         body["return_token_ids"] = True
+    if sampling.logprobs is not None:
+        if isinstance(prompt, str):
+            raise NotServable("its server tells only text: logprobs need agent.openai.output=tokens")
+        body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
     for name in ("temperature", "top_p", "seed"):
         if (value := getattr(sampling, name)) is not None:
             body[name] = value

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.logprobs import Records
 from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
+from qlm_agent.openai.logprobs import records_of
 from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.stop_strings import Found, Piece, StopStrings
@@ -61,6 +63,7 @@ class Run:
         self._clock = clock
         self._started_s = clock()
         self._stop = StopStrings(request.sampling.stop) if request.sampling.stop else None
+        self._records = Records(request.sampling.logprobs)
 
     async def main(self) -> None:
         """Runs it. Whatever goes wrong with the server is its last output."""
@@ -169,9 +172,15 @@ class Run:
         if ids is None and text:
             raise ServerNonsense(f"{url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
         try:
-            return Piece(text, tuple(array("I", ids or ()))), reason
+            made = Piece(text, tuple(array("I", ids or ())))
         except (TypeError, OverflowError) as error:
             raise ServerNonsense(f"{url}: token ids that are none: {error}") from error
+        if self.request.sampling.logprobs is not None and made.token_ids:
+            try:
+                self._records.add(records_of(choice.get("logprobs"), made.token_ids, self.request.sampling.logprobs))
+            except ValueError as error:
+                raise ServerNonsense(f"{url}: {error}") from error
+        return made, reason
 
     def _finish_reason(self, reason: str | None, made: Piece) -> FinishReason | None:
         if reason is None:
@@ -205,7 +214,8 @@ class Run:
         if not count:
             return
         self.made += count
-        self._tell(EngineOutput(self.request.run_id, ids, self._started_s, now_s, now_s, pieces), not self.told)
+        logprobs = self._records.take(len(ids) // TOKEN_BYTES)
+        self._tell(EngineOutput(self.request.run_id, ids, self._started_s, now_s, now_s, pieces, logprobs), not self.told)
         self.told = True
 
     def _finish(self, finish: FinishReason) -> None:

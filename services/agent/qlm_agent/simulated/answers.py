@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 
 from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
+from qlm_agent.logprobs import record
 from qlm_core.errors import InvalidRequest
 from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import (
     LENGTH_TOKEN_BASE,
     TOKEN_BYTES,
     answer_length,
+    answer_token,
     answer_tokens,
     chat_text,
     prompt_digest,
     text_token_ids,
 )
 
+LOGPROB_STEPS = 1024
+"""Made up log probabilities lie between -1 and 0, in so many steps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """An answer of `target_tokens`, of which `resumed_tokens` were produced before; `tokens` holds the rest as little-endian uint32.
-    `cut`: `output_tokens_max` ended it."""
+    `cut`: `output_tokens_max` ended it. `digest`: of model and prompt;
+    `logprobs`: how many likeliest tokens are to be told with each, None for no log probabilities."""
 
     prompt_tokens: int
     target_tokens: int
     resumed_tokens: int
     cut: bool
     tokens: bytes
+    digest: int
+    vocabulary_size: int
+    logprobs: int | None
 
     def slice(self, start: int, end: int) -> bytes:
         """Tokens `start` to `end` of the whole answer."""
         return self.tokens[(start - self.resumed_tokens) * TOKEN_BYTES : (end - self.resumed_tokens) * TOKEN_BYTES]
+
+    def records(self, start: int, end: int) -> bytes:
+        """Log probabilities of tokens `start` to `end`: made up, a function of prompt and place alone, as the tokens are."""
+        if self.logprobs is None:
+            return b""
+        tokens = struct.unpack(f"<{end - start}I", self.slice(start, end))
+        return b"".join(self._record(place, token) for place, token in enumerate(tokens, start))
+
+    def _record(self, place: int, token: int) -> bytes:
+        """The token is the likeliest, the next ids follow, each half as likely as the one before."""
+        count = min(self.logprobs or 0, self.vocabulary_size)
+        of_token = -(1 + answer_token(self.digest, place, LOGPROB_STEPS)) / LOGPROB_STEPS
+        return record(of_token, [((token + n) % self.vocabulary_size, of_token - n * math.log(2.0)) for n in range(count)])
 
 
 def answer_to(request: EngineRequest, spec: ModelSpec) -> Answer:
@@ -61,6 +85,9 @@ def answer_to(request: EngineRequest, spec: ModelSpec) -> Answer:
         resumed_tokens=resumed,
         cut=target < wanted or request.sampling.ignore_eos,
         tokens=tokens[resumed * TOKEN_BYTES :],
+        digest=digest,
+        vocabulary_size=spec.vocabulary_size,
+        logprobs=request.sampling.logprobs,
     )
 
 

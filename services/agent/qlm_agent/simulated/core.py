@@ -278,6 +278,7 @@ class SimulatedCore:
             started_s=progress.started_s,
             first_s=progress.first_s,
             last_s=progress.last_s,
+            logprobs=answer.records(progress.start, progress.end),
             finish=finish,
             failure=progress.failure,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qlm_agent.engine import FailureKind
-from qlm_agent.vllm.in_process import FINISHES, engine_arguments, sampling_params
+from qlm_agent.vllm.in_process import FINISHES, engine_arguments, records_of, sampling_params
 from qlm_agent.vllm.prompts import ModelText
 from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sleeping import CudaProbe, SleepingModel
@@ -166,6 +166,7 @@ class AsyncRunner:
                     started_s = output.metrics.scheduled_ts
                 completion = output.outputs[0]
                 made = Made(plan.run_id, list(completion.token_ids), started_s, now_s, now_s)
+                made.logprobs = records_of(completion, params)
                 if output.finished:
                     made.finish = FINISHES.get(completion.finish_reason or "", "")
                     if not made.finish:

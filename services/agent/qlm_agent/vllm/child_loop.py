@@ -158,7 +158,11 @@ class ChildLoop:
             for each in made
         ]
         body = b"".join(bytes_of(each.tokens) for each in made)
-        self._send(Frame({"t": "step", "made": rows, **self._stats()}, body))
+        head: dict[str, Any] = {"t": "step", "made": rows, **self._stats()}
+        if any(each.logprobs for each in made):
+            head["logprobs"] = [len(each.logprobs) for each in made]
+            body += b"".join(each.logprobs for each in made)
+        self._send(Frame(head, body))
 
     def _stats(self) -> dict[str, Any]:
         return {} if self._runner is None else {"stats": asdict(self._runner.stats())}

@@ -3,6 +3,8 @@
 Both ends are the same version on one host, over a socket pair that nobody else has; so no versions, no checksums. A frame is two
 little-endian uint32 (length of the object, length of the bytes), the object and the bytes, at most FRAME_BYTES_MAX in all.
 
+A frame of output has the log probabilities of its runs (`qlm_agent.logprobs`) behind all token ids; `logprobs`: bytes of each row.
+
 To a process: `{"op": ..., "id": n, ...}`; those with an id are answered. From it: `{"t": "hello" | "answer" | "step" | "fatal", ...}`.
 """
 
@@ -25,7 +27,7 @@ class FrameBroken(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message and the token ids that go with it, as little-endian uint32."""
+    """A message and the token ids that go with it, as little-endian uint32, and log probabilities."""
 
     head: dict[str, Any]
     body: bytes = b""

@@ -8,11 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from qlm_agent.engine import FailureKind, FinishReason
+from qlm_agent.logprobs import likeliest, record
 from qlm_agent.vllm.kv_settings import offloading_config
 from qlm_agent.vllm.prompts import ModelText
 from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sampling import vllm_arguments
 from qlm_agent.vllm.sleeping import CudaProbe, SleepingModel
+
+
+def records_of(completion: Any, sampling: Any) -> bytes:
+    """A record for each token of a vllm.CompletionOutput, where the vllm.SamplingParams ask for them."""
+    if sampling.logprobs is None or not completion.token_ids:
+        return b""
+    made = []
+    for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
+        top = likeliest(((each, entry.logprob) for each, entry in found.items()), sampling.logprobs)
+        made.append(record(found[token].logprob, top))
+    return b"".join(made)
+
 
 FINISHES = {"stop": FinishReason.STOP.value, "length": FinishReason.LENGTH.value, "repetition": FinishReason.STOP.value}
 """vLLM's reasons; others are failures."""
@@ -63,6 +76,7 @@ class InProcessRunner:
         self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer(), plan.chat_template)
         self.eos_ids = self._text.eos_ids
         self._inner: dict[str, str] = {}  # run id -> vLLM's own id of it
+        self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, where log probabilities are asked for
         self._started: dict[str, float] = {}  # vLLM's id -> when it began
         self._waiting_max = 0
         self.steps = 0
@@ -88,7 +102,9 @@ class InProcessRunner:
         policy = {**plan.policy, "run_id": plan.run_id}
         params = sampling_params(plan.sampling, output_tokens, self._defaults, policy)
         prompt = {"prompt_token_ids": [*plan.prompt, *plan.produced]}
-        self._inner[plan.run_id] = self._engine.add_request(plan.run_id, prompt, params)
+        inner = self._inner[plan.run_id] = self._engine.add_request(plan.run_id, prompt, params)
+        if params.logprobs is not None:
+            self._params[inner] = params
 
     def abort(self, run_ids: Sequence[str]) -> None:
         inner = [self._inner.pop(run_id) for run_id in run_ids if run_id in self._inner]
@@ -108,6 +124,8 @@ class InProcessRunner:
                 continue
             completion = output.outputs[0]
             entry = Made(output.request_id, list(completion.token_ids), self._started.get(inner, began_s), now_s, now_s)
+            if inner in self._params:
+                entry.logprobs = records_of(completion, self._params[inner])
             if output.finished:
                 entry.finish = FINISHES.get(completion.finish_reason or "", "")
                 if not entry.finish:
@@ -170,3 +188,4 @@ class InProcessRunner:
     def _forget(self, inner: Sequence[str]) -> None:
         for request_id in inner:
             self._started.pop(request_id, None)
+            self._params.pop(request_id, None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qlm_agent.engine import FailureKind, FinishReason
+from qlm_agent.logprobs import Records
 from qlm_agent.vllm.stop_strings import TokenStops
 
 TOKEN_TYPE = "I"  # four bytes on all platforms that vLLM has
@@ -64,7 +65,7 @@ class RunPlan:
 
 @dataclass(slots=True)
 class Made:
-    """New output of a run."""
+    """New output of a run. `logprobs`: a record for each token, where the run asks for them."""
 
     run_id: str
     tokens: list[int]
@@ -74,6 +75,7 @@ class Made:
     finish: str = ""
     failure: str = ""
     message: str = ""
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ class _Run:
     plan: RunPlan
     made: int
     stop: TokenStops | None = None
+    records: Records | None = None
 
 
 @dataclass
@@ -181,7 +184,8 @@ class Runs:
             self.runner.add(plan, left)
         except Exception as error:  # whatever vLLM checks requests with; it has not taken the run
             return Made(plan.run_id, [], *at, failure=FailureKind.REFUSED.value, message=str(error))
-        self._runs[plan.run_id] = _Run(plan, produced, stop)
+        records = Records(sampling["logprobs"]) if "logprobs" in sampling else None
+        self._runs[plan.run_id] = _Run(plan, produced, stop, records)
         return None
 
     def abort(self, run_ids: Sequence[str]) -> None:
@@ -202,6 +206,9 @@ class Runs:
                 continue
             run.made += len(made.tokens)
             self._cut(run, made)
+            if run.records is not None:
+                run.records.add(made.logprobs)
+                made.logprobs = run.records.take(len(made.tokens))
             if made.finish or made.failure:
                 del self._runs[made.run_id]
             if made.tokens or made.finish or made.failure:

@@ -66,15 +66,18 @@ class EngineRuns:
     def take(self, frame: Frame) -> bool:
         """Takes a frame of output; whether it made tokens."""
         at = 0
+        records = frame.head.get("logprobs", ())
+        records_at = TOKEN_BYTES * sum(row[1] for row in frame.head["made"]) if records else 0
         made = False
-        for row in frame.head["made"]:
+        for number, row in enumerate(frame.head["made"]):
             run_id, count, started_s, first_s, last_s = row[:5]
             ids = frame.body[at : at + count * TOKEN_BYTES]
             at += count * TOKEN_BYTES
+            begin, records_at = records_at, records_at + (records[number] if records else 0)
             if run_id not in self._runs:
                 continue
             made |= count > 0
-            output = EngineOutput(run_id, ids, started_s, first_s, last_s)
+            output = EngineOutput(run_id, ids, started_s, first_s, last_s, logprobs=frame.body[begin:records_at])
             if len(row) > 5:
                 finish, failure, message = row[5:]
                 output.finish = FinishReason(finish) if finish else None
@@ -95,6 +98,7 @@ class EngineRuns:
             self._made[output.run_id] = output
         else:
             waiting.token_ids += output.token_ids
+            waiting.logprobs += output.logprobs
             waiting.last_s = output.last_s
             waiting.finish, waiting.failure = output.finish, output.failure
         self.news.set()

@@ -19,10 +19,10 @@ def sampling_document(sampling: Sampling) -> dict[str, Any]:
 
 
 def vllm_arguments(sampling: Mapping[str, Any], output_tokens: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`sampling`: of `sampling_document`; `defaults`: the model's own. Stop strings are not among them (see `stop_strings`), nor are
-    logprobs, which no result carries. `json_schema` and `regex` come as they are, for vllm's StructuredOutputsParams."""
+    """`sampling`: of `sampling_document`; `defaults`: the model's own. Stop strings are not among them (see `stop_strings`). `json_schema`
+    and `regex` come as they are, for vllm's StructuredOutputsParams."""
     arguments: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
-    arguments |= {name: value for name, value in sampling.items() if name not in ("stop", "logprobs", "json_schema", "regex")}
+    arguments |= {name: value for name, value in sampling.items() if name not in ("stop", "json_schema", "regex")}
     structured = {name: sampling[key] for name, key in (("json", "json_schema"), ("regex", "regex")) if sampling.get(key)}
     if structured:
         arguments["structured_outputs"] = structured
