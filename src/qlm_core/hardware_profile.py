@@ -23,6 +23,7 @@ _TIMES = (
     "prefill_ms_per_token_squared",
     "load_disk_to_cpu_s",
     "load_cpu_to_gpu_s",
+    "kv_swap_base_ms",
     "kv_swap_us_per_token",
     "recompute_us_per_token",
 )
@@ -57,6 +58,7 @@ class HardwareProfile:
     load_cpu_to_gpu_s: float
     kv_swap_us_per_token: float
     recompute_us_per_token: float
+    kv_swap_base_ms: float = 0.0
     slowdown: float = 1.0
     samples: int = 0
     prior_share: float = 0.0
@@ -96,6 +98,19 @@ class HardwareProfile:
         `prompt_tokens`: of all of them; `prompt_tokens_squared`: the sum of the square of each, 0 to leave attention's part out."""
         each_ms = self.prefill_ms_per_token * prompt_tokens + self.prefill_ms_per_token_squared * prompt_tokens_squared
         return self.slowdown * each_ms * 1e-3
+
+    def kv_swap_s(self, tokens: float) -> float:
+        """Seconds to move the KV of a request of so many tokens between GPU and host memory, one way."""
+        return (1e3 * self.kv_swap_base_ms + self.kv_swap_us_per_token * tokens) / 1e6
+
+    @property
+    def recompute_base_ms(self) -> float:
+        """What a prefill costs beside its tokens: its base, less the decode step that is made in any case and takes it along."""
+        return max(0.0, self.prefill_base_ms - self.decode_a_ms - self.decode_b_ms_per_seq)
+
+    def recompute_s(self, tokens: float) -> float:
+        """Seconds to compute the KV of an evicted request of so many tokens again."""
+        return (1e3 * self.recompute_base_ms + self.recompute_us_per_token * tokens) / 1e6
 
     def swap_s(self, warm: bool) -> float:
         """Seconds to make this model the active one: S of QLM table 2, from host memory (warm) or from disk."""

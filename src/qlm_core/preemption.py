@@ -102,11 +102,46 @@ class Victim:
 
 
 def displacement_s(way: Way, context_tokens: int, hardware: HardwareProfile | None) -> float:
-    """Engine time that giving way costs: the KV is copied there and back, or computed again. 0 where nobody measured it."""
+    """Engine time that giving way costs: the KV is copied there and back, or computed again; each has a part that is fixed and one that
+    grows with the context. 0 where nobody measured it."""
     if hardware is None:
         return 0.0
-    each_us = 2.0 * hardware.kv_swap_us_per_token if way is Way.OFFLOAD else hardware.recompute_us_per_token
-    return each_us * context_tokens / 1e6
+    return 2.0 * hardware.kv_swap_s(context_tokens) if way is Way.OFFLOAD else hardware.recompute_s(context_tokens)
+
+
+def offload_pays(hardware: HardwareProfile) -> tuple[float, float]:
+    """From which to which context, in tokens, KV swap costs less than to compute again (figure 4 of the paper); equal bounds: never."""
+    fixed_us = 1e3 * (2.0 * hardware.kv_swap_base_ms - hardware.recompute_base_ms)
+    each_us = hardware.recompute_us_per_token - 2.0 * hardware.kv_swap_us_per_token
+    if each_us > 0.0:
+        return max(0.0, fixed_us / each_us), math.inf
+    if fixed_us < 0.0:
+        return 0.0, fixed_us / each_us if each_us else math.inf
+    return math.inf, math.inf
+
+
+def choice_text(hardware: HardwareProfile | None, host_kv_tokens: int) -> str:
+    """How requests give way on this GPU and why, for people. `host_kv_tokens`: host memory that is left, negative where the engine has none
+    for KV."""
+    if host_kv_tokens < 0:
+        return "evict (no host memory for KV)"
+    if hardware is None:
+        return "evict (nobody measured this model on this GPU)"
+    first, last = offload_pays(hardware)
+    if first == last:
+        choice = "evict at any context"
+    elif first == 0.0:
+        choice = "KV swap at any context" if last == math.inf else f"KV swap up to {last:,.0f} tokens, above evict"
+    else:
+        choice = f"KV swap above {first:,.0f} tokens, up to there evict"
+    there_and_back = _cost_text(2.0 * hardware.kv_swap_base_ms, 2.0 * hardware.kv_swap_us_per_token)
+    again = _cost_text(hardware.recompute_base_ms, hardware.recompute_us_per_token)
+    return f"{choice} (there and back {there_and_back}, computed again {again}; host memory left for {host_kv_tokens:,} tokens)"
+
+
+def _cost_text(fixed_ms: float, each_us: float) -> str:
+    """A fixed part of 0 was not measured, or is none."""
+    return f"{fixed_ms:.3g} ms + {each_us:.3g} us a token" if fixed_ms else f"{each_us:.3g} us a token"
 
 
 def way_out(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile | None) -> Victim | None:

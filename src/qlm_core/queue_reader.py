@@ -167,7 +167,9 @@ class QueueReader:
             longest = longest_among(self.profiles.longest_output_for(model, runner.slo_class, runner.token_class), runner.count)
         prompt = workload.prompt_tokens_mean if runner.prompt_tokens is None else runner.prompt_tokens / runner.count
         hardware = self._profiles_of[engine][0]
-        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens) + hardware.kv_swap_us_per_token * runner.offloaded_tokens * 1e-6
+        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens)
+        if runner.offloaded_tokens:
+            outstanding_s += hardware.kv_swap_s(runner.offloaded_tokens)
         return (
             number,
             engine,

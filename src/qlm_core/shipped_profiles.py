@@ -24,7 +24,7 @@ _FIGURES = (
     "kv_swap_us_per_token",
     "recompute_us_per_token",
 )
-_OPTIONAL = ("prefill_ms_per_token_squared",)
+_OPTIONAL = ("prefill_ms_per_token_squared", "kv_swap_base_ms")
 _DESCRIPTION = frozenset({"gpu", "n_gpu", "model", "evidence", "sources"})
 
 

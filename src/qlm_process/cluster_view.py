@@ -42,8 +42,8 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """What an agent says of itself. `offloaded`: requests whose KV is in host memory. `operations`: LLM serving operations since its start,
-    by name, as in Operations where they are the same."""
+    """What an agent says of itself. `offloaded`: requests whose KV is in host memory. `giving_way`: evict or KV swap, and why; "" where
+    nobody gives way. `operations`: LLM serving operations since its start, by name, as in Operations where they are the same."""
 
     incarnation: str
     gpu: str
@@ -60,6 +60,7 @@ class AgentView:
     host_memory_used_bytes: int
     host_memory_bytes: int
     completed: int
+    giving_way: str
     operations: dict[str, int]
 
 
@@ -213,6 +214,7 @@ def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
         host_memory_used_bytes=load.host_memory_used_bytes,
         host_memory_bytes=load.host_memory_bytes,
         completed=load.completed,
+        giving_way=load.giving_way,
         operations={
             "models_activated": load.model_swaps,
             "models_warmed": load.warmings,

@@ -42,7 +42,8 @@ def agent(**fields: object) -> AgentView:
     values: dict[str, object] = {
         "incarnation": "a/1", "gpu": "A100-80GB", "n_gpu": 1, "engine": "simulated", "draining": False, "active_model": "mistral-7b",
         "warm_models": ("vicuna-13b",), "swapping_to": "", "running": 64, "offloaded": 0, "kv_used_tokens": 300, "kv_capacity_tokens": 400,
-        "host_memory_used_bytes": 1, "host_memory_bytes": 2, "completed": 1_234, "operations": {"evicted": 3, "kv_offloaded": 2},
+        "host_memory_used_bytes": 1, "host_memory_bytes": 2, "completed": 1_234, "giving_way": "",
+        "operations": {"evicted": 3, "kv_offloaded": 2},
     }  # fmt: skip
     return AgentView(**{**values, **fields})  # type: ignore[arg-type]
 
@@ -74,6 +75,12 @@ def test_totals_and_parts() -> None:
     assert "100 live = 5 not placed + 31 waiting + 64 running" in text
     assert "● planner h:3 plan 9" in text
     assert "no instance is known" in text
+
+
+def test_how_requests_give_way_is_shown_with_its_reason() -> None:
+    text = shown(cluster(instances=(instance(seen=agent(giving_way="KV swap above 92 tokens, up to there evict (there and back 2 ms)")),)))
+    assert "gives way by KV swap above 92 tokens, up to there evict (there and back 2 ms)" in text
+    assert "gives way" not in shown(cluster(instances=(instance(seen=agent()),)))
 
 
 def test_what_is_away_is_marked_and_its_figures_are_not_made_up() -> None:
@@ -173,12 +180,13 @@ def test_values_from_messages() -> None:
     load = instance_pb2.InstanceLoad(
         active_model="a", warm_models=["a", "b"], swapping_to="b", running=3, kv_used_tokens=10, kv_capacity_tokens=100, model_swaps=4,
         completed=7, evictions=1, kv_offloads=2, kv_restores=3, warmings=5, offloaded=6, host_memory_used_bytes=8, host_memory_bytes=9,
+        giving_way="evict (why)",
     )  # fmt: skip
     facts = instance_pb2.Instance(incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True)
     assert agent_view(agent_pb2.GetAgentStatusResponse(instance=facts, load=load)) == AgentView(
         incarnation="i/2", gpu="G", n_gpu=2, engine="simulated", draining=True, active_model="a", warm_models=("b",), swapping_to="b",
         running=3, offloaded=6, kv_used_tokens=10, kv_capacity_tokens=100, host_memory_used_bytes=8, host_memory_bytes=9, completed=7,
-        operations={"models_activated": 4, "models_warmed": 5, "evicted": 1, "kv_offloaded": 2, "kv_restored": 3},
+        giving_way="evict (why)", operations={"models_activated": 4, "models_warmed": 5, "evicted": 1, "kv_offloaded": 2, "kv_restored": 3},
     )  # fmt: skip
     planned = planner_pb2.PlannedGroup(
         group_id="g", model="a", slo_kind=request_pb2.SLO_KIND_FIRST_TOKEN, slo_class="2s", waiting=4, first_deadline_s=9.0,

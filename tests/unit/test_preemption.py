@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, clear, displacement_s, make_room, way_out
+from qlm_core.preemption import (
+    Contender,
+    Occupant,
+    Room,
+    Rule,
+    Urgency,
+    Victim,
+    Way,
+    choice_text,
+    clear,
+    displacement_s,
+    make_room,
+    offload_pays,
+    way_out,
+)
 from qlm_core.profile import HardwareProfile
 
 RULE = Rule(displacements_max=3, victims_max=10)
@@ -247,3 +263,51 @@ def test_who_gave_way_never_pushes_out_who_took_its_place(head: Contender, batch
         returned = by_id[victim.run_id]
         contender = Contender(urgency=returned.urgency, requests=1, kv_tokens=returned.kv_tokens, service_s=1.0)
         assert make_room(NOW_S, contender, [served], Room(seats=0, kv_tokens=0), GPU, RULE) == ()
+
+
+# What costs less (figure 4) -------------------------------------------------------------------------------------------
+
+
+def way_of(tokens: int, row: HardwareProfile, host_kv_tokens: int = 1_000_000) -> Way:
+    occupant = Occupant(run_id="r", urgency=Urgency(0, math.inf), left_s=60.0, kv_tokens=tokens, context_tokens=tokens)
+    victim = way_out(occupant, host_kv_tokens, row)
+    assert victim is not None
+    return victim.way
+
+
+def with_fixed(*, kv_swap_base_ms: float, prefill_base_ms: float, kv_swap_us: float = 10.0, recompute_us: float = 120.0) -> HardwareProfile:
+    """A decode step of one sequence takes 10 ms."""
+    row = replace(hardware(kv_swap_us=kv_swap_us, recompute_us=recompute_us), prefill_base_ms=prefill_base_ms)
+    return replace(row, kv_swap_base_ms=kv_swap_base_ms)
+
+
+def test_the_choice_changes_where_the_lines_cross() -> None:
+    row = with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0)  # 16 ms + 20 us a token against 2 ms + 120 us a token
+    assert offload_pays(row) == pytest.approx((140.0, math.inf))
+    assert (way_of(139, row), way_of(141, row)) == (Way.ABORT, Way.OFFLOAD)
+    assert displacement_s(Way.OFFLOAD, 1_000, row) == pytest.approx(0.036)
+    assert displacement_s(Way.ABORT, 1_000, row) == pytest.approx(0.122)
+    assert way_of(1_000, row, host_kv_tokens=999) is Way.ABORT
+
+
+@pytest.mark.parametrize(
+    ("row", "pays", "said"),
+    [
+        (with_fixed(kv_swap_base_ms=0.5, prefill_base_ms=20.0), (0.0, math.inf), "KV swap at any context (there and back 1 ms + 20 us"),
+        (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), (140.0, math.inf), "KV swap above 140 tokens, up to there evict (there"),
+        (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=0.0, kv_swap_us=90.0), (math.inf, math.inf), "evict at any context (there"),
+        (with_fixed(kv_swap_base_ms=0.0, prefill_base_ms=12.0, kv_swap_us=80.0), (0.0, 50.0), "KV swap up to 50 tokens, above evict ("),
+    ],
+)
+def test_what_is_said_is_what_is_chosen(row: HardwareProfile, pays: tuple[float, float], said: str) -> None:
+    first, last = offload_pays(row)
+    assert (first, last) == pytest.approx(pays)
+    assert said in choice_text(row, 5_000)
+    assert "host memory left for 5,000 tokens" in choice_text(row, 5_000)
+    for tokens in (1, 49, 51, 139, 141, 10_000):
+        assert way_of(tokens, row) is (Way.OFFLOAD if first < tokens < last else Way.ABORT)
+
+
+def test_why_nothing_is_moved_is_said() -> None:
+    assert choice_text(GPU, -1) == "evict (no host memory for KV)"
+    assert choice_text(None, 100) == "evict (nobody measured this model on this GPU)"

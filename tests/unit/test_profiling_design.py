@@ -29,9 +29,10 @@ def test_everything_fits(limits: EngineLimits) -> None:
         assert batch.output_tokens >= DECODE_STEPS
     assert all(1 <= tokens < limits.context_tokens_max for tokens in plan.prefills)
     assert 1 <= plan.mixed_sequences <= limits.batch_max
-    for sequences in plan.offloads:
+    for sequences, prompt_tokens in plan.offloads:
         assert 1 <= sequences <= limits.batch_max
-        assert sequences * plan.offload_prompt_tokens <= room
+        assert 1 <= prompt_tokens < limits.context_tokens_max
+        assert sequences * prompt_tokens <= room
     assert sum(plan.prefills) <= PREFILL_REPEATS * 2 * 8_192
 
 
@@ -47,7 +48,7 @@ def test_a_large_engine_gets_the_whole_experiment() -> None:
     plan = design(EngineLimits(context_tokens_max=8_192, kv_capacity_tokens=460_784, batch_max=256))
     assert [batch.sequences for batch in plan.batches] == [1, 4, 16, 64, 256, 4, 16, 16]
     assert max(plan.prefills) == 8_191
-    assert plan.offloads == (1, 4, 8, 12)
+    assert plan.offloads == ((1, 64), (1, 256), (1, 1_024), (1, 2_000), (4, 2_000), (8, 2_000), (12, 2_000))
 
 
 @pytest.mark.parametrize("limits", [(100, 10_000, 16), (8_192, 100, 16), (8_192, 10_000, 1)])

@@ -52,6 +52,14 @@ def test_without_noise_the_profile_comes_back() -> None:
         assert value(figures, name) == pytest.approx(getattr(ROW, name), rel=0.001)
     for name in ("load_disk_to_cpu_s", "load_cpu_to_gpu_s", "kv_swap_us_per_token"):
         assert value(figures, name) == pytest.approx(getattr(ROW, name), rel=0.01)
+    assert value(figures, "kv_swap_base_ms") == pytest.approx(1.0, rel=0.01)
+
+
+def test_transfers_of_one_size_have_no_base() -> None:
+    found = measured(noise=0.0)
+    found.offloads = [KvTransfer(tokens=2_000, seconds=0.01)] * 3
+    figures = fit(found).figures
+    assert (value(figures, "kv_swap_base_ms"), value(figures, "kv_swap_us_per_token")) == pytest.approx((0.0, 5.0))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -145,7 +153,7 @@ def test_a_row_says_what_was_measured_and_fills_the_rest_with_what_was_believed(
     assert model.row.origin == ORIGIN_MEASURED
     assert model.row.kv_swap_us_per_token == ROW.kv_swap_us_per_token
     assert model.row.kv_bytes_per_token == ROW.kv_bytes_per_token
-    assert found.notes == ["kv_swap_us_per_token was not measured: it is what was believed before"]
+    assert found.notes == [f"kv_swap_{name} was not measured: it is what was believed before" for name in ("us_per_token", "base_ms")]
     (read,) = parse_hardware_profiles(table_text([model]))
     assert replace(read, origin=ORIGIN_MEASURED) == model.row
 

@@ -17,7 +17,7 @@ from qlm_agent.expectations import Expectations
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.operations import Operations
 from qlm_agent.runs import ReturnCause, Run, RunPhase, RunTable
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, clear, make_room
+from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, choice_text, clear, make_room
 
 LOOK_EVERY_S = 0.1
 
@@ -115,11 +115,23 @@ class Preempting:
         room = Room(
             seats=self._settings.batch_max - self._runs.running,
             kv_tokens=kv_capacity_tokens - self._runs.kv_reserved,
-            host_kv_tokens=self.host_kv_capacity_tokens - sum(run.context_tokens for run in self._runs.offloaded()),
+            host_kv_tokens=self._host_kv_left,
         )
         hardware = self._expectations.hardware.get(active_model)
         rule = clear if other_model else make_room
         return self._displace(rule(now_s, contender, batch, room, hardware, self._rule))
+
+    def choice_text(self, model: str) -> str:
+        """How requests of a model give way, and why; "" where none do."""
+        if not self._settings.evict or not model:
+            return ""
+        if not self._settings.kv_swap:
+            return "evict (KV swap is turned off)"
+        return choice_text(self._expectations.hardware.get(model), self._host_kv_left if self.host_kv_capacity_tokens else -1)
+
+    @property
+    def _host_kv_left(self) -> int:
+        return max(0, self.host_kv_capacity_tokens - sum(run.context_tokens for run in self._runs.offloaded()))
 
     def _occupant(self, run: Run) -> Occupant:
         settled = run.phase is RunPhase.RUNNING

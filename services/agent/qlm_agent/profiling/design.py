@@ -35,6 +35,8 @@ MIXED_OUTPUT_TOKENS = (32, 64, 96)
 
 OFFLOAD_SEQUENCES = (1, 4, 8, 12)
 OFFLOAD_PROMPT_TOKENS = 2000
+OFFLOAD_SMALL_TOKENS = (64, 256, 1024)
+"""Prompts of requests that are moved by themselves: they tell what a transfer costs beside its tokens."""
 OFFLOAD_CYCLES = 3
 """How often each of them goes to host memory and back."""
 OFFLOAD_STEPS = 2_000
@@ -61,14 +63,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The experiment. `prefills`: prompt tokens of runs by themselves, in order; `offloads`: sequences of the batches that are moved to
-    host memory."""
+    """The experiment. `prefills`: prompt tokens of runs by themselves, in order; `offloads`: sequences, and prompt tokens of each,
+    of the batches that are moved to host memory."""
 
     prefills: tuple[int, ...]
     batches: tuple[Batch, ...]
     mixed_sequences: int
-    offload_prompt_tokens: int
-    offloads: tuple[int, ...]
+    offloads: tuple[tuple[int, int], ...]
 
 
 def design(limits: EngineLimits) -> Design:
@@ -88,8 +89,12 @@ def design(limits: EngineLimits) -> Design:
         prefills=tuple(lengths) * PREFILL_REPEATS,
         batches=batches,
         mixed_sequences=max(1, min(MIXED_SEQUENCES, limits.batch_max, mixed_max)),
-        offload_prompt_tokens=offload_tokens,
-        offloads=tuple(sorted({min(sequences, offload_max) for sequences in OFFLOAD_SEQUENCES if offload_max})),
+        offloads=tuple(
+            sorted(
+                {(1, min(tokens, offload_tokens)) for tokens in OFFLOAD_SMALL_TOKENS if offload_max}
+                | {(min(sequences, offload_max), offload_tokens) for sequences in OFFLOAD_SEQUENCES if offload_max}
+            )
+        ),
     )
 
 

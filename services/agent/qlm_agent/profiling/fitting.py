@@ -73,7 +73,7 @@ def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fitted:
         for name, found in (
             ("load_disk_to_cpu_s", _mean(measured.loads_cold_s)),
             ("load_cpu_to_gpu_s", _mean(measured.loads_warm_s)),
-            ("kv_swap_us_per_token", _transfer(measured.offloads)),
+            *_transfer(measured.offloads),
             ("recompute_us_per_token", _recompute(measured, prefill)),
         )
         if found is not None
@@ -156,19 +156,19 @@ def _mean(seconds: Sequence[float]) -> Figure | None:
     return Figure(value=middle, low=max(0.0, middle - wide), high=middle + wide)
 
 
-def _transfer(transfers: Sequence[KvTransfer]) -> Figure | None:
-    """Microseconds of one more token; what every transfer costs anyway is left out where sizes differ."""
+def _transfer(transfers: Sequence[KvTransfer]) -> list[tuple[str, Figure]]:
+    """What every transfer costs and what one more token does; both in one where sizes do not differ."""
     if not transfers:
-        return None
+        return []
     tokens = np.array([float(each.tokens) for each in transfers])
     columns = np.stack([np.ones_like(tokens), tokens], axis=1)
     durations_ms = np.array([1e3 * each.seconds for each in transfers])
     try:
-        # Larger transfers tell more: their relative error is smaller by what the call itself costs.
-        found, _ = _linear(("call", "token"), columns, durations_ms, tokens / tokens.max(), "transfers of other sizes")
+        found, _ = _linear(("base", "token"), columns, durations_ms, np.ones_like(tokens), "transfers of other sizes")
     except ValueError:
-        return Figure(value=1e6 * median(each.seconds / each.tokens for each in transfers))
-    return found["token"].scaled(1e3)
+        each = Figure(value=1e6 * median(each.seconds / each.tokens for each in transfers))
+        return [("kv_swap_base_ms", Figure(value=0.0)), ("kv_swap_us_per_token", each)]
+    return [("kv_swap_base_ms", found["base"]), ("kv_swap_us_per_token", found["token"].scaled(1e3))]
 
 
 def _recompute(measured: Measurements, prefill: dict[str, Figure]) -> Figure | None:

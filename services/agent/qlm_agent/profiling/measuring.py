@@ -155,13 +155,15 @@ class Profiler:
         if not self._engine.stats().host_kv_capacity_tokens or not plan.offloads:
             self.found.notes.append("KV transfers were not measured: the engine cannot offload")
             return
-        room = self._spec.context_tokens_max - plan.offload_prompt_tokens
-        for sequences in plan.offloads:
-            started = await runs.start_together(sequences, plan.offload_prompt_tokens, min(OFFLOAD_STEPS, room))
+        for sequences, prompt_tokens in plan.offloads:
+            room = self._spec.context_tokens_max - prompt_tokens
+            started = await runs.start_together(sequences, prompt_tokens, min(OFFLOAD_STEPS, room))
             await runs.begin(started)
             moved: list[KvTransfer] = []
             for _ in range(OFFLOAD_CYCLES):
-                moved += await self._cycle([run.run_id for run in started])
+                # An engine may answer before its copies are made, so the slower way of the two counts for both.
+                cycle = await self._cycle([run.run_id for run in started])
+                moved += [max(cycle, key=lambda transfer: transfer.seconds)] if cycle else []
             if moved:
                 # The clock is read by a task that may be late, and is never early: the least is the nearest.
                 self.found.offloads.append(min(moved, key=lambda transfer: transfer.seconds / transfer.tokens))

@@ -78,4 +78,4 @@ class StepTiming:
 
     def kv_swap_s(self, tokens: int) -> float:
         """Copying the KV of so many tokens to host memory or back."""
-        return self._profile.kv_swap_us_per_token * 1e-6 * tokens / self._time_scale * self._noise.factor()
+        return self._profile.kv_swap_s(tokens) / self._time_scale * self._noise.factor()

@@ -200,6 +200,7 @@ class HardwareProfile(_message.Message):
     PRIOR_SHARE_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
+    KV_SWAP_BASE_MS_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     """Kind of GPU: "A100-80GB"."""
     n_gpu: _builtins.int
@@ -229,7 +230,7 @@ class HardwareProfile(_message.Message):
     load_cpu_to_gpu_s: _builtins.float
     """Seconds from warm to active (GPU memory)."""
     kv_swap_us_per_token: _builtins.float
-    """Microseconds to move the KV of one token between GPU and host memory."""
+    """Microseconds to move the KV of one more token between GPU and host memory."""
     recompute_us_per_token: _builtins.float
     """Microseconds to compute the KV of one token again."""
     slowdown: _builtins.float
@@ -244,6 +245,8 @@ class HardwareProfile(_message.Message):
     """Where the figures come from: "" shipped with QLM, "facts" of GPU and model, "measured" by a profiling run."""
     drifting_since_s: _builtins.float
     """Seconds since the epoch by the queue's clock from when the instance has not run as it did before; 0 where it does."""
+    kv_swap_base_ms: _builtins.float
+    """What moving the KV of a request between GPU and host memory takes beside its tokens, one way, in milliseconds."""
     def __init__(
         self,
         *,
@@ -269,10 +272,11 @@ class HardwareProfile(_message.Message):
         prior_share: _builtins.float = ...,
         origin: _builtins.str = ...,
         drifting_since_s: _builtins.float = ...,
+        kv_swap_base_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "weights_gb", b"weights_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap_base_ms", b"kv_swap_base_ms", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "weights_gb", b"weights_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,6 +119,8 @@ def _engine(instance: InstanceView, agent: AgentView | None) -> Text:
     text.append(f"completed {agent.completed:,}", style="dim")
     for name, count in agent.operations.items():
         text.append(f"   {OPERATION_NAMES.get(name, name)} {count:,}", style="dim")
+    if agent.giving_way:
+        text.append(f"\ngives way by {agent.giving_way}", style="dim")
     return text
 
 
