@@ -49,6 +49,11 @@ def expected_tokens(prompt: list[int], count: int) -> list[int]:
     return [(sum(prompt) * 31 + index * 7 + 1) % 1000 for index in range(count)]
 
 
+def piece_of(token: int) -> str:
+    """The test agent's text of a token, where it tells only that: one byte to four."""
+    return chr(ord("a") + token % 26) * (1 + token % 4)
+
+
 def expected_logprobs(tokens: Iterable[int], top: int) -> tuple[TokenLogprobs, ...]:
     """The test agent's log probabilities: exact in a float32."""
     return tuple(TokenLogprobs(-token / 8, tuple((token + n, -(token + n) / 8) for n in range(top))) for token in tokens)
@@ -84,6 +89,7 @@ class ScriptedAgent:
         self.queue = queue
         self.running: dict[str, Running] = {}
         self.answer_of = answer_of
+        self.tells_text = False
         self._groups = itertools.count()
         self._planner: Lease | None = None
         self._lease: Lease | None = None
@@ -123,13 +129,22 @@ class ScriptedAgent:
             said = () if top is None else expected_logprobs(tokens, top)
             records = b"".join(record(each.of_token, each.top) for each in said)
             frame = Frame(queue_id=running.pulled.queue_id, attempt=running.pulled.attempt, offset=running.sent, token_ids=tokens)
+            progress = b"".join(token.to_bytes(4, "little") for token in tokens)
+            offset = running.sent * 4
+            if self.tells_text:
+                frame = Frame(
+                    queue_id=frame.queue_id, attempt=frame.attempt, offset=running.sent, pieces=[piece_of(each) for each in tokens]
+                )
+                progress = Result(output_pieces=frame.pieces).SerializeToString()
+                offset = len(Result(output_pieces=[piece_of(each) for each in running.answer[: running.sent]]).SerializeToString())
             emission = Emission(
                 queue_id=running.pulled.queue_id,
                 key=running.pulled.key,
                 attempt=running.pulled.attempt,
-                offset=running.sent * 4,
-                progress=b"".join(token.to_bytes(4, "little") for token in tokens),
+                offset=offset,
+                progress=progress,
                 frame=frame.SerializeToString() + records,
+                text=self.tells_text,
                 logprobs=records,
             )
             running.sent += len(tokens)

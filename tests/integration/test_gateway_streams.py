@@ -14,7 +14,7 @@ import qlm
 from qlm.errors import NotFound, OffsetOutOfRange, RequestEnded, RequestIdConflict, Unavailable
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, open_rig, until
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, open_rig, piece_of, until
 
 PROMPT = [5, 6, 7]
 
@@ -149,6 +149,31 @@ async def test_without_logprobs_there_are_none(rig: Rig) -> None:
         result = await client.result("r")
         assert result is not None
         assert result.logprobs == ()
+
+
+async def test_text_is_read_from_any_piece(rig: Rig) -> None:
+    """From an engine that tells only text: as it comes, from stored output in the middle, and after the end."""
+    gateway = await rig.gateway()
+    rig.agent.tells_text = True
+    pieces = [piece_of(token) for token in expected_tokens(PROMPT, 40)]
+    async with qlm.AsyncClient(gateway.address) as client:
+        stream = client.generate(MODEL, PROMPT, max_tokens=40, request_id="r")
+        await stream.wait_accepted()
+        await rig.agent.start_all()
+        await rig.agent.step(30)
+        for offset in (0, 1, 17, 29):
+            assert [*(await anext(client.stream("r", offset=offset))).pieces] == pieces[offset:30]
+        with pytest.raises(OffsetOutOfRange):
+            await anext(client.stream("r", offset=31))
+        follows = client.stream("r", offset=30)
+        rest = asyncio.create_task(anext(follows))
+        await rig.agent.step(10)
+        assert [*(await rest).pieces] == pieces[30:]
+        assert [piece async for chunk in stream for piece in chunk.pieces] == pieces
+        for offset in (0, 13, 39):
+            assert [piece async for chunk in client.stream("r", offset=offset) for piece in chunk.pieces] == pieces[offset:]
+        with pytest.raises(OffsetOutOfRange):
+            await anext(client.stream("r", offset=41))
 
 
 async def test_several_readers_of_one_request(rig: Rig) -> None:

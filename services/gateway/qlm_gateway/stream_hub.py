@@ -46,7 +46,7 @@ from qlm_gateway.stream_events import (
 )
 from qlm_gateway.wire import TOKEN_BYTES, frame_facts, tokens_of, without_output
 from qlm_queue.port import Queue
-from qlm_queue.values import LiveRequest, TerminalRecord
+from qlm_queue.values import Attached, LiveRequest, TerminalRecord
 
 READ_BLOCK_S = 1.0
 """How long one read of frames waits for the first."""
@@ -264,7 +264,7 @@ class StreamHub:
 
     async def _attach(self, effect: Attach, stream: ReaderStream | None) -> tuple[Located, _Answer]:
         gateway = self.gateway if effect.bind else ""
-        attached = await self._queue.attach(effect.key, gateway, effect.offset * TOKEN_BYTES)
+        attached = await self._attached(effect, gateway)
         if attached.ended is not None:
             result = Result.FromString(attached.ended.result)
             queue_id, bound_to, model = attached.ended.queue_id, "", result.model
@@ -278,13 +278,35 @@ class StreamHub:
             assert live is not None, "one of ended and live is set"
             result, pieces = None, []
             queue_id, bound_to, model = live.queue_id, live.gateway, ""
-            tokens, produced = tokens_of(attached.progress), attached.produced // TOKEN_BYTES
+            if live.text:
+                whole = list(Result.FromString(attached.progress).output_pieces)
+                tokens, pieces, produced = (), whole[effect.offset :], len(whole)
+            else:
+                tokens, produced = tokens_of(attached.progress), attached.produced // TOKEN_BYTES
             logprobs = stored_logprobs(attached.logprobs)
+        if effect.offset > produced:  # of text; the queue counts bytes
+            details = {"offset": str(effect.offset * TOKEN_BYTES), "produced": str(produced * TOKEN_BYTES)}
+            raise OffsetOutOfRange("the offset is beyond the output", details=details)
         if stream is not None and not stream.model:
             stream.model = model or _model_of(attached.live)
             stream.before = await self._tokens_before(effect, stream.model)
         located = Located(reader=effect.reader, queue_id=queue_id, ended=result is not None, gateway=bound_to, produced=produced)
         return located, _Answer(tokens, pieces, result, logprobs)
+
+    async def _attached(self, effect: Attach, gateway: str) -> Attached:
+        """Of token ids what comes from the offset on, of text all there is: where a piece begins only those before it tell. Raises
+        OffsetOutOfRange, in bytes."""
+        try:
+            attached = await self._queue.attach(effect.key, gateway, effect.offset * TOKEN_BYTES)
+        except OffsetOutOfRange:
+            # Short pieces of text take less than a token.
+            attached = await self._queue.attach(effect.key, "", 0)
+            if not _is_text(attached):
+                raise
+            return await self._queue.attach(effect.key, gateway, 0)
+        if effect.offset and _is_text(attached):
+            return await self._queue.attach(effect.key, gateway, 0)
+        return attached
 
     async def _tokens_before(self, effect: Attach, model: str) -> Sequence[int]:
         """The tokens on which the text of the first ones may depend; models without a tokenizer need none."""
@@ -343,6 +365,12 @@ class StreamHub:
         """Every `TICK_S`."""
         self._step(Tick())
         self._metrics.buffered_tokens.set(self._machine.buffered_tokens)
+
+
+def _is_text(attached: Attached) -> bool:
+    if attached.ended is not None:
+        return bool(Result.FromString(attached.ended.result).output_pieces)
+    return attached.live is not None and attached.live.text
 
 
 def _model_of(live: LiveRequest | None) -> str:
