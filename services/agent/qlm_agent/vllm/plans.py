@@ -52,7 +52,7 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         context_tokens=model.context_tokens_max,
         kv_bytes_per_token=per_token,
         chat_template=model.chat_template,
-        host_kv_bytes=math.floor(settings.host_kv_gb * 1e9) if settings.runner == "in_process" else 0,
+        host_kv_bytes=math.floor(settings.host_kv_gb * 1e9),
         policy=settings.policy,
         asynchronous=settings.runner == "async",
         async_scheduling=settings.runner == "async" and settings.device == "cuda",  # vLLM has none on CPUs

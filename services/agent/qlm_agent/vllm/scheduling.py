@@ -14,6 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from qlm_agent.vllm import scheduling_calls
 from qlm_agent.vllm.scheduling_swap import SwapScheduling
 
 TESTED_VERSION = "0.32"
@@ -49,6 +50,7 @@ def check_vllm() -> None:
         missing.append("next_decode_eligible_step")
     if not issubclass(FCFSRequestQueue, list) and not hasattr(FCFSRequestQueue, "extend"):
         missing.append("FCFSRequestQueue.extend")
+    missing += scheduling_calls.lacking()
     if missing:
         raise ImportError(
             f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in is made for (tested: {TESTED_VERSION}.x); "
@@ -57,6 +59,7 @@ def check_vllm() -> None:
 
 
 check_vllm()
+scheduling_calls.install()
 
 
 class QlmScheduler(SwapScheduling, Scheduler):

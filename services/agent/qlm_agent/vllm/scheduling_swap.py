@@ -76,6 +76,15 @@ class SwapScheduling(PolicyScheduling):
         """0 where nothing can be offloaded."""
         return 0 if self._swap is None else self._swap.host.capacity * self._swap.block_tokens
 
+    def swap_state(self) -> dict[str, Any]:
+        """See `scheduling_calls.qlm_swap_state`."""
+        return {
+            "away": {run_id: self.requests[self._by_run_id[run_id]].num_output_tokens for run_id in self.offloaded()},
+            "used": self.host_kv_used_tokens(),
+            "capacity": self.host_kv_capacity_tokens(),
+            "moving": bool(self._leaving) or (self._swap is not None and self._swap.has_pending_push_work()),
+        }
+
     # What vLLM calls --------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -132,8 +141,10 @@ class SwapScheduling(PolicyScheduling):
         self._swap.store(request.request_id, blocks[: -(-computed // self._swap.block_tokens)])
         self.running.remove(request)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
+        told = len(request.events)
         super()._preempt_request(request, time.monotonic())
         self.waiting.remove_request(request)
+        del request.events[told:]
         self.preemptions -= 1  # it is none: nothing is lost
         self._preempted[request.request_id] -= 1
         self._away[request.request_id] = computed
