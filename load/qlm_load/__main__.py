@@ -11,6 +11,7 @@ from qlm_load.bench_planner.command import planner
 from qlm_load.campaign_command import campaign
 from qlm_load.compare_command import compare
 from qlm_load.demo_command import demo
+from qlm_load.demo_vllm_command import demo_vllm
 from qlm_load.picture.command import picture
 from qlm_load.replay_command import replay
 from qlm_load.simulate_command import simulate
@@ -22,6 +23,7 @@ def main() -> None:
 
 
 main.add_command(demo)
+main.add_command(demo_vllm)
 main.add_command(picture)
 main.add_command(replay)
 main.add_command(simulate)

@@ -66,6 +66,7 @@ NAMES = {
 """Of the policies (`planner.policy`)."""
 
 CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
+LIVE_CAPTION = "the same requests under QLM and first come first served (FCFS), on the same engines, both with kills"
 NOTE = "simulated: the same machines in virtual time, agent and planner killed as in the live run"
 
 
@@ -98,7 +99,7 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
     console.print(table)
 
 
-def print_comparison(console: Console, runs: Sequence[PolicyRun]) -> None:
+def print_comparison(console: Console, runs: Sequence[PolicyRun], caption: str = CAPTION) -> None:
     """The table; it says what was simulated."""
     head, *body = comparison_rows(runs)
     table = Table()
@@ -106,6 +107,7 @@ def print_comparison(console: Console, runs: Sequence[PolicyRun]) -> None:
         table.add_column(column, justify="right" if place else "left")
     for row in body:
         table.add_row(*row)
-    console.print(CAPTION, style="italic", highlight=False, soft_wrap=True)
+    console.print(caption, style="italic", highlight=False, soft_wrap=True)
     console.print(table)
-    console.print(NOTE, highlight=False, soft_wrap=True)
+    if any(run.simulated for run in runs):
+        console.print(NOTE, highlight=False, soft_wrap=True)

@@ -12,11 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 import qlm
+from qlm_core.errors import Unavailable
 from qlm_load.chaos import Chaos, plan_kills
 from qlm_load.cluster import Cluster, serving_pids
-from qlm_load.comparison import PolicyRun
+from qlm_load.comparison import PolicyRun, comparison_rows
 from qlm_load.counters import CounterSums
 from qlm_load.ledger import Ledger, Report
+from qlm_load.picture.command import NEEDS, can_draw, write_pictures
 from qlm_load.picture.recorder import Recorder
 from qlm_load.picture.recording import Recording
 from qlm_load.progress_bar import show_progress
@@ -28,8 +30,6 @@ from qlm_load.workload import Workload
 
 LEAD_S = 1.0
 """Real seconds between the cluster's being ready and the first arrival."""
-RESTART_TIMEOUT_S = 30.0
-"""How long a killed process may take to serve again after the last answer."""
 ACTIVATIONS_COUNTER = "qlm_agent_model_swaps_total"
 """Models made active, the first of an agent's life included, which replaces none."""
 EVICTIONS_COUNTER = 'qlm_agent_returned_requests_total{cause="evicted"}'
@@ -38,12 +38,13 @@ KV_OFFLOADS_COUNTER = 'qlm_agent_lso_total{lso="kv_offload"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`failures`: why the demo did not show what it is for; empty if it did."""
+    """`failures`: why the demo did not show what it is for; empty if it did. `texts`: answers of real models by the request's index."""
 
     report: Report
     counts: ServerCounts
     chaos: Chaos
     recording: Recording
+    texts: Mapping[int, str]
     failures: tuple[str, ...]
     setup_s: float
     total_s: float
@@ -63,6 +64,8 @@ async def run_demo(
         console.print(
             f"cluster of {len(state.processes)} processes up after {setup_s:.1f} s; logs in {out / 'state' / 'logs'}", highlight=False
         )
+        if not workload.answers_known:
+            await _warm_up(addresses, workload, load.start_timeout_s)
         settings = ReplaySettings(
             addresses=addresses, time_scale=load.time_scale, in_flight_max=load.in_flight_max, drain_timeout_s=load.drain_timeout_s
         )
@@ -76,7 +79,7 @@ async def run_demo(
             watch = Watch(cluster, client, replay, chaos, console)
             recorder = Recorder(addresses, cluster.state, workload, load.time_scale, start_s)
             await _replay(console, replay, ledger, watch, recorder, start_s)
-            await _until_restarted(watch, cluster, chaos)
+            await _until_restarted(watch, cluster, chaos, load.restart_timeout_s)
             await replay.read_again()
             await watch.scrape()
         report = ledger.report(time.monotonic())
@@ -92,10 +95,21 @@ async def run_demo(
         counts=counts,
         chaos=chaos,
         recording=recording,
+        texts=ledger.texts,
         failures=failures,
         setup_s=setup_s,
         total_s=time.monotonic() - begun_s,
     )
+
+
+async def _warm_up(addresses: Sequence[str], workload: Workload, timeout_s: float) -> None:
+    """Asks each real model one thing: a real engine takes seconds to load its first model. Raises Unavailable."""
+    async with qlm.AsyncClient(addresses) as client:
+        for model in workload.vocabulary_sizes:
+            accepted = await client.submit(model, [{"role": "user", "content": "Hello"}], slo_s=timeout_s, max_tokens=4)
+            result = await client.result(accepted.request_id, timeout_s)
+            if result is None or result.state is not qlm.RequestState.COMPLETED:
+                raise Unavailable(f"{model} does not answer: {result.error_message if result else f'nothing came for {timeout_s:g} s'}")
 
 
 def _title(workload: Workload) -> str:
@@ -114,9 +128,9 @@ async def _replay(console: Console, replay: Replay, ledger: Ledger, watch: Watch
             task.cancel()
 
 
-async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos) -> None:
-    """Waits until all who were killed serve again; gives up after RESTART_TIMEOUT_S (the kill log then says so)."""
-    deadline_s = time.monotonic() + RESTART_TIMEOUT_S
+async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos, timeout_s: float) -> None:
+    """Waits until all who were killed serve again; gives up after `timeout_s` (the kill log then says so)."""
+    deadline_s = time.monotonic() + timeout_s
     while any(kill.new_pid is None for kill in chaos.log) and time.monotonic() < deadline_s:
         chaos.note_restarts(time.monotonic(), serving_pids(cluster.state()))
         await asyncio.sleep(0.1)
@@ -168,3 +182,13 @@ def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> Non
             console.print(f"FAILED: {failure}", markup=False, style="bold red")
     else:
         console.print(f"Nothing lost, nothing doubled; {outcome.total_s:.0f} s in all.", style="bold green", highlight=False)
+
+
+def draw_outcome(console: Console, outcome: Outcome, compared: Sequence[PolicyRun], out: Path, caption: str) -> None:
+    """The pictures, with the table of the runs compared under `caption`; without matplotlib, a note."""
+    if not can_draw():
+        console.print(NEEDS, highlight=False, markup=False)
+        return
+    table = (caption, comparison_rows(compared)) if compared else None
+    for path in write_pictures(outcome.recording, out, table):
+        console.print(f"{path}", highlight=False)

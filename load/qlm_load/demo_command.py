@@ -10,10 +10,10 @@ from rich.console import Console
 
 from qlm_core.errors import QlmError
 from qlm_load.chaos import Role
-from qlm_load.comparison import CAPTION, NOTE, PolicyRun, comparison_rows, live_run, print_comparison
-from qlm_load.demo import Outcome, print_outcome, run_demo, write_summary
+from qlm_load.comparison import CAPTION, NOTE, PolicyRun, live_run, print_comparison
+from qlm_load.demo import Outcome, draw_outcome, print_outcome, run_demo, write_summary
 from qlm_load.interruptible import run_interruptible
-from qlm_load.picture.command import NEEDS, RECORDING, can_draw, write_pictures
+from qlm_load.picture.command import RECORDING
 from qlm_load.picture.recording import save
 from qlm_load.simulations import NoRun, simulated_runs
 from qlm_load.workload_options import Choice, workload_options
@@ -58,7 +58,7 @@ def demo(choice: Choice, out: Path, compare: bool) -> None:
     setting = {**load.model_dump(mode="json"), "trace": choice.trace, "notes": list(workload.notes)}
     write_summary(out / "summary.json", outcome, runs, setting)
     console.print(f"{out / 'summary.json'}", highlight=False)
-    _draw(console, outcome, runs, out)
+    draw_outcome(console, outcome, runs, out, f"{CAPTION}; {NOTE}")
     if outcome.failures or problems:
         sys.exit(EXIT_FAILED)
 
@@ -78,12 +78,3 @@ def _compared(console: Console, choice: Choice, outcome: Outcome) -> tuple[tuple
     for run in missing:
         console.print(f"{'FAILED: ' if run.failed else ''}{run.why}", markup=False, highlight=False, style="bold red" if run.failed else "")
     return runs, tuple(run.why for run in missing if run.failed)
-
-
-def _draw(console: Console, outcome: Outcome, runs: tuple[PolicyRun, ...], out: Path) -> None:
-    if not can_draw():
-        console.print(NEEDS, highlight=False, markup=False)
-        return
-    table = (f"{CAPTION}; {NOTE}", comparison_rows(runs)) if runs else None
-    for path in write_pictures(outcome.recording, out, table):
-        console.print(f"{path}", highlight=False)

@@ -1,10 +1,12 @@
 """The client's own account of a run: what was sent, accepted, received and ended, independent of the servers.
 
-Every token is checked against the answer that the model must give (`Workload.expected_output`). A run is *clean* if nothing is lost,
-doubled or wrong:
+Every token is checked against the answer that the model must give (`Workload.expected_output`). Where nobody knows that before (a real
+model), what was streamed is held against the Result that is read again at the end from another gateway. A run is *clean* if nothing is
+lost, doubled or wrong:
 
-- lost: accepted, and never ended; or ended COMPLETED without all its tokens; or gone when asked for again. A request whose stream broke
-  off for good is not lost if its Result, read at the end, holds its whole answer (it counts as a broken stream);
+- lost: accepted, and never ended; or ended COMPLETED without all its tokens (of a real model, all that its Result counts); or gone when
+  asked for again. A request whose stream broke off for good is not lost if its Result, read at the end, holds its whole answer (it counts
+  as a broken stream);
 - doubled: a token delivered twice; or a request that ended twice with different results (seen when its Result is read again at the end,
   from another gateway), or that was accepted as two different requests;
 - wrong: a token that is not the expected one, or a gap in the offsets.
@@ -30,10 +32,12 @@ PROBLEMS_MAX = 100
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """What the client knows of one request. Times in seconds of the caller's clock, None where it has not happened."""
+    """What the client knows of one request. Times in seconds of the caller's clock, None where it has not happened. `answer_tokens`: how
+    long its answer is to be; of a real model the most that it may be, until it ended."""
 
     request: WorkloadRequest
     due_s: float
+    answer_tokens: int
     sent_s: float | None = None
     accepted_s: float | None = None
     first_token_s: float | None = None
@@ -59,12 +63,12 @@ class Entry:
         """Accepted, and not brought to its end with all that belongs to it."""
         if self.accepted_s is None:
             return False
-        return self.state is None or self.vanished or (self.completed and self.tokens < self.request.output_tokens)
+        return self.state is None or self.vanished or (self.completed and self.tokens < self.answer_tokens)
 
     @property
     def whole(self) -> bool:
         """Completed with exactly the answer that an undisturbed run gives, each token once."""
-        return self.completed and self.tokens == self.request.output_tokens and not (self.wrong or self.doubled or self.vanished)
+        return self.completed and self.tokens == self.answer_tokens and not (self.wrong or self.doubled or self.vanished)
 
     @property
     def recovered(self) -> bool:
@@ -130,10 +134,15 @@ class Ledger:
         self._start_s = start_s
         self._late_after_s = late_after_s
         self._expected: dict[int, Sequence[int]] = {}
+        self._streamed: dict[int, list[int]] = {}
         self._verified = 0
         self._problem_count = 0
         self._problems: list[str] = []
-        self.entries = [Entry(request=each, due_s=start_s + each.arrival_s / time_scale) for each in workload.requests]
+        self.entries = [
+            Entry(request=each, due_s=start_s + each.arrival_s / time_scale, answer_tokens=each.output_tokens) for each in workload.requests
+        ]
+        self.texts: dict[int, str] = {}
+        """Answers of real models by index, as their Results say them at the end of the run."""
         self.ended = 0
         """Requests that ended or were given up."""
         self.late = 0
@@ -158,15 +167,17 @@ class Ledger:
         entry = self.entries[index]
         if not token_ids:
             return
-        expected = self._expected.setdefault(index, self._workload.expected_output(entry.request)) if entry.state is None else ()
+        expected = self._expected_of(index) if entry.state is None else ()
         if entry.state is not None:
             self._double(entry, f"{len(token_ids)} tokens after its end")
         if offset < entry.tokens:
             self._double(entry, f"token {offset} again, {entry.tokens} were delivered")
         elif offset > entry.tokens:
             self._wrong(entry, f"token {offset} after token {entry.tokens - 1}: a gap")
+        if expected is None and offset == entry.tokens:
+            self._streamed.setdefault(index, []).extend(token_ids)
         for position, token in enumerate(token_ids, start=offset):
-            if entry.state is None and (position >= len(expected) or expected[position] != token):
+            if entry.state is None and expected is not None and (position >= len(expected) or expected[position] != token):
                 self._wrong(entry, f"token {position} is {token}, not {expected[position] if position < len(expected) else 'the end'}")
                 break
         entry.tokens = max(entry.tokens, offset + len(token_ids))
@@ -180,6 +191,8 @@ class Ledger:
         if entry.state is not None:
             self._double(entry, f"ended twice, {entry.state} and {result.state}")
             return
+        if not self._workload.answers_known:
+            entry.answer_tokens = result.output_tokens
         self._expected.pop(index, None)
         self.ended += 1
         entry.ended_s, entry.state, entry.attempts = now_s, result.state, result.attempts
@@ -187,8 +200,8 @@ class Ledger:
         if entry.queue_id and result.queue_id != entry.queue_id:
             self._double(entry, f"accepted as {entry.queue_id}, ended as {result.queue_id}")
         self.late += entry.completed and self._latency_s(entry) > entry.request.slo_s
-        if entry.completed and entry.tokens != entry.request.output_tokens:
-            self._problem(entry, f"completed with {entry.tokens} of {entry.request.output_tokens} tokens")
+        if entry.completed and entry.tokens != entry.answer_tokens:
+            self._problem(entry, f"completed with {entry.tokens} of {entry.answer_tokens} tokens")
 
     def give_up(self, index: int, reason: str) -> None:
         """The client got no end of it: not accepted (refused), or accepted and lost."""
@@ -207,20 +220,26 @@ class Ledger:
             return
         self._verified += 1
         if entry.state is None:
-            self._end_unstreamed(entry, result)
+            self._end_unstreamed(index, entry, result)
             return
+        if not self._workload.answers_known:
+            self.texts[index] = result.text
+        expected = self._answer_of(entry, self._streamed.pop(index, ()))
         end, again = (entry.state, entry.queue_id, entry.attempts), (result.state, result.queue_id, result.attempts)
         if end != again:
             self._double(entry, f"ended as {end}, its result says {again}")
-        elif entry.completed and list(result.token_ids) != list(self._workload.expected_output(entry.request)):
+        elif entry.completed and list(result.token_ids) != list(expected):
             self._double(entry, f"its result holds other tokens ({len(result.token_ids)}) than were streamed")
 
-    def _end_unstreamed(self, entry: Entry, result: Result) -> None:
+    def _end_unstreamed(self, index: int, entry: Entry, result: Result) -> None:
         entry.stream_broken = True
         entry.state, entry.attempts, entry.error = result.state, result.attempts, result.error_reason
         if entry.completed:
-            entry.tokens = len(result.token_ids)
-            if list(result.token_ids) != list(self._workload.expected_output(entry.request)):
+            streamed, entry.tokens = entry.tokens, len(result.token_ids)
+            if not self._workload.answers_known:
+                entry.answer_tokens = result.output_tokens
+                self.texts[index] = result.text
+            if list(result.token_ids) != list(self._answer_of(entry, [*self._streamed.pop(index, ()), *result.token_ids[streamed:]])):
                 self._wrong(entry, "its result holds other tokens than the expected ones")
 
     def attained(self, entry: Entry) -> bool:
@@ -278,6 +297,18 @@ class Ledger:
             )
             for name in sorted(slo_s, key=lambda name: slo_s[name])
         )
+
+    def _expected_of(self, index: int) -> Sequence[int] | None:
+        """None where nobody knows it."""
+        if not self._workload.answers_known:
+            return None
+        if index not in self._expected:
+            self._expected[index] = self._workload.expected_output(self.entries[index].request)
+        return self._expected[index]
+
+    def _answer_of(self, entry: Entry, streamed: Sequence[int]) -> Sequence[int]:
+        """What its answer has to be: what was streamed, where nobody knows more."""
+        return self._workload.expected_output(entry.request) if self._workload.answers_known else streamed
 
     def _latency_s(self, entry: Entry) -> float:
         """Trace seconds from due to the last token."""

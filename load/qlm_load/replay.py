@@ -102,7 +102,7 @@ class Replay:
         ledger.sent(index, time.monotonic())
         stream = client.generate(
             request.model,
-            self._workload.prompt_ids(request),
+            self._workload.prompt(request),
             slo_s=request.slo_s / self._settings.time_scale,
             max_tokens=request.output_tokens,
             temperature=0.0,

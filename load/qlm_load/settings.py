@@ -24,6 +24,7 @@ class LoadSection(Section):
     in_flight_max: Count = Field(5_000, description="Most open requests; what is due beyond them is sent later.")
     start_timeout_s: Seconds = Field(60.0, description="Real seconds for the cluster to come up.")
     drain_timeout_s: Seconds = Field(90.0, description="Real seconds after the last arrival until open requests are given up.")
+    restart_timeout_s: Seconds = Field(30.0, description="Real seconds after the last answer in which a killed process has to serve again.")
     simulation_timeout_s: Seconds = Field(
         60.0, description="Real seconds for the simulated runs of the comparison, which run side by side; what takes longer is left out."
     )

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.special import gammaincinv
 
+from qlm.messages import Prompt
 from qlm_core.errors import ConfigError
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_load import azure_shape
@@ -73,12 +74,14 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests by arrival. `notes`: what was scaled, mapped or cut on the way from the trace."""
+    """Requests by arrival. `notes`: what was scaled, mapped or cut on the way from the trace. `texts`: for real models, what each request
+    says in a chat; none: requests are made of tokens, for simulated models."""
 
     seed: int
     requests: tuple[WorkloadRequest, ...]
     vocabulary_sizes: dict[str, int]
     notes: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -96,6 +99,15 @@ class Workload:
         generator = np.random.Generator(np.random.PCG64([self.seed, request.index]))
         ids = generator.integers(0, self.vocabulary_sizes[request.model], size=request.input_tokens - 1, dtype=np.uint32)
         return [*ids.tolist(), LENGTH_TOKEN_BASE + request.output_tokens]
+
+    @property
+    def answers_known(self) -> bool:
+        """Whether `expected_output` tells the answers: only simulated models have such."""
+        return not self.texts
+
+    def prompt(self, request: WorkloadRequest) -> Prompt:
+        """What its client sends."""
+        return [{"role": "user", "content": self.texts[request.index]}] if self.texts else self.prompt_ids(request)
 
     def expected_output(self, request: WorkloadRequest) -> array[int]:
         """The answer that a simulated model must give, token by token: computed here, from the prompt alone."""
@@ -155,8 +167,8 @@ def make_workload(
         notes.append("models mapped: " + ", ".join(f"{theirs} -> {ours.name}" for theirs, ours in by_name.items()))
     requests, cut = [], 0
     for index, (row, (model_level, class_level)) in enumerate(zip(trace.rows, levels, strict=True)):
-        model = by_name[row.model] if row.model in by_name else _pick(models, [m.share for m in models], model_level)
-        slo = _pick(*_classes_of(model, classes), class_level)
+        model = by_name[row.model] if row.model in by_name else pick(models, [m.share for m in models], model_level)
+        slo = pick(*classes_of(model, classes), class_level)
         output_tokens = min(row.output_tokens, model.context_tokens_max // 2)
         input_tokens = min(row.input_tokens, model.context_tokens_max - output_tokens)
         cut += (input_tokens, output_tokens) != (row.input_tokens, row.output_tokens)
@@ -178,7 +190,7 @@ def make_workload(
     return Workload(seed=seed, requests=tuple(requests), vocabulary_sizes=sizes, notes=tuple(notes))
 
 
-def _classes_of(model: ModelShare, classes: Sequence[SloClass]) -> tuple[Sequence[SloClass], Sequence[float]]:
+def classes_of(model: ModelShare, classes: Sequence[SloClass]) -> tuple[Sequence[SloClass], Sequence[float]]:
     """The classes that requests for a model have, and their shares."""
     if not model.class_shares:
         return classes, [each.share for each in classes]
@@ -199,7 +211,7 @@ def _model_map(trace: Trace, models: Sequence[ModelShare]) -> dict[str, ModelSha
     return {name: models[position % len(models)] for position, name in enumerate(ordered)}
 
 
-def _pick(choices: Sequence[T], shares: Sequence[float], level: float) -> T:
+def pick(choices: Sequence[T], shares: Sequence[float], level: float) -> T:
     if not choices or min(shares) <= 0:
         raise ConfigError("models and SLO classes need positive shares")
     reached = list(accumulate(shares))
