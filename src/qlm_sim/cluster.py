@@ -64,7 +64,7 @@ class Cluster:
             network=self.network,
             chance=self.chance,
             transcript=self.transcript,
-            shipped=shipped_snapshot(),
+            shipped=shipped_snapshot() if description.profiles is None else description.profiles,
             planner_policy=policy,
         )
         watch = QueueWatch(

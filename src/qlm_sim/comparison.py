@@ -100,15 +100,17 @@ def simulate(
     seed: int = 1,
     sample_every_s: float = 5.0,
     limit_s: float = 86_400.0,
+    look_every_s: float = COARSE_S,
     kills: Sequence[PlannedKill] = (),
     looks: Sequence[tuple[float, Callable[[Cluster], None]]] = (),
 ) -> SimulationResult:
     """Runs until every request has ended, at most `limit_s` virtual seconds. `planner_policy`: a policy, or the name of an order ("slo",
-    "fcfs"). `looks`: what is called with the cluster, so many seconds after the start. The same arguments give the same result,
-    everywhere. Raises ValueError for a kill of an unknown process."""
+    "fcfs"). `look_every_s`: least time between two looks at an engine; waits are exact to that. `looks`: what is called with the cluster,
+    so many seconds after the start. The same arguments give the same result, everywhere. Raises ValueError for a kill of an unknown
+    process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
     with quiet_logs():
-        run = _Comparison(cluster, workload, policy, seed, sample_every_s)
+        run = _Comparison(cluster, workload, policy, seed, sample_every_s, look_every_s)
         for kill in kills:
             run.plan(kill)
         for at_s, look in looks:
@@ -123,14 +125,20 @@ class _Comparison:
     """One run. It watches the server for ends."""
 
     def __init__(
-        self, description: ClusterDescription, workload: Sequence[SimRequest], policy: Policy, seed: int, sample_every_s: float
+        self,
+        description: ClusterDescription,
+        workload: Sequence[SimRequest],
+        policy: Policy,
+        seed: int,
+        sample_every_s: float,
+        look_every_s: float,
     ) -> None:
         coarse = tuple(
             replace(
                 each,
-                wake_min_s=max(each.wake_min_s, COARSE_S),
-                tell_every_s=max(each.tell_every_s, COARSE_S),
-                coalesce_s=max(each.coalesce_s, 10 * COARSE_S),
+                wake_min_s=max(each.wake_min_s, look_every_s),
+                tell_every_s=max(each.tell_every_s, look_every_s),
+                coalesce_s=max(each.coalesce_s, 10 * look_every_s),
             )
             for each in description.instances
         )

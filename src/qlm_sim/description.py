@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from qlm_agent.simulated.core import SimulatedLimits
 from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
 from qlm_queue.values import Bounds
 
 
@@ -54,7 +55,8 @@ class InstanceDescription:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
     """`planners`, `estimators`: processes of each role, of which one leads. `clock_skew_max_s`: how far a process may be off in what it
-    takes for the server's clock. `stream_buffer_tokens_max`: of a gateway, for a reader that is slow."""
+    takes for the server's clock. `profiles`: of its GPUs, None for those that come with QLM. `stream_buffer_tokens_max`: of a gateway, for
+    a reader that is slow."""
 
     models: tuple[ModelSpec, ...]
     instances: tuple[InstanceDescription, ...]
@@ -67,3 +69,4 @@ class ClusterDescription:
     profiles_every_s: float = 1.0
     clock_skew_max_s: float = 0.0
     stream_buffer_tokens_max: int = 4_096
+    profiles: ProfileSnapshot | None = None

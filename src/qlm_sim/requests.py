@@ -17,8 +17,9 @@ from qlm_process.slo_wire import SLO_KIND_NUMBERS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
     """`arrival_s`: seconds after the start at which its client sends it. `output_tokens`: length of its answer, which the prompt asks a
-    simulated model for. `content`: requests of other content have other prompts, and so other answers. `resumable`: its sampling can be
-    continued after an abort (else it names a seed, which a simulated model ignores)."""
+    simulated model for; `output_tokens_max`: what its client names as the most, 0 for nothing. `content`: requests of other content have
+    other prompts, and so other answers. `resumable`: its sampling can be continued after an abort (else it names a seed, which a simulated
+    model ignores)."""
 
     request_id: str
     arrival_s: float
@@ -29,6 +30,7 @@ class SimRequest:
     tenant: str = "default"
     expire_after_s: float | None = None
     content: int = 0
+    output_tokens_max: int = 0
     resumable: bool = True
 
     @property
@@ -63,5 +65,11 @@ def message(request: SimRequest, spec: ModelSpec) -> request_pb2.Request:
         tenant=request.tenant,
         request_id=request.request_id,
         expire_after_s=request.expire_after_s,
-        sampling=None if request.resumable else request_pb2.SamplingParams(seed=1),
+        sampling=_sampling(request),
     )
+
+
+def _sampling(request: SimRequest) -> request_pb2.SamplingParams | None:
+    if request.resumable and not request.output_tokens_max:
+        return None
+    return request_pb2.SamplingParams(max_tokens=request.output_tokens_max, seed=None if request.resumable else 1)

@@ -32,11 +32,12 @@ RANDOM = "random"
     help="Folder of a model (`qlm models add smollm2`). Default: a tiny random one.",
 )
 @click.option("--dtype", default="auto", show_default=True, help="Number format of the model's weights and KV, as vLLM names it.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where vLLM computes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of prompts and orders.")
 @click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
 @click.option("--quick", is_flag=True, help="Few repetitions: shows that all parts run; the figures mean nothing.")
-def agent(engine: str, model: Path | None, dtype: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
+def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
     """Measure the agent on a real engine: throughput, first tokens of urgent requests, answers of evicted ones, KV and model swaps, what
     clients are told of their wait. Keys without a part are empty.
 
@@ -57,7 +58,7 @@ def agent(engine: str, model: Path | None, dtype: str, as_json: bool, seed: int,
     failures: dict[str, str] = {}
     with TemporaryDirectory(prefix="qlm-bench-") as scratch:
         folder = model or _random_model(Path(scratch))
-        plan = Plan(model=folder, dtype=dtype, seed=seed, scale=0.1 if quick else 1.0, say=say)
+        plan = Plan(model=folder, dtype=dtype, device=device, seed=seed, scale=0.1 if quick else 1.0, say=say)
         wanted = {BY_KEY[key].part for key in only or BY_KEY}
         for part, measure in MEASURES.items():
             if part not in wanted:
@@ -77,6 +78,7 @@ def agent(engine: str, model: Path | None, dtype: str, as_json: bool, seed: int,
         "engine": engine,
         "model": RANDOM if model is None else model.name,
         "dtype": dtype,
+        "device": device,
         "seed": seed,
         "quick": quick,
         "python": platform.python_version(),

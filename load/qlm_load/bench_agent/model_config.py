@@ -19,6 +19,7 @@ from qlm_agent.vllm.folder import ModelFolder
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
+from qlm_load.bench_agent.parts import Plan
 
 Found = TypeVar("Found")
 
@@ -32,6 +33,11 @@ def vllm_settings(**fields: Any) -> VllmSettings:
         return VllmSettings(**fields)
     except ValidationError as error:
         raise ConfigError("; ".join(f"agent.vllm.{each['loc'][0]}: {each['msg']}" for each in error.errors())) from error
+
+
+def settings_of(plan: Plan, **fields: Any) -> VllmSettings:
+    """As the plan says; `fields` win. Raises ConfigError for what a setting cannot be."""
+    return vllm_settings(**{"dtype": plan.dtype, "device": plan.device, "enforce_eager": plan.device == "cpu", **fields})
 
 
 def vocabulary_of(folder: Path) -> int:

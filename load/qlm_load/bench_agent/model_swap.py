@@ -26,8 +26,8 @@ from qlm_load.bench_agent.model_config import (
     engine_models,
     made_up_prompt,
     run_quietly,
+    settings_of,
     spread,
-    vllm_settings,
     vocabulary_of,
     weights_gb_of,
 )
@@ -129,8 +129,8 @@ async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
     """Seconds of each kind of move, and of a decode step of a full batch."""
     times: dict[str, list[float]] = {"active_from_warm": [], "active_from_cold": [], "warm_from_cold": [], "active_from_cold_in_place": []}
     weights_gb = weights_gb_of(plan.model)
-    both = vllm_settings(dtype=plan.dtype, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb)
-    one = vllm_settings(dtype=plan.dtype, kv_cache_gb=KV_GB, host_memory_gb=1.5 * weights_gb)
+    both = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb)
+    one = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=1.5 * weights_gb)
     models = engine_models({"a": plan.model, "b": plan.model}, CONTEXT_TOKENS)
     template = Template(both.python, environment(both), both.load_timeout_s)
     async with AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ async def _step_s(plan: Plan, engine: VllmEngine) -> float:
 async def _in_a_row(plan: Plan, step_s: float) -> list[PlannedSwap]:
     names = [f"m{number}" for number in range(MODELS)]
     folders = dict.fromkeys(names, plan.model)
-    settings = vllm_settings(dtype=plan.dtype, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb_of(plan.model))
+    settings = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb_of(plan.model))
     config = agent_config(folders, CONTEXT_TOKENS, SEATS, settings)
     vocabulary = vocabulary_of(plan.model)
     turn_s = max(TURN_MIN_S, TURN_S * plan.scale)

@@ -18,10 +18,12 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is measured. `model`: folder of the model; `scale`: share of the repetitions, 1 for figures to report."""
+    """How much is measured. `model`: folder of the model; `device`: "cpu" or "cuda"; `scale`: share of the repetitions, 1 for figures to
+    report."""
 
     model: Path
     dtype: str
+    device: str
     seed: int
     scale: float
     say: Callable[[str], None]
@@ -80,6 +82,12 @@ def _waiting(plan: Plan) -> Measured:
     return measure(plan)
 
 
+def _simulating(plan: Plan) -> Measured:
+    from qlm_load.bench_agent.simulating import measure
+
+    return measure(plan)
+
+
 MEASURES: Mapping[str, Callable[[Plan], Measured]] = {
     figures.THROUGHPUT: _throughput,
     figures.URGENT: _urgent,
@@ -87,5 +95,6 @@ MEASURES: Mapping[str, Callable[[Plan], Measured]] = {
     figures.KV_SWAP: _kv_swap,
     figures.MODEL_SWAP: _model_swap,
     figures.WAIT: _waiting,
+    figures.SIMULATOR: _simulating,
 }
-"""By part; imported late. A part without a measure leaves its keys empty."""
+"""By part; imported late."""

@@ -20,7 +20,7 @@ from qlm_agent.vllm.plans import environment
 from qlm_agent.vllm.template import Template
 from qlm_core.simulated_model import TOKEN_BYTES
 from qlm_load.bench.figures import Values
-from qlm_load.bench_agent.model_config import engine_models, made_up_prompt, run_quietly, vllm_settings, vocabulary_of
+from qlm_load.bench_agent.model_config import engine_models, made_up_prompt, run_quietly, settings_of, vocabulary_of
 from qlm_load.bench_agent.parts import Measured, Plan
 from qlm_load.bench_agent.port_runs import PortRuns
 
@@ -116,7 +116,7 @@ def measure(plan: Plan) -> Measured:
 
 
 async def _both_rounds(plan: Plan, cases: Sequence[Case]) -> tuple[list[bytes], list[Evicted]]:
-    settings = vllm_settings(dtype=DTYPE, kv_cache_gb=KV_GB)
+    settings = settings_of(plan, dtype=DTYPE, kv_cache_gb=KV_GB)
     models = engine_models({MODEL: plan.model}, CONTEXT_TOKENS)
     template = Template(settings.python, environment(settings), settings.load_timeout_s)
     engines = [VllmEngine(models, settings, batch_max=SEATS, template=template) for _ in range(INSTANCES)]

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from qlm_load.bench.figures import Values
 from qlm_load.bench_agent.bare_engine import BareEngine
 from qlm_load.bench_agent.intervals import LEVEL, ratio_of_pairs
-from qlm_load.bench_agent.model_config import agent_config, made_up_prompt, run_quietly, spread, vllm_settings, vocabulary_of
+from qlm_load.bench_agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
 from qlm_load.bench_agent.own_agent import Asked, OwnAgent, own_agent
 from qlm_load.bench_agent.parts import Measured, Plan
 from qlm_load.bench_agent.stepped_engine import EnginePlan
@@ -56,7 +56,7 @@ def measure(plan: Plan) -> Measured:
 
 async def _rates(plan: Plan) -> list[tuple[float, float]]:
     """Tokens a second of both, by pair."""
-    config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, vllm_settings(dtype=plan.dtype, kv_cache_gb=KV_GB))
+    config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
     bare = BareEngine(
         EnginePlan(
             model=plan.model,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Literal
+
 from qlm_agent.engine import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.folder import ModelFolder
@@ -12,6 +15,7 @@ from vllm_nursery import QuickTemplate
 
 from .subjects import Can, Kind, Limits
 
+DEVICE: Literal["cpu", "cuda"] = "cuda" if os.environ.get("QLM_TEST_VLLM_DEVICE") == "cuda" else "cpu"
 KV_TOKENS = 24_000
 TOKEN_IDS = 2_000
 TOKEN_ID_LEAST = 3
@@ -34,6 +38,8 @@ class VllmSubject:
         block_bytes = folder.kv_bytes_per_token(settings.dtype) * settings.block_size
         blocks = (limits.kv_capacity_tokens or KV_TOKENS) // settings.block_size + 1
         settings = VllmSettings(
+            device=DEVICE,
+            enforce_eager=DEVICE == "cpu",
             kv_cache_gb=(blocks + 0.5) * block_bytes / 1e9,
             host_memory_gb=limits.host_models * folder.weights_bytes / 1e9,
             host_kv_gb=limits.host_kv_tokens // settings.block_size * block_bytes / 1e9,
