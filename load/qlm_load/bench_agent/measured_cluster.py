@@ -66,6 +66,7 @@ class MeasuredAgent:
             "models": [model.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for model in self.config.models],
             "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0"}],
             "agents": [{**agent, "models": [MODEL]}],
+            "up": {"start_timeout_s": START_S},
         }
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE

@@ -1,0 +1,129 @@
+"""The checks of GPUs on a machine without one: what they say, what they skip, and how a check that fails is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qlm_load.gpu_check import checks, host
+from qlm_load.gpu_check.against_profiles import compared
+from qlm_load.gpu_check.checks import Check, Outcome, memory_given_back, run
+from qlm_load.gpu_check.host import Host, profile_name
+from qlm_load.gpu_check.summary import table
+
+SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
+NOTHING = Host(gpus=(), memory_mib=(), driver="", torch="", cuda="", torch_gpus=0, vllm="", problem="none")
+ONE_GPU = Host(
+    gpus=("NVIDIA H100 80GB HBM3",), memory_mib=(81559,), driver="570", torch="2.13", cuda="13", torch_gpus=1, vllm="0.32.0", problem=""
+)
+
+
+def smi(folder: Path, text: str) -> None:
+    """An nvidia-smi that says `text`, first on the path."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    program.chmod(0o755)
+
+
+def test_the_script_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
+    ran = subprocess.run([SCRIPT, "--out", tmp_path / "out"], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stderr.startswith("no GPU: there is no nvidia-smi")
+    assert not (tmp_path / "out").exists()
+    ran = subprocess.run([SCRIPT, "--what"], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert ran.returncode == 2
+
+
+def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0+cpu", "", 0))
+    smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1\nNVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
+    found = host.look()
+    assert (found.gpus, found.memory_mib, found.driver) == (("NVIDIA H100 80GB HBM3",) * 2, (81559, 81559), "570.1")
+    assert found.problem == "PyTorch 2.13.0+cpu sees no GPU: it was built for CPUs"
+    smi(tmp_path, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+    assert host.look().problem.startswith("nvidia-smi tells of no GPU: NVIDIA-SMI has failed")
+
+
+@pytest.mark.parametrize(
+    ("driver", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-80GB-PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("Some card", "Some card"),
+    ],
+)
+def test_names_of_the_driver_and_of_the_profiles(driver: str, profile: str) -> None:
+    assert profile_name(driver) == profile
+
+
+def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    outcomes = {check.name: run(check, NOTHING, tmp_path) for check in checks.checks("cuda", None, small=False)}
+    assert {outcome.status for outcome in outcomes.values()} == {"skipped"}
+    assert outcomes["torch_timing"].why == "PyTorch is not installed"
+    parallel = next(check for check in checks.checks("cuda", None, small=False) if check.name == "tensor_parallel")
+    assert run(parallel, ONE_GPU, tmp_path).why == "needs two GPUs, there are 1"
+
+
+def check_of(code: str, limit_s: float = 30.0) -> Check:
+    return Check(name="c", command=("-c", code), needs=lambda found: "", limit_s=limit_s, judge=lambda told: "bad" if told == [2] else "")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "why"),
+    [
+        ("print('noise'); print([1])", "passed", ""),
+        ("print([2])", "failed", "bad"),
+        ("import sys; sys.exit('broke')", "failed", "exit code 1: broke"),
+        ("print('words')", "failed", "its last line is no JSON object: words"),
+        ("pass", "failed", "its last line is no JSON object: nothing"),
+    ],
+)
+def test_how_a_check_is_judged(tmp_path: Path, code: str, status: str, why: str) -> None:
+    outcome = run(check_of(code), ONE_GPU, tmp_path)
+    assert (outcome.status, outcome.why) == (status, why)
+    assert (tmp_path / "c.json").exists() == (outcome.told is not None)
+
+
+def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
+    outcome = run(check_of("import time; time.sleep(60)", 0.5), ONE_GPU, tmp_path)
+    assert (outcome.status, outcome.why) == ("failed", "not done after 0.5 s")
+
+
+def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
+    def told(*free: int) -> dict[str, object]:
+        return {"events": [{"free_bytes": each} for each in free]}
+
+    assert memory_given_back(told(80, 70, 40, 40, 40)) == ""
+    assert memory_given_back(told(80, 70, 40, 35, 30)) == "10 bytes of device memory were lost from swap to swap"
+
+
+def test_timed_figures_beside_the_row_of_the_gpu() -> None:
+    figures = {
+        "decode_a_ms": 6.0,
+        "decode_b_ms_per_seq": 0.04,
+        "decode_c_ms_per_context_token": 0.00005,
+        "prefill_base_ms": 5.0,
+        "prefill_ms_per_token": 0.02,
+        "prefill_ms_per_token_squared": 1e-6,
+        "kv_swap_us_per_token": 2.5,
+        "load_cpu_to_gpu_s": 100.0,
+        "kv_bytes_per_token": 131072,
+    }
+    against = compared({"device": "NVIDIA H100 80GB HBM3", "model": "Mistral-7B", "figures": figures})
+    assert against["origin"] == "shipped"
+    assert against["table"]["KV bytes of a token"]["ratio"] == 1.0
+    assert "weights from host memory, s" in against["off"]
+    assert compared({"device": "NVIDIA H200", "model": "Mistral-7B", "figures": figures})["origin"] == "facts"
+    assert "why" in compared({"device": "CPU", "model": "tiny", "figures": figures})
+    text = table(ONE_GPU, [Outcome(name="torch_timing", status="passed", why="", took_s=3.0)], against)
+    assert "passed   torch_timing" in text
+    assert "weights from host memory, s" in text

@@ -1,0 +1,98 @@
+"""The checks of GPUs as a dry run on this CPU: their parts that need PyTorch and vLLM run, and tell figures that add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qlm_core.hardware_prior import model_facts
+from qlm_load.gpu_check.decoder import SHAPES, Decoder
+from qlm_load.gpu_check.stopwatch import fitted
+from qlm_load.gpu_check.torch_timing import measured
+
+SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
+TIMEOUT_S = 400.0
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_a_dry_run_passes_and_leaves_its_figures(tmp_path: Path) -> None:
+    command = [
+        str(SCRIPT),
+        "--cpu",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "torch_timing",
+        "--only",
+        "sleep_levels",
+        "--only",
+        "tensor_parallel",
+    ]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    status = {each["name"]: each["status"] for each in summary["checks"]}
+    assert status == {"torch_timing": "passed", "sleep_levels": "passed", "tensor_parallel": "skipped"}
+    assert "skipped  tensor_parallel" in ran.stdout
+    events = json.loads((tmp_path / "sleep_levels.json").read_text())["events"]
+    assert [event["was"] for event in events] == ["cold"] * 2 + ["warm"] * 6 + ["cold"] * 2
+
+
+def test_steps_prefills_and_transfers_take_time() -> None:
+    timed = measured("cpu", "tiny", "float32", small=True)
+    assert all(value > 0 for value in timed["transfers"].values())  # type: ignore[attr-defined]
+    assert all(step["ms"] > 0 for step in timed["steps"])  # type: ignore[attr-defined]
+    assert timed["figures"]["kv_bytes_per_token"] == 2 * 2 * 2 * 32 * 4  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["Mistral-7B", "Llama-3.2-1B"])
+def test_shapes_are_those_of_the_models(name: str) -> None:
+    shape, facts = SHAPES[name], model_facts()[name]
+    assert (shape.layers, shape.hidden, shape.kv_heads, shape.head_size) == (
+        facts.layers,
+        facts.hidden_size,
+        facts.kv_heads,
+        facts.head_size,
+    )
+    tied = shape.vocabulary * shape.hidden if name == "Llama-3.2-1B" else 0  # one matrix for input and output there
+    assert shape.parameters - tied == pytest.approx(facts.parameters_billion * 1e9, rel=0.005)
+
+
+def test_a_step_over_the_cache_is_the_last_step_of_a_prefill() -> None:
+    """One layer: the cache's keys and values are those of the inputs, so both ways see the same."""
+    torch.manual_seed(1)
+    shape = SHAPES["tiny"]
+    decoder = Decoder(shape, "cpu", "float32")
+    prompts = decoder.inputs(3, 16)
+    cached = torch.zeros_like(decoder.kv(3, 16))
+    seen: list[torch.Tensor] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def keeping(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: bool) -> torch.Tensor:
+        if options:
+            group = shape.heads // shape.kv_heads
+            seen.append(torch.stack([key[:, ::group], value[:, ::group]]))
+        return attention(query, key, value, **options)
+
+    torch.nn.functional.scaled_dot_product_attention = keeping
+    try:
+        first = decoder.prefill(prompts)
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = attention
+    for layer, both in enumerate(seen):
+        cached[layer] = both
+    cached[:, :, :, :, -1] = 0.0  # the step writes the last place
+    assert torch.equal(decoder.decode(prompts[:, -1:], cached), first)
+
+
+def test_a_line_is_found_again() -> None:
+    rows = [(1.0, batch, batch * context) for batch in (1, 8, 32) for context in (256, 1024)]
+    values = [5.0 + 0.1 * batch + 0.001 * tokens for _, batch, tokens in rows]
+    assert fitted(rows, values) == pytest.approx([5.0, 0.1, 0.001])
