@@ -151,7 +151,12 @@ def _compared(
         live_run(policy, each.report, config.load.time_scale, each.counts.swaps) for policy, each in (("slo", outcome), ("fcfs", other))
     )
     print_comparison(console, runs, LIVE_CAPTION)
-    failures = tuple(f"first come first served: {text}" for text in other.failures if "no model was swapped" not in text)
+    kills = [", ".join(sorted(kill.role for kill in each.chaos.log)) for each in (outcome, other)]
+    if kills[0] != kills[1]:
+        console.print(f"killed under QLM: {kills[0]}; under first come first served: {kills[1] or 'nobody'}", highlight=False)
+    found = other.report
+    broken = not found.clean or found.failed or found.refused
+    failures = ("first come first served: " + "; ".join(other.failures),) if broken else ()
     for failure in failures:
         console.print(f"FAILED: {failure}", markup=False, style="bold red")
     return runs, failures
