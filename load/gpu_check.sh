@@ -18,7 +18,7 @@ for argument in "$@"; do
   if [ "$argument" = "--install" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --disable-pip-version-check \
-      --editable "${root}[gateway,planner,vllm,load]" pytest pytest-asyncio pytest-timeout hypothesis
+      --constraint "$root/constraints-gpu.txt" --editable "${root}[gateway,planner,vllm,load]" pytest pytest-asyncio pytest-timeout hypothesis
     PYTHON="$venv/bin/python"
   else
     arguments+=("$argument")
