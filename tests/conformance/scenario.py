@@ -9,7 +9,7 @@ from typing import Any
 
 from qlm.api.v1.request_pb2 import Logprobs, Request, Result, ResultError, TokenPrompt, Usage
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
-from qlm.internal.v1.frames_pb2 import Frame
+from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import (
     PLANNER_ROLE,
@@ -223,3 +223,13 @@ class Scenario:
         applied = await self.mirror("apply_plan", self.planner, chunk)
         assert isinstance(applied, AppliedChunk)
         return applied
+
+
+async def frames(scene: Scenario, gateway: str = "g1") -> list[list[Frame]]:
+    """The frames of each entry."""
+    entries = await scene.mirror("read_frames", gateway, "0", 0)
+    return [list(FrameBatch.FromString(entry.payload).frames) for entry in entries]
+
+
+async def result_of(scene: Scenario, name: str) -> Result:
+    return Result.FromString((await scene.mirror("find", key_of(name))).result)

@@ -9,25 +9,15 @@ import pytest
 from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.api.v1.request_pb2 import Result, Timing
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
-from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
+from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.request import RequestState
-from qlm_queue.values import BATCH_MAX, ControlKind, Emission, PullBudget, RequeueCause, StepStatus
+from qlm_queue.values import BATCH_MAX, ControlKind, Emission, RequeueCause, StepStatus
 
 from .mirror import live
-from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, key_of, logprobs, owned, pieces, placement, tokens
+from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, frames, key_of, owned, pieces, placement, result_of, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
 COUNTED = (RequeueCause.FAILED, RequeueCause.LOST)
-
-
-async def frames(scene: Scenario, gateway: str = "g1") -> list[list[Frame]]:
-    """The frames of each entry."""
-    entries = await scene.mirror("read_frames", gateway, "0", 0)
-    return [list(FrameBatch.FromString(entry.payload).frames) for entry in entries]
-
-
-async def result_of(scene: Scenario, name: str) -> Result:
-    return Result.FromString((await scene.mirror("find", key_of(name))).result)
 
 
 async def test_owned_finds_what_a_lost_answer_of_pull_took(scene: Scenario) -> None:
@@ -225,50 +215,6 @@ async def test_text_output_is_kept_in_pieces(scene: Scenario) -> None:
     assert (await scene.mirror("attach", key_of("r1"), "", offset)).progress == pieces(" \u2603")
     await scene.mirror("cancel", key_of("r2"), CANCELLED)
     assert list((await result_of(scene, "r2")).output_pieces) == ["zw", "ei, drei"]
-
-
-@pytest.mark.parametrize("top", [0, 3])
-async def test_logprobs_stay_with_their_tokens(scene: Scenario, top: int) -> None:
-    """Over repeats that overlap, a requeue, an attach in the middle and the end: one entry a token, in order."""
-    first = (await scene.run("r1"))["r1"]
-    assert await scene.mirror("emit", scene.incarnation, [emission(first, 0, [1, 2], top=top)]) == [DONE]
-    assert await scene.mirror("emit", scene.incarnation, [emission(first, 1, [2, 3], top=top)]) == [DONE]
-    assert await scene.mirror("emit", scene.incarnation, [emission(first, 0, [1, 2, 3], top=top)]) == [DONE]
-    attached = await scene.mirror("attach", key_of("r1"), "", 4)
-    assert (attached.progress, attached.produced, attached.logprobs) == (tokens(2, 3), 12, logprobs([2, 3], top))
-    assert (await scene.mirror("attach", key_of("r1"), "", 12)).logprobs == b""
-    (owned_now,) = await scene.mirror("owned", scene.incarnation)
-    assert (owned_now.progress, owned_now.logprobs) == (tokens(1, 2, 3), logprobs([1, 2, 3], top))
-    await scene.mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.EVICTED, FAILURE)
-    second = (await scene.pull())["r1"]
-    assert (second.progress, second.logprobs, second.text) == (tokens(1, 2, 3), logprobs([1, 2, 3], top), False)
-    assert await scene.mirror("complete", scene.incarnation, [completion(second, 2, [3, 4], top=top)]) == [DONE]
-    result = await result_of(scene, "r1")
-    assert list(result.output_token_ids) == [1, 2, 3, 4]
-    assert result.logprobs == Result.FromString(logprobs([1, 2, 3, 4], top)).logprobs
-    assert (await scene.mirror("attach", key_of("r1"), "", 8)).progress == tokens(3, 4)
-    *_, (last,) = await frames(scene)
-    assert last.logprobs == Result.FromString(logprobs([3, 4], top)).logprobs
-
-
-async def test_logprobs_that_come_first_with_the_end_or_not_at_all(scene: Scenario) -> None:
-    pulled = await scene.run("r1", "r2", "r3")
-    assert await scene.mirror("complete", scene.incarnation, [completion(pulled["r1"], 0, [5], top=2)]) == [DONE]
-    assert (await result_of(scene, "r1")).logprobs == Result.FromString(logprobs([5], 2)).logprobs
-    await scene.mirror("emit", scene.incarnation, [emission(pulled["r2"], 0, [6], top=2)])
-    await scene.mirror("cancel", key_of("r2"), CANCELLED)
-    assert (await result_of(scene, "r2")).logprobs == Result.FromString(logprobs([6], 2)).logprobs
-    assert await scene.mirror("complete", scene.incarnation, [completion(pulled["r3"], 0, [7])]) == [DONE]
-    assert not (await result_of(scene, "r3")).HasField("logprobs")
-
-
-async def test_logprobs_take_no_room_of_a_pull(scene: Scenario) -> None:
-    first = (await scene.run("r1", "r2"))["r1"]
-    await scene.mirror("emit", scene.incarnation, [emission(first, 0, [1, 2], top=20)])
-    await scene.mirror("requeue", scene.incarnation, [owned(first)], RequeueCause.EVICTED, FAILURE)
-    budget = PullBudget(requests_max=1, kv_tokens=12, output_reserve_tokens=0)
-    result = await scene.mirror("pull", scene.agent, "m", budget)
-    assert [request.key for request in result.pulled] == [key_of("r1")]
 
 
 async def test_unpull_gives_back_to_the_place_and_counts_the_attempt(scene: Scenario) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import run_state_machine_as_test
 
 from qlm_queue.scripts import library_source
@@ -111,5 +112,7 @@ def test_the_property_test_finds(fault: Fault, servers: Servers) -> None:
     source = library_source()
     assert source.count(fault.right) == 1, "the scripts have changed: plant this fault anew"
     library = source.replace(fault.right, fault.wrong)
-    with pytest.raises((AssertionError, ValueError)):  # a broken invariant, or a state that cannot be dumped
+    with pytest.raises((AssertionError, ValueError, FlakyFailure)) as found:  # a broken invariant, or a state that cannot be dumped
         _run(servers.url("valkey"), library, fault.name)
+    if isinstance(found.value, FlakyFailure):  # the server's clock went otherwise when what was found was tried again
+        assert found.group_contains((AssertionError, ValueError))
