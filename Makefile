@@ -97,5 +97,5 @@ up: warm ## Run everything on this machine, gateway on 127.0.0.1:50051
 	$(BIN)/qlm up
 
 clean: ## Remove the virtual environments, caches and outputs (not qlm-state)
-	rm -rf $(VENV) $(VLLM_VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) .venv-gpu out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
