@@ -147,3 +147,26 @@ async def test_the_plan_over_grpc(cluster: Cluster) -> None:
         answer = await stub.Replan(planner_pb2.ReplanRequest(why="a test"), timeout=20)
         plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=20)
         assert plan.version >= answer.plan_version
+
+
+async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
+    """More than one instance can do in time, and a model that none serves: who is late, and what to add."""
+    await cluster.join("a", models=["mistral-7b"])
+    await cluster.submit("mistral-7b", slo_s=20.0, count=2000)
+    await cluster.submit("vicuna-13b", slo_s=20.0, count=5)
+    async with cluster.planner(advice_every_s=2.0) as shell, grpc.aio.insecure_channel(shell.address) as channel:
+        stub = planner_pb2_grpc.PlannerStub(channel)
+
+        async def advised() -> bool:
+            return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).made_s > 0
+
+        await until(advised, "advice")
+        advice = await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)
+        assert advice.unserved == 5
+        assert sum(miss.late for miss in advice.misses) > 100
+        assert 1000 < advice.late < 2000
+        assert {miss.instance for miss in advice.misses} == {"a"}
+        assert any("vicuna-13b" in option.models and option.instances >= 1 and option.enough for option in advice.options)
+        assert not advice.spare
+        assert advice.line
+        assert (await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=20)).advice == advice
