@@ -15,10 +15,10 @@ from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf, evaluate, improve, insert, solve
 from qlm_planner.solver.chance import chance_of
+from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, orders_on, put_back, put_in, take_out
 from qlm_planner.solver.normal import probability_and_excess
 from qlm_planner.solver.packing import packed
-from qlm_planner.solver.places import cheapest_place
-from qlm_planner.solver.plan import plan_of
+from qlm_planner.solver.places import cheapest_place, nothing_known
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
@@ -37,6 +37,11 @@ def holds(problem: Problem, solved: Solved) -> None:
     assert set(placed) == able
     assert valid(problem, solved.orders.lists())
     assert solved.cost.total == pytest.approx(slow_cost(problem, solved.orders), rel=1e-6, abs=1e-3)
+
+
+def orders_of(lines: Lines) -> Orders:
+    first, groups = orders_on(lines)
+    return Orders(first=first, groups=groups)
 
 
 @given(z=st.floats(-8, 8))
@@ -94,19 +99,55 @@ def test_the_cheapest_place_of_a_block_is_that_of_all_its_places(problem: Proble
     place = seed % len(full[queue])
     group, bands, model = full[queue].pop(place), problem.band, problem.model
     arrays, without = packed(problem), Orders.of(full)
-    plan = plan_of(arrays, without.first, without.groups, problem.groups)
+    lines = lines_of(arrays, without.first, without.groups, problem.groups)
+    known, touched = nothing_known(problem.groups, problem.queues), np.zeros(problem.queues, dtype=np.bool_)
     block = np.array([group], dtype=np.int32)
-    found, more, tried = cheapest_place(arrays, plan, queue, block, 0, 1, math.inf, chance_of(seed), 0.0)
-    before, line, costs = slow_cost(problem, without), full[queue], {}
-    for at in range(len(line) + 1):
-        inside = 0 < at < len(line) and model[line[at - 1]] == model[line[at]] != model[group]
-        if not inside and bands[[*line[:at], group, *line[at:]]].tolist() == sorted(bands[[*line, group]].tolist()):
-            lists = [list(each) for each in full]
-            lists[queue].insert(at, group)
-            costs[at] = slow_cost(problem, Orders.of(lists)) - before
+    before, costs = slow_cost(problem, without), {}
+    for other, line in enumerate(full):
+        if not arrays.serves[arrays.kind[other], group]:
+            continue
+        for at in range(len(line) + 1):
+            inside = 0 < at < len(line) and model[line[at - 1]] == model[line[at]] != model[group]
+            if not inside and bands[[*line[:at], group, *line[at:]]].tolist() == sorted(bands[[*line, group]].tolist()):
+                lists = [list(each) for each in full]
+                lists[other].insert(at, group)
+                costs[other, at] = slow_cost(problem, Orders.of(lists)) - before
+    for looked_at in (len(costs), 0):
+        *found, more, tried, _ = cheapest_place(arrays, lines, known, touched, block, 0, 1, math.inf, chance_of(seed), 0.0)
+        assert tried == looked_at, "what was found is known"
+        assert more == pytest.approx(min(costs.values()), rel=1e-6, abs=1e-3)
+        assert costs[found[0], found[1]] == pytest.approx(more, rel=1e-6, abs=1e-3)
+    touched[:] = True
+    *found, again, tried, _ = cheapest_place(arrays, lines, known, touched, block, 0, 1, math.inf, chance_of(seed), 0.0)
     assert tried == len(costs)
-    assert more == pytest.approx(min(costs.values()), rel=1e-6, abs=1e-3)
-    assert costs[found] == pytest.approx(more, rel=1e-6, abs=1e-3)
+    assert costs[found[0], found[1]] == pytest.approx(again, rel=1e-6, abs=1e-3) == more
+
+
+@given(problem=problems(), seed=st.integers(0, 100))
+@FEW
+def test_lines_cost_what_their_orders_cost_however_they_are_changed(problem: Problem, seed: int) -> None:
+    """Groups leave and come back; a queue that is put back is as it was."""
+    orders, arrays = construct(problem).orders, packed(problem)
+    lines, kept = (lines_of(arrays, orders.first, orders.groups, problem.groups) for _ in range(2))
+    draw = np.random.default_rng(seed)
+    out, touched = np.zeros(problem.groups, dtype=np.bool_), np.zeros(problem.queues, dtype=np.bool_)
+    taken = draw.permutation(orders.groups)[: 1 + seed % 4].astype(np.int32)
+    out[taken] = True
+    cost = lines_cost(arrays, lines)
+    assert cost == pytest.approx(slow_cost(problem, orders), rel=1e-6, abs=1e-3)
+    cost += take_out(arrays, lines, kept, touched, out, taken, len(taken))
+    assert cost == pytest.approx(slow_cost(problem, orders_of(lines)), rel=1e-6, abs=1e-3)
+    for number, group in enumerate(taken):
+        queue = int(draw.choice([each for each in range(problem.queues) if arrays.serves[arrays.kind[each], group]]))
+        bands = problem.band[lines.order[queue, : lines.size[queue]]]
+        place = int(np.searchsorted(bands, problem.band[group], side="right"))
+        cost += put_in(arrays, lines, kept, touched, queue, place, taken, number, number + 1)
+        assert (lines.queue_of[group], lines.place_of[group]) == (queue, place)
+        assert cost == pytest.approx(slow_cost(problem, orders_of(lines)), rel=1e-6, abs=1e-3)
+    put_back(lines, kept, touched)
+    assert orders_of(lines).lists() == orders.lists()
+    assert not any(differs(lines, kept, queue) for queue in range(problem.queues))
+    assert lines_cost(arrays, lines) == pytest.approx(slow_cost(problem, orders), rel=1e-6, abs=1e-3)
 
 
 @given(problem=problems(noisy=False), seed=st.integers(0, 100))

@@ -2,8 +2,8 @@
 come back one by one, or run by run, each at its best place. One large move gets where a row of small ones cannot, each of which would make
 others late: a swap is longer than the work of a group.
 
-Bounded by the places tried, deterministic under a seed. A place is given up as soon as it costs more than the best one so far, or than the
-acceptance limit leaves: six of them cost as much as a small move.
+Bounded by work, deterministic under a seed. A place is given up as soon as it costs more than the best one so far, or than the acceptance
+limit leaves.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import by_model, typical_rise
 from qlm_planner.solver.chance import State, below, uniform
 from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.moves import fill, seal
+from qlm_planner.solver.lines import differs, lines_cost, lines_of, orders_on, put_back, put_in, take_out
 from qlm_planner.solver.packing import CLEAR_COST, DEADLINE, HEAD_GAIN, REQUESTS, Packed
-from qlm_planner.solver.places import cheapest_place
-from qlm_planner.solver.plan import Plan, Sketch, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
+from qlm_planner.solver.places import cheapest_place, nothing_known
+from qlm_planner.solver.plan import plan_of
 from qlm_planner.solver.problem import Booleans, Integers
-from qlm_planner.solver.ruin import OUT_MAX, chosen, keep_queue, put_back, take_out
+from qlm_planner.solver.ruin import OUT_MAX, chosen
 
 HOT, COOLING = 0.3, 1e-3
 """The first temperature, over what a small move costs more in the median; the last one over the first."""
-PLACES_A_MOVE = 6.0
-"""Places that take as long to try as a small move."""
+A_MOVE, PUT_IN, A_PLACE, WALKED = 0.28, 1.3, 0.023, 0.035
+"""Processor time over that of a small move (0.7 µs): a large move by itself; a group that comes back; a place that is looked at; a group
+that is walked over to see what a place costs."""
 PASSED_OVER = 0.02
 """Of the places, at random: without it the same order would come of the same groups each time."""
 SHUFFLED, BY_DEADLINE, BY_REQUESTS = 0.35, 0.3, 0.2
@@ -43,47 +44,56 @@ def recreate(
     best_first, best_groups = first, groups
     if len(groups) == 0:
         return best_first, best_groups
-    plan, kept = plan_of(packed, first, groups, capacity), plan_of(packed, first, groups, capacity)
+    hot = HOT * typical_rise(packed, plan_of(packed, first, groups, capacity), groups, capacity, chance)
+    lines, kept = lines_of(packed, first, groups, capacity), lines_of(packed, first, groups, capacity)
     of_model, model_first = by_model(packed)
-    sketch = empty_sketch(2 * capacity + OUT_MAX)
-    touched, out = np.zeros(len(plan.size), dtype=np.bool_), np.zeros(len(packed.model), dtype=np.bool_)
+    touched, out = np.zeros(len(lines.size), dtype=np.bool_), np.zeros(len(packed.model), dtype=np.bool_)
     block, marked = np.empty(OUT_MAX, dtype=np.int32), np.empty(OUT_MAX, dtype=np.int32)
-    hot = HOT * typical_rise(packed, plan, groups, capacity, chance)
-    best = cost = plan_cost(packed, plan)
-    budget, tried, check = PLACES_A_MOVE * moves, 0.0, 0.0
+    known = nothing_known(len(packed.model), len(lines.size))
+    best = cost = lines_cost(packed, lines)
+    spent, check, version = 0.0, 0.0, 0
     temperature = hot
-    while tried < budget:
-        if tried >= check:
-            check += budget / CHECKS
-            temperature = hot * COOLING ** (tried / budget)
+    while spent < moves:
+        if spent >= check:
+            check += moves / CHECKS
+            temperature = hot * COOLING ** (spent / moves)
             if cost < best:
                 best = cost
-                best_first, best_groups = orders_in(plan)
+                best_first, best_groups = orders_on(lines)
         limit = -temperature * math.log(1.0 - uniform(chance))
         touched[:] = False
-        size = chosen(packed, plan, chance, groups, of_model, model_first, out, marked)
+        size = chosen(packed, lines, chance, groups, of_model, model_first, out, marked)
         block[:size] = marked[:size]
         whole_runs = _order(packed, chance, block, size)
-        more = take_out(packed, plan, kept, touched, out, sketch)
-        tried += 1.0
+        more = take_out(packed, lines, kept, touched, out, marked, size)
+        spent += A_MOVE
         spare = _spare(packed, touched)
         begin = 0
         while begin < size and more <= limit + spare:
             end = begin + 1
             while whole_runs and end < size and _goes_on(packed, block, end):
                 end += 1
-            extra, places = _put(packed, plan, kept, touched, sketch, block, begin, end, limit + spare - more, chance)
-            more += extra
-            tried += places
+            queue, place, _, places, walked = cheapest_place(
+                packed, lines, known, touched, block, begin, end, limit + spare - more, chance, PASSED_OVER
+            )
+            spent += A_PLACE * places + WALKED * walked
+            if queue < 0:
+                break
+            more += put_in(packed, lines, kept, touched, queue, place, block, begin, end)
+            spent += PUT_IN
             begin = end
         for number in range(size):
             out[marked[number]] = False
         if begin == size and more <= limit:
             cost += more
+            version += 1
+            for queue in range(len(touched)):
+                if touched[queue] and differs(lines, kept, queue):
+                    known.now[queue] = version
         else:
-            put_back(plan, kept, touched)
+            put_back(lines, kept, touched)
     if cost < best:
-        best_first, best_groups = orders_in(plan)
+        best_first, best_groups = orders_on(lines)
     return best_first, best_groups
 
 
@@ -125,41 +135,3 @@ def _order(packed: Packed, chance: State, block: Integers, size: int) -> bool:
             at -= 1
         block[at] = group
     return False
-
-
-@lean
-def _put(
-    packed: Packed,
-    plan: Plan,
-    kept: Plan,
-    touched: Booleans,
-    sketch: Sketch,
-    block: Integers,
-    begin: int,
-    end: int,
-    allowance: float,
-    chance: State,
-) -> tuple[float, int]:
-    """Groups of one model in one piece to their cheapest place, if that costs less than the allowance: what it costs (infinite for none),
-    and how many places were tried."""
-    best_queue, best_place, best, tried = -1, -1, allowance, 0
-    for queue in range(len(plan.size)):
-        able = plan.size[queue] + end - begin <= plan.order.shape[1]
-        for number in range(begin, end):
-            able = able and packed.serves[packed.kind[queue], block[number]]
-        if not able:
-            continue
-        place, more, places = cheapest_place(packed, plan, queue, block, begin, end, best, chance, PASSED_OVER)
-        tried += places
-        if place >= 0:
-            best_queue, best_place, best = queue, place, more
-    if best_queue < 0:
-        return np.inf, tried
-    keep_queue(plan, kept, touched, best_queue)
-    for number in range(begin, end):
-        sketch.groups[number - begin] = block[number]
-    length = fill(sketch, plan, end - begin, best_queue, best_place, plan.size[best_queue])
-    seal(sketch, best_queue, best_place, length, plan.size[best_queue] - best_place)
-    more = walk(packed, plan, sketch, np.inf)
-    commit(plan, sketch)
-    return more, tried

@@ -1,0 +1,231 @@
+"""Orders as large moves change them: as `plan.Plan`, but all that is known of a place is in one row, with what the groups behind it cost
+more at the least if they come later; a queue is changed where it stands and put back from a copy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qlm_planner.solver.compiled import compiled, lean
+from qlm_planner.solver.cost import empty_cost, front_cost, lateness, opening
+from qlm_planner.solver.packing import (
+    COMPLETION,
+    DEADLINE,
+    DRAIN,
+    LATE,
+    OWN,
+    OWN_VARIANCE,
+    REQUESTS,
+    SPREAD,
+    STARVES,
+    STARVING,
+    TARDINESS,
+    WORK,
+    WORK_VARIANCE,
+    WORK_WEIGHT,
+    Packed,
+)
+from qlm_planner.solver.problem import Booleans, Floats, Integers
+
+(START, VARIANCE, RUN, COST, RATE, HIDDEN, OWN_RATE) = range(7)
+"""Columns of a place. Behind so many groups: when the next one starts, with the variance; when the run began; what the groups cost. Of the
+groups from the place on: what a second later costs more at the least (tardiness is convex, and late requests become no fewer); by how much
+the swap behind the run may still shrink if the run is longer. Of the group there: its own part of the rate."""
+COLUMNS = 7
+
+
+class Lines(NamedTuple):
+    """`order` [Q, capacity]; `at` [Q, capacity + 1, 7]; [Q]: `size`, `busy_s`. [G]: `queue_of`, `place_of` (-1 where it is on no queue)."""
+
+    order: NDArray[np.int32]
+    at: Floats
+    size: Integers
+    busy_s: Floats
+    queue_of: Integers
+    place_of: Integers
+
+
+@compiled
+def lines_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> Lines:
+    """Orders that are valid, none longer than the capacity."""
+    queues, size = len(first) - 1, len(packed.model)
+    lines = Lines(
+        np.empty((queues, capacity), dtype=np.int32),
+        np.zeros((queues, capacity + 1, COLUMNS)),
+        np.zeros(queues, dtype=np.int32),
+        np.zeros(queues),
+        np.full(size, -1, dtype=np.int32),
+        np.full(size, -1, dtype=np.int32),
+    )
+    for queue in range(queues):
+        length = first[queue + 1] - first[queue]
+        lines.order[queue, :length] = groups[first[queue] : first[queue + 1]]
+        lines.size[queue] = length
+        relay(packed, lines, queue, 0)
+    return lines
+
+
+@compiled
+def orders_on(lines: Lines) -> tuple[NDArray[np.int64], Integers]:
+    queues = len(lines.size)
+    first = np.zeros(queues + 1, dtype=np.int64)
+    for queue in range(queues):
+        first[queue + 1] = first[queue] + lines.size[queue]
+    groups = np.empty(first[queues], dtype=np.int32)
+    for queue in range(queues):
+        groups[first[queue] : first[queue + 1]] = lines.order[queue, : lines.size[queue]]
+    return first, groups
+
+
+@lean
+def line_cost(packed: Packed, lines: Lines, queue: int) -> float:
+    size = lines.size[queue]
+    return float(lines.at[queue, size, COST]) if size > 0 else empty_cost(packed, queue)
+
+
+@lean
+def lines_cost(packed: Packed, lines: Lines) -> float:
+    total = 0.0
+    for queue in range(len(lines.size)):
+        total += line_cost(packed, lines, queue)
+    return total
+
+
+@lean
+def relay(packed: Packed, lines: Lines, queue: int, begin: int) -> None:
+    """Works out a queue whose order has changed from a place on."""
+    size, kind = lines.size[queue], packed.kind[queue]
+    order, at = lines.order[queue], lines.at[queue]
+    on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
+    late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
+    work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
+    start_s, variance, run_s, busy_s, total = at[begin, START], at[begin, VARIANCE], at[begin, RUN], lines.busy_s[queue], at[begin, COST]
+    before_model, drain_s, drain_variance = -1, 0.0, 0.0
+    if begin > 0:
+        before = order[begin - 1]
+        before_model, drain_s, drain_variance = models[before], on_kind[before, DRAIN], on_kind[before, OWN_VARIANCE]
+    for place in range(begin, size):
+        group = order[place]
+        model = models[group]
+        if before_model < 0:
+            start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
+            total = front_cost(packed, queue, group, swap_s, gives_way)
+            lines.busy_s[queue] = busy_s
+        elif model != before_model:
+            end_s = max(start_s + drain_s, busy_s)
+            swap_s = max(warms[model], swaps[model] - (end_s - run_s))
+            start_s = run_s = end_s + swap_s
+            variance += drain_variance
+            total += work_weight * swap_s
+        before_model = model
+        work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
+        drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]
+        late, tardiness_s = lateness(
+            start_s + own_s - rows[group, DEADLINE], work_s - rows[group, SPREAD], variance + drain_variance, work_variance
+        )
+        completion_s = start_s + own_s + 0.5 * work_s
+        total += rows[group, REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
+        rate = rows[group, REQUESTS] * (tardiness_weight * late + completion_weight)
+        start_s += work_s
+        variance += work_variance
+        starved_s = start_s + own_s - rows[group, STARVES]
+        if starved_s > 0.0:
+            total += rows[group, STARVING] * starved_s
+            rate += rows[group, STARVING]
+        at[place, OWN_RATE] = rate
+        at[place + 1, START], at[place + 1, VARIANCE], at[place + 1, RUN], at[place + 1, COST] = start_s, variance, run_s, total
+        lines.queue_of[group], lines.place_of[group] = queue, place
+    rate, hidden_s, behind_model = 0.0, 0.0, -1
+    at[size, RATE], at[size, HIDDEN] = 0.0, 0.0
+    for place in range(size - 1, -1, -1):
+        group = order[place]
+        model = models[group]
+        if behind_model >= 0 and model != behind_model:
+            swap_s = at[place + 2, RUN] - max(at[place + 1, START] + on_kind[group, DRAIN], busy_s)
+            hidden_s = max(0.0, swap_s - warms[behind_model])
+        rate += at[place, OWN_RATE]
+        at[place, RATE], at[place, HIDDEN] = rate, hidden_s
+        behind_model = model
+
+
+@lean
+def copy_line(source: Lines, target: Lines, queue: int) -> None:
+    size = source.size[queue]
+    target.size[queue], target.busy_s[queue] = size, source.busy_s[queue]
+    was, now, was_at, now_at = source.order[queue], target.order[queue], source.at[queue], target.at[queue]
+    for place in range(size):
+        now[place] = was[place]
+    for place in range(size + 1):
+        for column in range(COLUMNS):
+            now_at[place, column] = was_at[place, column]
+
+
+@lean
+def put_back(lines: Lines, kept: Lines, touched: Booleans) -> None:
+    """All queues as they were kept."""
+    for queue in range(len(lines.size)):
+        if touched[queue]:
+            copy_line(kept, lines, queue)
+            for place in range(lines.size[queue]):
+                group = lines.order[queue, place]
+                lines.queue_of[group], lines.place_of[group] = queue, place
+
+
+@lean
+def differs(lines: Lines, kept: Lines, queue: int) -> bool:
+    """From how the queue was kept."""
+    size, place = lines.size[queue], 0
+    if size != kept.size[queue]:
+        return True
+    while place < size and lines.order[queue, place] == kept.order[queue, place]:
+        place += 1
+    return bool(place < size)
+
+
+@lean
+def put_in(
+    packed: Packed, lines: Lines, kept: Lines, touched: Booleans, queue: int, place: int, block: Integers, first: int, stop: int
+) -> float:
+    """The groups [first, stop) of the block to a place of a queue; what that costs more."""
+    if not touched[queue]:
+        touched[queue] = True
+        copy_line(lines, kept, queue)
+    before = line_cost(packed, lines, queue)
+    size, inserted, order = lines.size[queue], stop - first, lines.order[queue]
+    for other in range(size - 1, place - 1, -1):
+        order[other + inserted] = order[other]
+    for number in range(inserted):
+        order[place + number] = block[first + number]
+    lines.size[queue] = size + inserted
+    relay(packed, lines, queue, place)
+    return line_cost(packed, lines, queue) - before
+
+
+@lean
+def take_out(packed: Packed, lines: Lines, kept: Lines, touched: Booleans, out: Booleans, taken: Integers, count: int) -> float:
+    """The marked groups, that are listed too, leave their queues; what the lines cost more (less, as a rule)."""
+    more = 0.0
+    for number in range(count):
+        queue = lines.queue_of[taken[number]]
+        if queue < 0:
+            continue
+        if not touched[queue]:
+            touched[queue] = True
+            copy_line(lines, kept, queue)
+        before = line_cost(packed, lines, queue)
+        order, size, length, begin = lines.order[queue], lines.size[queue], 0, -1
+        for place in range(size):
+            group = order[place]
+            if out[group]:
+                lines.queue_of[group], lines.place_of[group] = -1, -1
+                if begin < 0:
+                    begin = place
+            else:
+                order[length] = group
+                length += 1
+        lines.size[queue] = length
+        relay(packed, lines, queue, begin)
+        more += line_cost(packed, lines, queue) - before
+    return more
