@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, starts the simulated cluster of docker-compose.yml, asks it, kills an instance and the planner that leads with requests
+# Builds the images, starts the simulated cluster of docker-compose.yml, asks it, kills an instance and a planner with requests
 # under way, and removes all of it. Needs Docker with docker-compose 1.29 or Compose v2, and the images of docker-compose.yml or others in
 # their place (QLM_BASE_IMAGE, QLM_VALKEY_IMAGE). Port 50051 has to be free. Exit code: 0 all well, 1 not.
 set -euo pipefail
