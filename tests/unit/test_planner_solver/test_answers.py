@@ -15,10 +15,11 @@ from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf, evaluate, improve, insert, solve
 from qlm_planner.solver.chance import chance_of
-from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, orders_on, put_back, put_in, take_out
+from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, put_back, put_in, take_out
 from qlm_planner.solver.normal import probability_and_excess
 from qlm_planner.solver.packing import packed
 from qlm_planner.solver.places import cheapest_place, nothing_known
+from qlm_planner.solver.plan import orders_in
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
@@ -40,7 +41,7 @@ def holds(problem: Problem, solved: Solved) -> None:
 
 
 def orders_of(lines: Lines) -> Orders:
-    first, groups = orders_on(lines)
+    first, groups = orders_in(lines.order, lines.size)
     return Orders(first=first, groups=groups)
 
 

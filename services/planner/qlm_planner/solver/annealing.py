@@ -49,7 +49,7 @@ def anneal(
             temperature *= cooling
             if cost < best:
                 best = cost
-                best_first, best_groups = orders_in(plan)
+                best_first, best_groups = orders_in(plan.order, plan.size)
         changed = _sketch(packed, plan, chance, groups, of_model, model_first, one, other)
         if changed == 0:
             continue
@@ -64,7 +64,7 @@ def anneal(
             cost += more
     if cost < best:
         best = cost
-        best_first, best_groups = orders_in(plan)
+        best_first, best_groups = orders_in(plan.order, plan.size)
     return best_first, best_groups, best
 
 

@@ -34,7 +34,7 @@ def inserted(
         if best_queue >= 0:
             _walk_with(packed, plan, best_queue, best_place, group, sketch, np.inf)
             commit(plan, sketch)
-    return orders_in(plan)
+    return orders_in(plan.order, plan.size)
 
 
 @lean

@@ -67,18 +67,6 @@ def lines_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacit
     return lines
 
 
-@compiled
-def orders_on(lines: Lines) -> tuple[NDArray[np.int64], Integers]:
-    queues = len(lines.size)
-    first = np.zeros(queues + 1, dtype=np.int64)
-    for queue in range(queues):
-        first[queue + 1] = first[queue] + lines.size[queue]
-    groups = np.empty(first[queues], dtype=np.int32)
-    for queue in range(queues):
-        groups[first[queue] : first[queue + 1]] = lines.order[queue, : lines.size[queue]]
-    return first, groups
-
-
 @lean
 def line_cost(packed: Packed, lines: Lines, queue: int) -> float:
     size = lines.size[queue]

@@ -119,14 +119,15 @@ def plan_cost(packed: Packed, plan: Plan) -> float:
 
 
 @compiled
-def orders_in(plan: Plan) -> tuple[NDArray[np.int64], Integers]:
-    queues = len(plan.size)
+def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int64], Integers]:
+    """Orders in rows [Q, capacity] of so many groups each [Q], one behind the other."""
+    queues = len(size)
     first = np.zeros(queues + 1, dtype=np.int64)
     for queue in range(queues):
-        first[queue + 1] = first[queue] + plan.size[queue]
+        first[queue + 1] = first[queue] + size[queue]
     groups = np.empty(first[queues], dtype=np.int32)
     for queue in range(queues):
-        groups[first[queue] : first[queue + 1]] = plan.order[queue, : plan.size[queue]]
+        groups[first[queue] : first[queue + 1]] = order[queue, : size[queue]]
     return first, groups
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import by_model, typical_rise
 from qlm_planner.solver.chance import State, below, uniform
 from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.lines import differs, lines_cost, lines_of, orders_on, put_back, put_in, take_out
+from qlm_planner.solver.lines import differs, lines_cost, lines_of, put_back, put_in, take_out
 from qlm_planner.solver.packing import CLEAR_COST, DEADLINE, HEAD_GAIN, REQUESTS, Packed
 from qlm_planner.solver.places import cheapest_place, nothing_known
-from qlm_planner.solver.plan import plan_of
+from qlm_planner.solver.plan import orders_in, plan_of
 from qlm_planner.solver.problem import Booleans, Integers
 from qlm_planner.solver.ruin import OUT_MAX, chosen
 
@@ -59,7 +59,7 @@ def recreate(
             temperature = hot * COOLING ** (spent / moves)
             if cost < best:
                 best = cost
-                best_first, best_groups = orders_on(lines)
+                best_first, best_groups = orders_in(lines.order, lines.size)
         limit = -temperature * math.log(1.0 - uniform(chance))
         touched[:] = False
         size = chosen(packed, lines, chance, groups, of_model, model_first, out, marked)
@@ -93,7 +93,7 @@ def recreate(
         else:
             put_back(lines, kept, touched)
     if cost < best:
-        best_first, best_groups = orders_on(lines)
+        best_first, best_groups = orders_in(lines.order, lines.size)
     return best_first, best_groups
 
 
