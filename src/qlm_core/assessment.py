@@ -1,7 +1,8 @@
 """What is expected of all virtual queues as they are ordered now: which groups will have how many late requests, when a request at any
 place starts and ends, and what a new request would find.
 
-On one profile snapshot. A queue that changed costs O(its groups); a request at a known place costs O(1), on arrays less than a microsecond.
+On one profile snapshot. A queue that changed costs O(its groups). A request at a known place, and a new one that joins a group, cost O(1),
+on arrays less than a microsecond; a new one that would be a group of its own costs a pass over the groups.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from qlm_core.new_request import calibration_of, predict_new, prediction_of
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.queue_columns import QueueGroups, together
+from qlm_core.queue_columns import SERVICE, QueueGroups, together
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable
+from qlm_core.service_arrays import ServiceColumns
 
 
 class Assessment:
@@ -105,6 +107,7 @@ class Assessment:
     def _numbered(self) -> None:
         self._index = {name: number for number, name in enumerate(self._views)}
         self._place_of: dict[str, tuple[str, int]] | None = None
+        self._sums: list[float] | None = None
         self._late = None
 
     def _work_out(self, views: Sequence[QueueView], groups: QueueGroups) -> RequestTable:
@@ -157,26 +160,50 @@ class Assessment:
 
     def waiting(self, group_id: str, requests_ahead: int, *, prompt_tokens: int | None = None) -> RequestPrediction | None:
         """A request of a group with so many before it on its virtual queue; None where the group is not here. `prompt_tokens`: its own,
-        where they are known. Costs O(1) in the requests, and a sum over the groups ahead."""
+        where they are known. Costs O(1)."""
         found = self.number_of(group_id)
         if found is None:
             return None
         instance, number = found
-        begin = int(self._groups.first[self._index[instance]])
-        before = int(self._groups.count[begin:number].sum())
-        position = min(max(requests_ahead - before, 0), max(int(self._groups.count[number]) - 1, 0))
-        view = self._views[instance]
+        position = min(max(requests_ahead - self._requests_before(instance, number), 0), max(int(self._groups.count[number]) - 1, 0))
         prompt = None if prompt_tokens is None else [float(prompt_tokens)]
         times = self.table.times([number], [float(position)], prompt_tokens=prompt, calibrated=False)
-        return prediction_of(self.profiles, view, view.groups[number - begin].model, times, 0, requests_ahead)
+        return prediction_of(self.profiles, self._views[instance], self._group(instance, number).model, times, 0, requests_ahead)
 
-    def new(self, request: GroupView, now_s: float | None = None, *, on: str = "") -> RequestPrediction | None:
-        """A new request, as a group of one (`qlm_core.new_request`): on the instance `on` if that can be predicted, else where it would end
-        first. None where no instance that serves its model can be predicted. `now_s`: the clock that deadlines have, to tell where the
-        agent would evict what runs. Costs one pass over the groups, or over those of the one queue."""
-        number = self._index.get(on)
-        if number is not None:
-            found = predict_new(self._reader, [self._views[on]], self._groups.queues(number, number + 1), request, now_s)
-            if found is not None:
-                return found
+    def joining(self, group_id: str, request: GroupView) -> RequestPrediction | None:
+        """A new request, as a group of one, that becomes the last of a group of its model; None where that group is not here. Who waits
+        behind the group is thought to wait behind the request too. Costs O(1)."""
+        found = self.number_of(group_id)
+        if found is None:
+            return None
+        instance, number = found
+        view, waiting = self._views[instance], float(self._groups.count[number])
+        own = ServiceColumns(*self._reader.request_rows([view], request)[SERVICE:])
+        times = self.table.times(
+            [number],
+            [waiting],
+            prompt_tokens=[float(request.waiting_prompt_tokens)],
+            output_tokens=own.output,
+            output_variance=own.output_variance,
+            calibrated=False,
+        )
+        return prediction_of(self.profiles, view, request.model, times, 0, self._requests_before(instance, number) + int(waiting))
+
+    def arriving(self, request: GroupView, group_id: str, now_s: float) -> RequestPrediction | None:
+        """A new request that joins a group, or for "" and one that cannot be predicted, is a group of its own: `joining`, else `new`."""
+        return (self.joining(group_id, request) if group_id else None) or self.new(request, now_s)
+
+    def new(self, request: GroupView, now_s: float | None = None) -> RequestPrediction | None:
+        """A new request, as a group of one (`qlm_core.new_request`), on the instance where it would end first. None where no instance that
+        serves its model can be predicted. `now_s`: the clock that deadlines have, to tell where the agent would evict what runs. Costs one
+        pass over the groups."""
         return predict_new(self._reader, list(self._views.values()), self._groups, request, now_s)
+
+    def _group(self, instance: str, number: int) -> GroupView:
+        return self._views[instance].groups[number - int(self._groups.first[self._index[instance]])]
+
+    def _requests_before(self, instance: str, number: int) -> int:
+        """Requests on the queue of an instance before a group of it. The sums cost O(groups) once."""
+        if self._sums is None:
+            self._sums = [0.0, *np.cumsum(self._groups.count).tolist()]
+        return int(self._sums[number] - self._sums[int(self._groups.first[self._index[instance]])])

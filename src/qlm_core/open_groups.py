@@ -1,4 +1,4 @@
-"""Which instance a new request would most likely be served by: that of the newest group that it may join (QLM algorithm 1).
+"""Which group a new request would most likely join: the newest that it may (QLM algorithm 1).
 
 The planner puts a request into the newest open group of its key, wherever that is, and chooses an instance only for a new group. What is
 known of a queue from outside does not tell its limits exactly, so this is a guess with the planner's defaults, good for a prediction.
@@ -32,18 +32,16 @@ class OpenGroups:
                 if known is None or group.first_deadline_s > known[1].first_deadline_s:
                     self._newest[_key(group)] = (view, group)
 
-    def instance_for(self, request: GroupView, slo_s: float) -> str:
-        """Name of the instance of the group that a request, as a group of one with an SLO of `slo_s`, would join; "" for none."""
+    def group_for(self, request: GroupView, slo_s: float) -> str:
+        """Id of the group that a request, as a group of one with an SLO of `slo_s`, would join; "" for none."""
         found = self._newest.get(_key(request))
         if found is None:
             return ""
         view, group = found
         if group.waiting >= BATCHES * view.instance.batch_max:
             return ""
-        if request.slo_kind is SloKind.PRIORITY:
-            return view.instance.name
         near = abs(request.first_deadline_s - group.first_deadline_s) <= SPREAD_FRACTION * slo_s
-        return view.instance.name if near else ""
+        return group.group_id if near or request.slo_kind is SloKind.PRIORITY else ""
 
 
 def _key(group: GroupView) -> _Key:

@@ -286,6 +286,43 @@ def test_a_new_request_is_as_a_group_of_one_in_its_place(model: str, slack_s: fl
         assert found.requests_ahead == sum(group.waiting for group in groups[: groups.index(request)])
 
 
+@pytest.mark.parametrize("group_id", ["a1", "a2", "a3", "b1"])
+def test_a_request_that_joins_a_group_is_as_the_last_of_it(group_id: str) -> None:
+    """Held against the queue with one more request in that group."""
+    view = next(view for view in TWO if any(group.group_id == group_id for group in view.groups))
+    place = next(place for place, group in enumerate(view.groups) if group.group_id == group_id)
+    group = view.groups[place]
+    more = replace(group, waiting=group.waiting + 1, waiting_prompt_tokens=group.waiting_prompt_tokens + 500)
+    after = replace(view, groups=(*view.groups[:place], more, *view.groups[place + 1 :]))
+    found = _assessed(*TWO).joining(group_id, _group("", 1, group.model))
+    last = group_times(after, CATALOGUE, SHIPPED)[place]
+    assert found is not None
+    assert found.instance == view.instance.name
+    assert found.requests_ahead == sum(each.waiting for each in view.groups[: place + 1])
+    assert found.wait.mean == pytest.approx(last.last_wait.mean, rel=0.01, abs=0.02)
+    assert found.wait.deviation == pytest.approx(last.last_wait.deviation, rel=0.01, abs=0.02)
+    assert found.completion.mean == pytest.approx(last.last_completion.mean, rel=0.01, abs=0.02)
+
+
+def test_a_request_that_joins_has_its_own_prompt_and_limit() -> None:
+    made = _assessed(*TWO)
+    usual, long = made.joining("a3", _group("", 1)), made.joining("a3", _group("", 1, prompt=7_000))
+    short = made.joining("a3", replace(_group("", 1), output_tokens_max=1.0))
+    assert usual is not None
+    assert long is not None
+    assert short is not None
+    assert long.wait == usual.wait == short.wait
+    assert long.prefill_s > usual.prefill_s
+    assert short.completion.mean < usual.completion.mean
+    assert made.joining("nobody's", _group("", 1)) is None
+
+
+def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
+    made, request = _assessed(*TWO), _group("", 1, slack_s=100.0)
+    assert made.arriving(request, "", NOW_S) == made.arriving(request, "gone", NOW_S) == made.new(request, NOW_S)
+    assert made.arriving(request, "a1", NOW_S) == made.joining("a1", request)
+
+
 def test_kept_queues_predict_as_views_do() -> None:
     kept = _new(_assessed(*TWO), _group("", 1, "big", slack_s=100.0))
     asked = predict_request(TWO, CATALOGUE, SHIPPED, "big", 500, 10**9, NOW_S + 100.0, slo_class="64s", token_class="1024")

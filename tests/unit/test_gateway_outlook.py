@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -155,7 +156,7 @@ def test_nonsense_in_a_profile_costs_predictions_and_nothing_else(monkeypatch: p
     def overflow(*_: object, **__: object) -> None:
         raise OverflowError("out of range")
 
-    monkeypatch.setattr(Assessment, "new", overflow)
+    monkeypatch.setattr(Assessment, "arriving", overflow)
     monkeypatch.setattr(Assessment, "waiting", overflow)
     assert look.predict_new(ASKED) is None
     assert look.predict_waiting("g", 3) is None
@@ -175,7 +176,7 @@ def test_joined_requests_keep_the_order_of_deadlines_and_the_count(coming: list[
     view = QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=groups)
     joined = Joined()
     for deadline_s, tokens in coming:
-        joined.add(INSTANCE.name, (deadline_s, tokens), tokens, lambda deadline_s=deadline_s: group("", 1, deadline_s))  # type: ignore[misc]
+        joined.add(INSTANCE.name, (deadline_s, tokens), replace(group("", 1, deadline_s), waiting_prompt_tokens=tokens))
     shown = joined.on(view)
     deadlines = [each.first_deadline_s for each in shown.groups]
     assert deadlines == sorted(deadlines)
@@ -184,3 +185,24 @@ def test_joined_requests_keep_the_order_of_deadlines_and_the_count(coming: list[
     assert sum(each.waiting_prompt_tokens for each in shown.groups) == 500 * len(there) + sum(tokens for _, tokens in coming)
     assert joined.count(INSTANCE.name) == len(coming)
     assert len({each.group_id for each in shown.groups}) == len(shown.groups)
+
+
+def test_those_who_join_a_group_are_in_it() -> None:
+    """Also those with later deadlines than the first of a group behind it."""
+    first, second = group("first", 10, 1050.0), group("second", 20, 1055.0)
+    look = outlook((first, replace(second, token_class="1024")))
+    for number in range(500):
+        found = look.predict_new(ASKED)
+        assert found is not None
+        assert 10 + number / 2 - STALE_JOINED_MIN <= found.requests_ahead <= 10 + number
+        look.join(ASKED, found.instance)
+    joined = Joined()
+    joined.add(INSTANCE.name, "kind", replace(first, group_id="", waiting=1, waiting_prompt_tokens=70), "first")
+    joined.add(INSTANCE.name, "kind", replace(first, group_id="", waiting=1, waiting_prompt_tokens=30), "first")
+    joined.add(INSTANCE.name, "other", replace(first, group_id="", waiting=1), "gone")
+    groups = joined.on(QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=(first, second))).groups
+    assert [(each.group_id, each.waiting, each.waiting_prompt_tokens) for each in groups] == [
+        ("first", 12, 1_100),
+        ("+1", 1, 1_000),
+        ("second", 20, 2_000),
+    ]

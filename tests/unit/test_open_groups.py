@@ -38,7 +38,7 @@ REQUEST = group(100.0, waiting=1)
 
 def test_it_joins_the_newest_group_of_its_key_wherever_that_is() -> None:
     found = OpenGroups([view("a", group(90.0)), view("b", group(95.0), group(80.0)), view("c", group(99.0, model="other"))])
-    assert found.instance_for(REQUEST, SLO_S) == "b"
+    assert found.group_for(REQUEST, SLO_S) == "95.0"
 
 
 @pytest.mark.parametrize(
@@ -46,22 +46,22 @@ def test_it_joins_the_newest_group_of_its_key_wherever_that_is() -> None:
     [group(95.0, model="n"), group(95.0, tokens="1024"), group(95.0, kind=SloKind.FIRST_TOKEN), replace(group(95.0), slo_class="32s")],
 )
 def test_groups_of_other_keys_are_none_to_join(other: GroupView) -> None:
-    assert OpenGroups([view("a", other)]).instance_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([view("a", other)]).group_for(REQUEST, SLO_S) == ""
 
 
 def test_a_full_group_and_one_of_far_deadlines_are_none_to_join() -> None:
     full = group(95.0, waiting=int(BATCHES * 8))
-    assert OpenGroups([view("a", full)]).instance_for(REQUEST, SLO_S) == ""
-    assert OpenGroups([view("a", replace(full, waiting=full.waiting - 1))]).instance_for(REQUEST, SLO_S) == "a"
+    assert OpenGroups([view("a", full)]).group_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([view("a", replace(full, waiting=full.waiting - 1))]).group_for(REQUEST, SLO_S) == "95.0"
     far = group(100.0 - SPREAD_FRACTION * SLO_S - 1.0)
-    assert OpenGroups([view("a", far)]).instance_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([view("a", far)]).group_for(REQUEST, SLO_S) == ""
 
 
 def test_priorities_have_no_deadlines_to_be_apart() -> None:
     queue = view("a", group(math.inf, kind=SloKind.PRIORITY))
-    assert OpenGroups([queue]).instance_for(group(math.inf, kind=SloKind.PRIORITY), math.inf) == "a"
+    assert OpenGroups([queue]).group_for(group(math.inf, kind=SloKind.PRIORITY), math.inf) == "inf"
 
 
 def test_nothing_joins_an_instance_that_drains() -> None:
-    assert OpenGroups([view("a", group(95.0), draining=True)]).instance_for(REQUEST, SLO_S) == ""
-    assert OpenGroups([]).instance_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([view("a", group(95.0), draining=True)]).group_for(REQUEST, SLO_S) == ""
+    assert OpenGroups([]).group_for(REQUEST, SLO_S) == ""

@@ -78,8 +78,8 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             spec, slo = _checked(request, self._catalogue)
             reading = await self._reader.now()
             group = _group_of_one(request, slo, reading)
-            at = reading.open_groups.instance_for(group, math.inf if slo is None else slo.seconds)
-            found = reading.assessment.new(group, reading.at_s, on=at)
+            joins = reading.open_groups.group_for(group, math.inf if slo is None else slo.seconds)
+            found = reading.assessment.arriving(group, joins, reading.at_s)
             if found is None:
                 raise Unavailable(
                     f"no instance of {spec.name} can be predicted now",

@@ -5,7 +5,7 @@ Without them, all requests of a burst would be told that nobody is ahead of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from qlm_core.prediction import GroupView, QueueView
@@ -17,14 +17,20 @@ STALE_SHARE = 0.5
 
 @dataclass(slots=True)
 class _Alike:
-    """Requests that come at the same place: the first of them as a group of one, how many there are and what their prompts hold."""
+    """Requests that come at the same place: the first of them as a group of one, the group that they join ("": none), how many there are
+    and what their prompts hold."""
 
     first: GroupView
+    joins: str
     waiting: int = 0
     prompt_tokens: int = 0
 
     def group(self, group_id: str) -> GroupView:
         return replace(self.first, group_id=group_id, waiting=self.waiting, waiting_prompt_tokens=self.prompt_tokens)
+
+    def joined(self, group: GroupView) -> GroupView:
+        """The group that they join, with them in it."""
+        return replace(group, waiting=group.waiting + self.waiting, waiting_prompt_tokens=group.waiting_prompt_tokens + self.prompt_tokens)
 
 
 class Joined:
@@ -37,23 +43,31 @@ class Joined:
     def count(self, instance: str) -> int:
         return self._counts.get(instance, 0)
 
-    def add(self, instance: str, kind: Hashable, prompt_tokens: int, first: Callable[[], GroupView]) -> None:
-        """A request that is expected to be served by an instance. `first`: makes the group of one that stands for its kind."""
+    def add(self, instance: str, kind: Hashable, request: GroupView, joins: str = "") -> None:
+        """A request, as a group of one, that is expected to be served by an instance. `joins`: the group that it is expected to be in;
+        that of the first of its kind counts for all."""
         alike = self._by_instance.setdefault(instance, {})
         known = alike.get(kind)
         if known is None:
-            known = alike[kind] = _Alike(first())
+            known = alike[kind] = _Alike(request, joins)
         known.waiting += 1
-        known.prompt_tokens += prompt_tokens
+        known.prompt_tokens += request.waiting_prompt_tokens
         self._counts[instance] = self.count(instance) + 1
 
     def on(self, view: QueueView) -> QueueView:
-        """The queue with them in their places: before the first group of a later band, or of a later first deadline in theirs."""
+        """The queue with them in their groups, and those that join none of it in their places: before the first group of a later band, or
+        of a later first deadline in theirs."""
         alike = self._by_instance.get(view.instance.name)
         if alike is None:
             return view
-        joined = (each.group(f"+{number}") for number, each in enumerate(alike.values()))
-        return replace(view, groups=tuple(_merged(view.groups, joined)))
+        groups = {group.group_id: group for group in view.groups}
+        alone: list[GroupView] = []
+        for number, each in enumerate(alike.values()):
+            if each.joins in groups:
+                groups[each.joins] = each.joined(groups[each.joins])
+            else:
+                alone.append(each.group(f"+{number}"))
+        return replace(view, groups=tuple(_merged(groups.values(), alone)))
 
 
 def is_stale(requests_ahead: int, joined_since: int) -> bool:

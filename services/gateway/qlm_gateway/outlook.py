@@ -88,9 +88,9 @@ class Outlook:
         return sum(1 for view in self.views if model in view.instance.models)
 
     def predict_new(self, asked: Asked, accepted_s: float | None = None) -> RequestPrediction | None:
-        """A request that joins now, or joined at `accepted_s` and is in no group yet: on the instance of the group that it may join, else
+        """A request that joins now, or joined at `accepted_s` and is in no group yet: as the last of the group that it may join, else
         where it would end first. Requests that are alike share the prediction of the first one, as long as few have joined since:
-        acceptance must not cost O(groups) each."""
+        where they join no group, each would cost O(groups)."""
         if accepted_s is not None:
             return self._predict(asked, accepted_s)
         kind = _kind(asked)
@@ -105,10 +105,12 @@ class Outlook:
 
     def _predict(self, asked: Asked, accepted_s: float) -> RequestPrediction | None:
         request = self._request(asked, accepted_s)
+        return self._tried(lambda: self._assessment.arriving(request, self._group_for(request, asked), self.made_s))
+
+    def _group_for(self, request: GroupView, asked: Asked) -> str:
         if self._open_groups is None:
             self._open_groups = OpenGroups(self.views)
-        on = self._open_groups.instance_for(request, asked.slo.seconds)
-        return self._tried(lambda: self._assessment.new(request, self.made_s, on=on))
+        return self._open_groups.group_for(request, asked.slo.seconds)
 
     def _tried(self, predict: Callable[[], RequestPrediction | None]) -> RequestPrediction | None:
         try:
@@ -121,7 +123,8 @@ class Outlook:
     def join(self, asked: Asked, instance: str) -> None:
         """A request was accepted after the look, and is expected to be served by this instance: later ones count it as ahead."""
         if instance in self._by_name:
-            self._joined.add(instance, _kind(asked), asked.prompt_tokens, lambda: self._request(asked))
+            request = self._request(asked)
+            self._joined.add(instance, _kind(asked), request, self._group_for(request, asked))
 
     def predict_waiting(self, group_id: str, requests_ahead: int) -> RequestPrediction | None:
         """A request in a group, with so many before it on its virtual queue."""
