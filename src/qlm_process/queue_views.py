@@ -28,9 +28,27 @@ def instances_in(overview: Overview) -> tuple[InstanceFacts, ...]:
     return tuple(found)
 
 
-def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0) -> tuple[QueueView, ...]:
+class KeptViews:
+    """Views of groups, made anew where the record is another than at the last look."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[GroupRecord, GroupView]] = {}
+
+    def of(self, groups: Mapping[str, GroupRecord]) -> Mapping[str, GroupView]:
+        """By group id. Forgets all others."""
+        kept = self._kept
+        self._kept = {}
+        for group_id, record in groups.items():
+            known = kept.get(group_id)
+            self._kept[group_id] = known if known is not None and known[0] is record else (record, group_view(record))
+        return {group_id: view for group_id, (_, view) in self._kept.items()}
+
+
+def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0, kept: KeptViews | None = None) -> tuple[QueueView, ...]:
     """One view for each instance whose lease holds. One that has not said which model is active has none loaded, so that the wait
-    includes a load. `arrivals_per_s`: of all requests; what comes is taken to go where most are served and wait now."""
+    includes a load. `arrivals_per_s`: of all requests; what comes is taken to go where most are served and wait now. `kept`: of the look
+    before this one."""
+    of_group = (kept or KeptViews()).of(overview.groups)
     queues = {record.instance: record for record in overview.virtual_queues}
     runners = _runners(overview)
     views: list[QueueView] = []
@@ -38,7 +56,7 @@ def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0) -> tuple[Que
         record = queues.get(facts.name)
         groups: tuple[GroupView, ...] = ()
         if record is not None:
-            groups = tuple(group_view(overview.groups[group_id]) for group_id in record.group_ids if group_id in overview.groups)
+            groups = tuple(of_group[group_id] for group_id in record.group_ids if group_id in of_group)
         running = 0 if record is None else record.running
         views.append(
             QueueView(

@@ -13,7 +13,7 @@ from qlm_core.prediction import RunningView
 from qlm_core.request import SloKind
 from qlm_process import instance_wire
 from qlm_process.arrival_rate import MEMORY_S, ArrivalRate
-from qlm_process.queue_views import queue_views
+from qlm_process.queue_views import KeptViews, queue_views
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview, VirtualQueueRecord
 
 
@@ -124,3 +124,16 @@ def test_clock_steps_and_other_servers_start_afresh() -> None:
     for now_s, count in ((0.0, 0), (10.0, 50), (5.0, 60), (15.0, 110), (16.0, 3), (26.0, 53)):
         rate.observe(now_s, count)
     assert rate.per_s == pytest.approx(5.0)
+
+
+def test_views_of_groups_are_kept_while_their_records_are_the_same() -> None:
+    first, second = _group("1"), _group("2")
+    kept = KeptViews()
+    before = kept.of({"1": first, "2": second})
+    changed = replace(second, waiting=1)
+    after = kept.of({"1": first, "2": changed})
+    assert after["1"] is before["1"]
+    assert after["2"].waiting == 1
+    assert set(kept.of({"2": changed})) == {"2"}
+    both = _overview(first, changed, running={"a": 0, "b": 0})
+    assert queue_views(both, kept=kept) == queue_views(both)

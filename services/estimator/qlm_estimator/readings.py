@@ -16,7 +16,8 @@ from qlm_core.prediction import QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.arrival_rate import ArrivalRate
-from qlm_process.queue_views import queue_views
+from qlm_process.queue_looks import QueueLooks
+from qlm_process.queue_views import KeptViews, queue_views
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
 
@@ -58,6 +59,8 @@ class QueueReader:
         self._fresh_s = fresh_s
         self._reading = asyncio.Lock()
         self._last: Reading | None = None
+        self._looks = QueueLooks(queue)
+        self._views = KeptViews()
         self._arrivals = ArrivalRate()
 
     async def now(self) -> Reading:
@@ -67,12 +70,12 @@ class QueueReader:
             last = self._last
             if last is None or not 0.0 <= now_s - last.at_s <= self._fresh_s:
                 snapshot = await self.newest()
-                overview = await self._queue.overview()
+                overview = await self._looks.look(now_s)
                 self._arrivals.observe(now_s, overview.accepted_count)
                 last = self._last = Reading(
                     at_s=now_s,
                     snapshot=snapshot,
-                    views=queue_views(overview, arrivals_per_s=self._arrivals.per_s),
+                    views=queue_views(overview, arrivals_per_s=self._arrivals.per_s, kept=self._views),
                     plan_version=overview.plan_version,
                     versions={record.instance: record.version for record in overview.virtual_queues},
                     catalogue=self._catalogue,

@@ -35,6 +35,7 @@ from qlm_estimator.outcomes_wire import take
 from qlm_estimator.predictions import Judged
 from qlm_process import profile_wire
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection, Sleep
+from qlm_process.queue_looks import QueueLooks
 from qlm_process.queue_views import instances_in
 from qlm_process.server_clock import ServerClock
 from qlm_queue.port import Queue
@@ -68,6 +69,7 @@ class EstimatorShell:
         load_learner: Callable[[], Awaitable[None]] = load_in_thread,
     ) -> None:
         self._queue = queue
+        self._looks = QueueLooks(queue)
         self._clock = clock
         self._election = election
         self._settings = settings
@@ -104,7 +106,7 @@ class EstimatorShell:
                     machine, after = await self._restored()
                 now_s = self._clock.now_s()
                 if now_s >= read_again_s or read_again_s > now_s + self._settings.overview_every_s:
-                    seen = queue_seen(await self._queue.overview())
+                    seen = queue_seen(await self._looks.look(now_s))
                     self._classes = {group_id: group.slo_class for group_id, group in seen.groups.items()}
                     await self._step(keeper, machine, seen)
                     read_again_s = now_s + self._settings.overview_every_s

@@ -21,7 +21,8 @@ from qlm_gateway.outlook import Outlook
 from qlm_gateway.told import Sample, Told
 from qlm_process import profile_wire
 from qlm_process.arrival_rate import ArrivalRate
-from qlm_process.queue_views import queue_views
+from qlm_process.queue_looks import QueueLooks
+from qlm_process.queue_views import KeptViews, queue_views
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX
 
@@ -60,6 +61,8 @@ class QueueWatch:
         self._published = 0
         self._outlook: Outlook | None = None
         self._looking = asyncio.Lock()
+        self._looks = QueueLooks(queue)
+        self._views = KeptViews()
         self._told = Sample(PREDICTIONS_REPORTED_MAX, random)
         self._arrivals = ArrivalRate()
         self.drain_rate = DrainRate()
@@ -122,12 +125,12 @@ class QueueWatch:
 
     async def _look_now(self) -> Outlook:
         seen_s = self._monotonic()
-        overview = await self._queue.overview()
+        overview = await self._looks.look(seen_s)
         self._arrivals.observe(seen_s, overview.accepted_count)
         self.drain_rate.observe(seen_s, overview.accepted_count - overview.live)
         self._metrics.drain_per_second.set(self.drain_rate.per_s)
         try:
-            views = queue_views(overview, arrivals_per_s=self._arrivals.per_s)
+            views = queue_views(overview, arrivals_per_s=self._arrivals.per_s, kept=self._views)
         except ValueError as error:
             # An instance that registered nonsense costs predictions, not the queue.
             structlog.get_logger().error("instances_unreadable", error=str(error))
