@@ -7,11 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from qlm_core.errors import Unavailable
 from qlm_load.__main__ import main
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent import command
 from qlm_load.bench_agent.figures import BY_KEY, KV_SWAP, URGENT
 from qlm_load.bench_agent.kv_swap import switch_over
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,17 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     assert found["kv_swap_vs_recompute"]["switch_over_tokens"] is None
     assert found["context"]["parts"]["urgent"]["seats"] == 8
     assert asked == [3]
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(plan: Plan) -> Measured:
+        raise Unavailable("the engine is away")
+
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
+    monkeypatch.setattr(command, "MEASURES", {KV_SWAP: fail, URGENT: lambda plan: Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}})})
+    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--only", "urgent_ttft_ratio", "--only", "kv_swap_vs_recompute"])
+    assert ran.exit_code == 1
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
+    assert found["context"]["failures"] == {KV_SWAP: "the engine is away"}

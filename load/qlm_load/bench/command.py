@@ -19,6 +19,7 @@ from qlm_load.bench.collector import Collector
 from qlm_load.bench.figures import BY_KEY, LEASE_TTL_S, PARTS, document, parts_of, print_table
 from qlm_load.bench.front import measure_accepts, measure_added, measure_fanout
 from qlm_load.bench.losses import measure_campaign, measure_failover, measure_recovery
+from qlm_load.bench.parts import Progress
 from qlm_load.bench.plan import FULL, QUICK
 from qlm_load.bench.run import Bench
 from qlm_load.bench.store import measure_bytes, measure_pulls
@@ -56,25 +57,20 @@ def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Pat
     Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
     """
     machine = _machine()
-    started_s = time.monotonic()
-    progress = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def say(text: str) -> None:
-        progress.print(f"{time.monotonic() - started_s:6.1f} s  {text}", markup=False)
-
+    progress = Progress()
     out.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
 
     async def run() -> Bench:
         async with Collector() as collector:
-            run = Bench(seed=seed, out=out, sizes=QUICK if quick else FULL, collector=collector, say=say)
+            run = Bench(seed=seed, out=out, sizes=QUICK if quick else FULL, collector=collector, say=progress.say)
             for part in parts_of(only):
                 began_s = time.monotonic()
                 try:
                     await MEASURES[part](run)
                 except QlmError as error:
                     failures[part] = error.message
-                    say(f"{part} FAILED: {error.message}")
+                    progress.say(f"{part} FAILED: {error.message}")
                 run.details[f"{part}_took_s"] = round(time.monotonic() - began_s, 1)
             run.details["spans"] = await collector.counts()
             return run
@@ -85,7 +81,7 @@ def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Pat
         "seed": seed,
         "quick": quick,
         "lease_ttl_s": LEASE_TTL_S,
-        "wall_s": round(time.monotonic() - started_s, 1),
+        "wall_s": round(progress.wall_s, 1),
         "spans_counted": sum(finished.details["spans"].values()),  # type: ignore[attr-defined]
         "failures": failures,
         **finished.details,

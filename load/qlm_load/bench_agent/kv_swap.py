@@ -14,8 +14,9 @@ from statistics import median
 import numpy as np
 
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.figures import CONTEXTS
-from qlm_load.bench_agent.parts import Measured, Plan, apart
+from qlm_load.bench_agent.parts import Plan, apart
 from qlm_load.bench_agent.stepped_engine import EnginePlan, SteppedEngine
 
 REPETITIONS = 20

@@ -21,6 +21,7 @@ from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.plans import environment
 from qlm_agent.vllm.template import Template
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.model_config import (
     agent_config,
     engine_models,
@@ -32,7 +33,7 @@ from qlm_load.bench_agent.model_config import (
     weights_gb_of,
 )
 from qlm_load.bench_agent.own_agent import Asked, own_agent
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 from qlm_load.bench_agent.port_runs import PortRuns
 
 REPETITIONS = 12

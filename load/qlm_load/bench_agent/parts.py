@@ -5,11 +5,11 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent import figures
 
 Arguments = ParamSpec("Arguments")
@@ -30,14 +30,6 @@ class Plan:
 
     def some(self, repetitions: int) -> int:
         return max(2, round(repetitions * self.scale))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """`values` by key; `details` are told in the context."""
-
-    values: Values
-    details: Mapping[str, object] = field(default_factory=dict)
 
 
 def apart(measure: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:

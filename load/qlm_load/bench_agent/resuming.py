@@ -20,8 +20,9 @@ from qlm_agent.vllm.plans import environment
 from qlm_agent.vllm.template import Template
 from qlm_core.simulated_model import TOKEN_BYTES
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.model_config import engine_models, made_up_prompt, run_quietly, settings_of, vocabulary_of
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 from qlm_load.bench_agent.port_runs import PortRuns
 
 Found = TypeVar("Found")

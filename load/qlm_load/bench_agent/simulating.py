@@ -19,6 +19,7 @@ from qlm import AsyncClient, RequestState
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.measured_cluster import (
     FILE,
     MODEL,
@@ -33,7 +34,7 @@ from qlm_load.bench_agent.measured_cluster import (
 )
 from qlm_load.bench_agent.model_config import INSTANCE, made_up_prompt, run_quietly, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 from qlm_load.ledger import quantile
 from qlm_sim import SimRequest, simulate
 from qlm_sim.from_config import describe

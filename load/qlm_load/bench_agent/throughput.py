@@ -15,11 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.bare_engine import BareEngine
 from qlm_load.bench_agent.intervals import LEVEL, ratio_of_pairs
 from qlm_load.bench_agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
 from qlm_load.bench_agent.own_agent import Asked, OwnAgent, own_agent
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 from qlm_load.bench_agent.stepped_engine import EnginePlan
 
 SEATS = 16

@@ -10,8 +10,9 @@ import random
 from statistics import median
 
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.figures import SCHEDULERS
-from qlm_load.bench_agent.parts import Measured, Plan, apart
+from qlm_load.bench_agent.parts import Plan, apart
 from qlm_load.bench_agent.stepped_engine import EnginePlan, SteppedEngine
 
 SEATS, LOOKAHEAD = 8, 2

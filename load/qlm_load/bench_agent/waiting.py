@@ -19,10 +19,11 @@ import numpy as np
 from qlm import AsyncClient, RequestState
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, measured_agent, serving
 from qlm_load.bench_agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
-from qlm_load.bench_agent.parts import Measured, Plan
+from qlm_load.bench_agent.parts import Plan
 from qlm_load.bench_estimator.scores import r2
 
 REQUESTS = 300

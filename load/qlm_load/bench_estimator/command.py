@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from qlm_core.errors import ConfigError
 from qlm_load.bench.figures import Value, Values, document, print_table
+from qlm_load.bench.parts import Progress
 from qlm_load.bench_estimator import figures
 from qlm_load.bench_estimator.figures import BY_KEY, FIGURES, LENGTHS, SHIFT_NAMES, SPEED, TRACES
 from qlm_load.bench_estimator.runs import Plan, by_name, measure_runs, seeds_of
@@ -52,31 +52,26 @@ def estimator(
     """
     if plot and not can_draw():
         raise click.ClickException(NEEDS)
-    started_s = time.monotonic()
-    progress = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def say(text: str) -> None:
-        progress.print(f"{time.monotonic() - started_s:6.1f} s  {text}", markup=False)
-
+    progress = Progress()
     keys = tuple(only) or tuple(BY_KEY)
     try:
         plan = Plan(traces=traces, seeds=seeds_of(seeds), rows_max=rows_max, predicted_max=predicted_max, processes=processes)
-        runs = measure_runs(figures.runs_of(keys), plan, say)
-        values, more = _values(keys, runs, plan, say)
+        runs = measure_runs(figures.runs_of(keys), plan, progress.say)
+        values, more = _values(keys, runs, plan, progress.say)
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if plot:
         from qlm_load.bench_estimator.plots import write_plots  # late: matplotlib takes a second
 
         for path in write_plots(by_name(runs, (*TRACES, "multi")), out):
-            say(f"wrote {path}")
+            progress.say(f"wrote {path}")
     context = {
         "seeds": list(plan.seeds),
         "rows_max": rows_max,
         "predicted_max": predicted_max,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "wall_s": round(time.monotonic() - started_s, 1),
+        "wall_s": round(progress.wall_s, 1),
         **more,
     }
     if as_json:

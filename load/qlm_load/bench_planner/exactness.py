@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_load.bench_planner.parts import Measured, Plan
+from qlm_load.bench_planner.parts import Plan
 from qlm_planner.exact.enumeration import enumerated
 from qlm_planner.solver import solve, warm_up
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_load.bench_planner.parts import Measured, Plan
+from qlm_load.bench_planner.parts import Plan
 from qlm_load.bench_planner.snapshots import snapshots
 from qlm_planner.solver import Costs, Problem, construct, improve, solve, warm_up
 

@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from qlm_core.errors import Unavailable
 from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.live_queue import LARGE, MEDIUM, MODELS, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
-from qlm_load.bench_planner.parts import Measured, Plan
+from qlm_load.bench_planner.parts import Plan
 from qlm_planner.config import PlannerConfig
 from qlm_planner.effects import PlanCause
 from qlm_planner.events import Tick

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from qlm_load.bench.figures import Values
+from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner import figures
 
 Case = TypeVar("Case")
@@ -39,14 +39,6 @@ class Plan:
                 if number % max(1, len(cases) // 5) == 0:
                     self.say(f"{name}: {number} of {len(cases)}")
         return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """`values` by key; `details` are told in the context."""
-
-    values: Values
-    details: Mapping[str, object] = field(default_factory=dict)
 
 
 def _exactness(plan: Plan) -> Measured:

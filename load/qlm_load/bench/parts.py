@@ -1,0 +1,104 @@
+"""A bench of parts: measured one after the other with progress on stderr, and told as one JSON object or a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+import click
+from rich.console import Console
+
+from qlm_core.errors import ConfigError, QlmError
+from qlm_load.bench.figures import Figure, Values, document, print_table
+
+EXIT_FAILED = 1
+
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """`values` by key; `details` are told in the context."""
+
+    values: Values
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Progress:
+    """What a bench says meanwhile, with the time since it began."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(f"{self.wall_s:6.1f} s  {text}", markup=False)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the bench began."""
+        return time.monotonic() - self._began_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What came of the parts that were wanted: `values` by key; `details` and `failures` by part. `only`: the keys that were asked for, ()
+    for all."""
+
+    title: str
+    figures: Sequence[Figure]
+    only: Sequence[str]
+    progress: Progress = field(default_factory=Progress)
+    values: Values = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, name: str, measured: Callable[[Plan], Measured], plan: Plan) -> None:
+        """One part, if a key of it was asked for. A part that fails is told and the others go on; raises UsageError for what could not be
+        measured with any patience."""
+        if not any(figure.part == name for figure in self.figures if not self.only or figure.key in self.only):
+            return
+        began_s = time.monotonic()
+        try:
+            found = measured(plan)
+        except ConfigError as error:
+            raise click.UsageError(error.message) from error
+        except QlmError as error:
+            self.failures[name] = error.message
+            self.progress.say(f"{name} FAILED: {error.message}")
+            return
+        self.values |= {key: value for key, value in found.values.items() if not self.only or key in self.only}
+        self.details[name] = {**found.details, "took_s": round(time.monotonic() - began_s, 1)}
+
+    def tell(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
+        """On stdout, beside the `context` what the machine is and the versions of `packages`. Ends the process with 1 where a part
+        failed."""
+        if as_json:
+            whole = {
+                **context,
+                "python": platform.python_version(),
+                "cores": os.cpu_count(),
+                "versions": {name: _version(name) for name in packages},
+                "wall_s": round(self.progress.wall_s, 1),
+                "failures": self.failures,
+                "parts": self.details,
+            }
+            click.echo(json.dumps(document(self.values, whole, self.figures)))
+        else:
+            print_table(Console(), self.values, self.figures, self.title)
+        if self.failures:
+            sys.exit(EXIT_FAILED)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
