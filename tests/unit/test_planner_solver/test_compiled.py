@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from drawn_problems import by_hand
 from qlm_planner.solver import Weights, warm_up
-from qlm_planner.solver.compiled import cache_folder, sources_digest, usable
+from qlm_planner.solver.compiled import alone, cache_folder, sources_digest, usable
 from qlm_planner.solver.packing import packed
 
 
@@ -71,3 +73,32 @@ def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
     whole = Weights(late=0, tardiness=0, work=0, completion=1, head_gain=0, starvation=0)
     problem = by_hand(model=[0], work_s=[[1.0]], deadline_s=[9.0], kind=[0], active=[0])
     assert packed(replace(problem, weights=whole)).weights.dtype == packed(problem).weights.dtype
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from qlm_planner.solver.compiled import alone
+with alone(Path(sys.argv[1])) as held:
+    print(held, flush=True)
+    time.sleep(60.0)
+"""
+
+
+def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
+    """Who holds the folder and dies gives it back."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with alone(tmp_path, wait_s=0.2) as held:
+            assert not held
+        other.kill()
+    with alone(tmp_path) as held:
+        assert held
+
+
+def test_without_a_folder_everybody_goes_on(tmp_path: Path) -> None:
+    with alone(None) as held:
+        assert not held
+    with alone(tmp_path / "gone") as held:
+        assert not held

@@ -3,14 +3,20 @@
 Numba's own cache does not see that a function in another module has changed, so the folder carries a digest of the solver's sources. It is
 below NUMBA_CACHE_DIR where that is set, else in the user's cache, else in a private folder of the system's temporary one; where none can be
 written (or another user owns it: what lies there is executed), nothing is kept and every process compiles anew.
+
+Processes that write numba's cache at the same time can spoil it (numba's issue 4807), and each would take half a minute for the same work:
+so one compiles, and the others wait for what it leaves (`alone`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -66,6 +72,41 @@ def cache_folder(package: Path) -> Path | None:
 
 
 FOLDER = cache_folder(Path(__file__).parent)
+
+
+ALONE_WAIT_S = 180.0
+"""Compiling takes half a minute; who waited so long does it as well as it can."""
+_LOOK_S = 0.05
+
+
+@contextmanager
+def alone(folder: Path | None = FOLDER, wait_s: float = ALONE_WAIT_S) -> Iterator[bool]:
+    """While it is held, no other process holds it for the same folder; given back with the process at the latest. False where `wait_s`
+    went by or there is no folder to lock: then it holds nothing, and the caller goes on."""
+    try:
+        handle = None if folder is None else os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # a full disk, a folder that is gone: nothing can be kept either
+        handle = None
+    if handle is None:
+        yield False
+        return
+    try:
+        yield _locked(handle, wait_s)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, wait_s: float) -> bool:
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
+        else:
+            return True
 
 
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qlm_planner.solver.annealing import anneal
 from qlm_planner.solver.chance import chance_of
+from qlm_planner.solver.compiled import alone
 from qlm_planner.solver.construction import EDF, constructions
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
@@ -133,14 +134,15 @@ def insert(problem: Problem, orders: Orders, group: int, *, moves: int, seed: in
 
 
 def warm_up() -> float:
-    """Compiles all of it, or loads it from the cache; returns the seconds that took."""
+    """Compiles all of it, or loads it from the cache, one process at a time; returns the seconds that took."""
     began_s = time.perf_counter()
-    problem = _tiny()
-    solved = solve(problem, moves=40, seed=0)
-    solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
-    evaluate(problem, solved.orders)
-    left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
-    insert(problem, left, 0, moves=4, seed=0)
+    with alone():
+        problem = _tiny()
+        solved = solve(problem, moves=40, seed=0)
+        solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
+        evaluate(problem, solved.orders)
+        left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
+        insert(problem, left, 0, moves=4, seed=0)
     return time.perf_counter() - began_s
 
 
