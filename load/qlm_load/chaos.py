@@ -6,8 +6,8 @@ requests it gets SIGKILL; that it comes back is its supervisor's work, which the
 from its earliest point to the end of the middle third, another of its role that does takes its place. If none did by the end of the
 middle third, nobody of the role is killed, and the run says so.
 
-What a process holds: an agent, the requests RUNNING on it; the planner, the live requests of its queue; a gateway, the open streams
-bound to it, by the client's own view.
+What a process holds: an agent, the requests RUNNING on it; the planner that leads, the live requests of its queue, and a standby nothing;
+a gateway, the open streams bound to it, by the client's own view.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who of a role is to be killed, the first of `candidates` rather than the others, and from which share of ended requests on."""
+    """Who of a role is to be killed, and from which share of ended requests on: the first of `candidates` rather than the others, but the
+    planner that leads."""
 
     role: Role
     candidates: tuple[str, ...]
@@ -44,7 +45,8 @@ class Plan:
         """Who may be killed at this share of ended requests."""
         if not self.from_share <= share <= WINDOW[1]:
             return ()
-        return self.candidates if share >= (self.from_share + WINDOW[1]) / 2 else self.candidates[:1]
+        anybody = self.role is Role.PLANNER or share >= (self.from_share + WINDOW[1]) / 2
+        return self.candidates if anybody else self.candidates[:1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,9 +67,12 @@ def _compared(console: Console, choice: Choice, outcome: Outcome) -> tuple[tuple
     """The live run beside the simulated ones, and why simulated ones failed. One that takes too long is left out, with a note."""
     load = choice.config.load
     console.print("simulating the same trace under QLM and first come first served ...", highlight=False)
-    # A gateway's clients go on at another one, so its kill changes nothing that is compared.
+    # A gateway's clients go on at another one, so its kill changes nothing that is compared. Which planner leads may differ.
     killed = [kill for kill in outcome.chaos.log if kill.role is not Role.GATEWAY and kill.restarted_s is not None]
-    kills = [part for kill in killed for part in ("--kill", f"{kill.process}@{kill.at_s:.2f}+{kill.restarted_s:.2f}")]
+    names = ["planner" if kill.role is Role.PLANNER else kill.process for kill in killed]
+    kills = [
+        part for name, kill in zip(names, killed, strict=True) for part in ("--kill", f"{name}@{kill.at_s:.2f}+{kill.restarted_s:.2f}")
+    ]
     tried = run_interruptible(simulated_runs(COMPARED, [*choice.arguments, *kills], load.simulation_timeout_s))
     simulated = [run for run in tried if not isinstance(run, NoRun)]
     runs = (live_run("slo", outcome.report, load.time_scale, outcome.counts.swaps), *simulated)

@@ -49,6 +49,7 @@ class DemoConfig(Section):
     load: LoadSection = Field(default_factory=LoadSection)
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     gateways: tuple[Entry, ...] = ()
+    planners: tuple[Entry, ...] = (Entry(name="planner-0"),)
     agents: tuple[Entry, ...] = ()
 
     @model_validator(mode="after")

@@ -26,7 +26,8 @@ KILL = re.compile(r"([A-Za-z0-9_.-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
     "kills",
     multiple=True,
     metavar="NAME@AT+DOWN",
-    help="Kill an agent, planner or estimator AT real seconds after the start, and start it again DOWN seconds later; may be repeated.",
+    help='Kill an agent or an estimator ("planner": the one that leads then) AT real seconds after the start, and start it again DOWN '
+    "seconds later; may be repeated.",
 )
 @workload_options
 def simulate(choice: Choice, policy: str, kills: tuple[str, ...]) -> None:
@@ -34,7 +35,7 @@ def simulate(choice: Choice, policy: str, kills: tuple[str, ...]) -> None:
 
     Seconds of the object are trace seconds. Exit codes: 0 done, 1 failed, 2 wrong use or configuration.
     """
-    from qlm_load.virtual_run import simulated_run  # late: it loads all services
+    from qlm_load.virtual_run import ClusterFile, simulated_run  # late: it loads all services
 
     config = choice.config
     try:
@@ -42,10 +43,13 @@ def simulate(choice: Choice, policy: str, kills: tuple[str, ...]) -> None:
             policy,
             choice.workload,
             config.load.time_scale,
-            choice.path,
-            [agent.name for agent in config.agents],
-            len(config.gateways),
-            choice.overrides,
+            ClusterFile(
+                path=choice.path,
+                overrides=choice.overrides,
+                agents=[agent.name for agent in config.agents],
+                gateways=len(config.gateways),
+                planners=len(config.planners),
+            ),
             [_planned(text) for text in kills],
         )
     except ConfigError as error:

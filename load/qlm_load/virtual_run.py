@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from qlm_core.request import RequestState, Slo, SloKind
 from qlm_load.comparison import PolicyRun
@@ -17,18 +18,26 @@ LIMIT_S = 3_600.0
 SAMPLE_EVERY_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """A configuration file, what overrides it, and which of its processes are simulated."""
+
+    path: str
+    overrides: Mapping[str, object]
+    agents: Sequence[str]
+    gateways: int
+    planners: int
+
+
 def simulated_run(
     policy: str,
     workload: Workload,
     time_scale: float,
-    path: str,
-    agents: Sequence[str],
-    gateways: int,
-    overrides: Mapping[str, object],
+    file: ClusterFile,
     kills: Sequence[PlannedKill],
 ) -> PolicyRun:
-    """The workload on the cluster of the file `path` under `policy` ("slo" or "fcfs"): seconds to minutes of a core. Raises ConfigError,
-    and ValueError for a kill of an unknown process."""
+    """The workload on the cluster of a file under `policy` ("slo" or "fcfs"): seconds to minutes of a core. Raises ConfigError, and
+    ValueError for a kill of an unknown process."""
     requests = [
         SimRequest(
             request_id=request.request_id,
@@ -41,8 +50,8 @@ def simulated_run(
         )
         for request in workload.requests
     ]
-    followed = policy_of(path, {**overrides, "planner.policy": policy})
-    cluster = describe(path, agents, gateways, overrides)
+    followed = policy_of(file.path, {**file.overrides, "planner.policy": policy})
+    cluster = describe(file.path, file.agents, file.overrides, gateways=file.gateways, planners=file.planners)
     result = simulate(cluster, requests, followed, seed=workload.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=LIMIT_S, kills=kills)
     return _measured(policy, workload, time_scale, result.outcomes, sum(max(0, swaps - 1) for swaps in result.swaps.values()))
 

@@ -83,7 +83,7 @@ class Watch:
             self._log.info("status_failed", reason=error.reason)
             return held
         held |= {queue.instance: queue.running for queue in status.virtual_queues}
-        held |= {planner.name: status.live for planner in state.of("planner")}
+        held |= {planner.name: status.live for planner in state.of("planner") if planner.address == status.planner}
         return held
 
 

@@ -11,6 +11,7 @@ from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey, RequestState, Slo
 from qlm_planner.policy import Order, Policy
+from qlm_queue.values import PLANNER_ROLE
 from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs
 from qlm_sim.description import ClusterDescription
 from qlm_sim.gateway import ServerCall, SimGateway
@@ -26,7 +27,8 @@ COARSE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKill:
-    """SIGKILL of an agent, planner or estimator ("a100-0", "planner-0") `at_s` after the start; it is started again `down_s` later."""
+    """SIGKILL of an agent, planner or estimator ("a100-0", "planner-0"; "planner": the one that leads then, if any) `at_s` after the start;
+    it is started again `down_s` later."""
 
     process: str
     at_s: float
@@ -153,11 +155,17 @@ class _Comparison:
     def plan(self, kill: PlannedKill) -> None:
         cluster = self._cluster
         members: dict[str, Member] = {member.process.name: member for member in cluster.members if not isinstance(member, SimGateway)}
-        if kill.process not in members:
+        if kill.process not in {*members, PLANNER_ROLE}:
             raise ValueError(f"no agent, planner or estimator is called {kill.process!r}")
-        member = members[kill.process]
-        cluster.schedule.at(START_S + kill.at_s, member.process.end)
-        cluster.schedule.at(START_S + kill.at_s + kill.down_s, lambda: None if member.process.alive else member.start())
+
+        def end() -> None:
+            leading = next((planner for planner in cluster.planners if planner.process.alive and planner.machine is not None), None)
+            member = leading if kill.process == PLANNER_ROLE else members[kill.process]
+            if member is not None:
+                member.process.end()
+                cluster.schedule.after(kill.down_s, lambda: None if member.process.alive else member.start())
+
+        cluster.schedule.at(START_S + kill.at_s, end)
 
     def look(self, at_s: float, look: Callable[[Cluster], None]) -> None:
         self._cluster.schedule.at(START_S + at_s, lambda: look(self._cluster))

@@ -12,7 +12,9 @@ from qlm_process.config import load_config
 from qlm_sim.description import ClusterDescription, InstanceDescription
 
 
-def describe(path: str, agents: Sequence[str], gateways: int, overrides: Mapping[str, object]) -> ClusterDescription:
+def describe(
+    path: str, agents: Sequence[str], overrides: Mapping[str, object], *, gateways: int = 1, planners: int = 1
+) -> ClusterDescription:
     """The cluster with the agents of these names. Raises ConfigError as an agent would."""
     configs = [load_config(AgentConfig, path, "agents", name, overrides) for name in agents]
     models = configs[0].models if configs else ()
@@ -20,6 +22,7 @@ def describe(path: str, agents: Sequence[str], gateways: int, overrides: Mapping
         models=tuple(model.spec() for model in models),
         instances=tuple(_instance(config.agent, tuple(served_models(config, shipped_snapshot()))) for config in configs),
         gateways=gateways,
+        planners=planners,
     )
 
 

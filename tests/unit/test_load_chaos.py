@@ -47,6 +47,14 @@ def test_kills_each_once_when_it_holds_enough() -> None:
     assert chaos.next_from_share > 1
 
 
+def test_the_planner_that_leads_is_killed_and_no_standby() -> None:
+    killed: list[int] = []
+    plan = Plan(role=Role.PLANNER, candidates=("planner-1", "planner-0"), from_share=0.4)
+    chaos = Chaos([plan], held_min=50, seed=3, start_s=1000.0, kill=killed.append)
+    chaos.look(Look(now_s=1001.0, ended_share=0.41, held={"planner-0": 80}), {"planner-0": 1, "planner-1": 2})
+    assert killed == [1]
+
+
 def test_spares_who_never_held_enough_in_the_window() -> None:
     killed: list[int] = []
     chaos = chaos_of(killed)

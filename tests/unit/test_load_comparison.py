@@ -80,6 +80,14 @@ def test_a_killed_agent_delays_what_it_would_have_served() -> None:
     assert killed.wait_p99_s > simulated().wait_p99_s
 
 
+def test_a_standby_takes_over_from_the_planner_that_leads() -> None:
+    """With one planner, requests wait until it is started again."""
+    alone = simulated("--kill", "planner@0.5+30", "--set", "planners=[{name: planner-0}]")
+    two = simulated("--kill", "planner@0.5+30")
+    assert alone.run_s > 30.0 * 4.0 > two.run_s
+    assert (alone.ended, two.ended) == (60, 60)
+
+
 @pytest.mark.parametrize(
     ("kill", "complaint"), [("nobody@1+1", "called 'nobody'"), ("a100-0", "NAME@AT+DOWN"), ("a@1+inf", "NAME@AT+DOWN")]
 )
