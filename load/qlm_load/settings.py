@@ -26,7 +26,7 @@ class LoadSection(Section):
     drain_timeout_s: Seconds = Field(90.0, description="Real seconds after the last arrival until open requests are given up.")
     restart_timeout_s: Seconds = Field(30.0, description="Real seconds after the last answer in which a killed process has to serve again.")
     simulation_timeout_s: Seconds = Field(
-        60.0, description="Real seconds for the simulated runs of the comparison, which run side by side; what takes longer is left out."
+        120.0, description="Real seconds for the simulated runs of the comparison, which run side by side; what takes longer is left out."
     )
     model_shares: dict[str, Positive] = Field(default_factory=dict, description="Relative share of the requests by model; default: equal.")
 
