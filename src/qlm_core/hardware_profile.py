@@ -14,13 +14,18 @@ ORIGIN_MEASURED = "measured"
 ORIGINS = (ORIGIN_SHIPPED, ORIGIN_FACTS, ORIGIN_MEASURED)
 """Where the figures of a row come from: the table that QLM ships, arithmetic on facts of GPU and model, or a run of `qlm profile`."""
 
-_TIMES = (
+_SLOWED = (
     "decode_a_ms",
     "decode_b_ms_per_seq",
     "decode_c_ms_per_context_token",
     "prefill_base_ms",
     "prefill_ms_per_token",
     "prefill_ms_per_token_squared",
+)
+"""Fields that `slowdown` multiplies."""
+
+_TIMES = (
+    *_SLOWED,
     "load_disk_to_cpu_s",
     "load_cpu_to_gpu_s",
     "kv_swap_base_ms",
@@ -115,6 +120,17 @@ class HardwareProfile:
     def swap_s(self, warm: bool) -> float:
         """Seconds to make this model the active one: S of QLM table 2, from host memory (warm) or from disk."""
         return self.load_cpu_to_gpu_s if warm else self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s
+
+    def as_measured(self) -> HardwareProfile:
+        """Of a row that was learned on an instance: what its runs alone say, as a row of the pair. The prior's share of `slowdown` is taken
+        out, and the rest is in the figures of decode and prefill. Raises ValueError where runs say nothing."""
+        if not self.instance or self.prior_share >= 1.0:
+            raise ValueError("a row that was learned from runs of an instance is needed")
+        of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)
+        if of_runs <= 0.0:
+            raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}")
+        pair = replace(self, instance="", origin=ORIGIN_MEASURED, slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0)
+        return replace(pair, **{name: of_runs * getattr(self, name) for name in _SLOWED})
 
     def scaled(self, time_scale: float) -> HardwareProfile:
         """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it."""

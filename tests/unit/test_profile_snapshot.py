@@ -57,6 +57,34 @@ def test_slowdown_stretches_work_and_not_loads() -> None:
     assert slow.swap_s(warm=False) == _row().swap_s(warm=False)
 
 
+@given(st.floats(1.0, 1e5), st.floats(0.3, 8.0), st.floats(1.0, 1e4))
+def test_what_runs_alone_say_is_the_row_without_its_prior(prior_s: float, factor: float, predicted_s: float) -> None:
+    """slowdown = (measured + prior) / (predicted + prior), as docs/profiles.md has it."""
+    learned = replace(
+        _row(),
+        instance="a",
+        samples=40,
+        slowdown=(factor * predicted_s + prior_s) / (predicted_s + prior_s),
+        prior_share=prior_s / (predicted_s + prior_s),
+        drifting_since_s=5.0,
+    )
+    row = learned.as_measured()
+    assert row.decode_step_s(8, 4_000) == pytest.approx(factor * _row().decode_step_s(8, 4_000), rel=1e-6)
+    assert row.prefill_s(500) == pytest.approx(factor * _row().prefill_s(500), rel=1e-6)
+    assert row.swap_s(warm=False) == _row().swap_s(warm=False)
+    assert (row.key, row.instance, row.samples, row.origin, row.drifting_since_s) == (_row().key, "", 0, "measured", 0.0)
+    assert (row.slowdown, row.prior_share) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"instance": "a", "prior_share": 1.0}, {"instance": "a", "samples": 9, "slowdown": 0.5, "prior_share": 0.6}],
+)
+def test_without_runs_nothing_was_measured(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"runs of an instance|contradicts"):
+        replace(_row(), **change).as_measured()  # type: ignore[arg-type]
+
+
 @given(st.floats(0.01, 1000.0))
 def test_a_time_scale_divides_every_duration(scale: float) -> None:
     fast = _row().scaled(scale)

@@ -1,4 +1,8 @@
-"""A `qlm up` cluster of one agent on vLLM, whose estimator is given the row that `qlm profile` measured of the engine just before."""
+"""A `qlm up` cluster of one agent on vLLM, whose estimator is given the row that was measured just before.
+
+First `qlm profile` measures the engine by itself; then a cluster serves a load of other sizes and another seed than what is judged, and
+`qlm profile --serving` says how much slower the engine is there, where it shares its cores with the services.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
@@ -15,13 +19,15 @@ import yaml
 from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.cli.profiles import read_profiles
+from qlm.cli.serving_load import ServedRow, measure_serving
 from qlm_agent.config import AgentConfig
-from qlm_agent.profiling.rows import table_text
+from qlm_agent.profiling.rows import SERVING, table_text
 from qlm_agent.profiling.session import profile_engine
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_load.bench_agent.model_config import agent_config, made_up_prompt, settings_of
+from qlm_load.bench_agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
 from qlm_load.bench_agent.parts import Plan
 from qlm_load.cluster import Cluster
@@ -35,6 +41,9 @@ OUTPUT_TOKENS = (100, 300)
 CONTEXT_TOKENS = 1024
 KV_GB = 0.5
 PROFILE_LIMIT_S = 60.0
+SERVING_LOAD_S = 60.0
+SERVING_SEED = 10_000
+"""Above the seeds of what is judged."""
 START_S = 240.0
 CALL_S = 20.0
 WARM_UP_TOKENS, WARM_UP_S = 50, 300.0
@@ -45,11 +54,13 @@ FILE = "cluster.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAgent:
-    """An agent's settings, and what was measured of its engine."""
+    """An agent's settings, and what was measured of its engine. `served`: how the row followed from that of the engine by itself, which a
+    cluster starts from where it is None."""
 
     config: AgentConfig
     row: HardwareProfile
     profiles: ProfileSnapshot
+    served: ServedRow | None = None
 
     @property
     def request_s(self) -> float:
@@ -57,6 +68,14 @@ class MeasuredAgent:
         mean_tokens = sum(OUTPUT_TOKENS) / 2
         step_s = self.row.decode_step_s(SEATS, SEATS * (PROMPT_TOKENS + mean_tokens / 2))
         return mean_tokens * step_s / SEATS + self.row.prefill_work_s(PROMPT_TOKENS)
+
+    @property
+    def calibration(self) -> dict[str, object]:
+        """Where the row comes from, for a report."""
+        if self.served is None:
+            return {"profile": asdict(self.row)}
+        served = {"runs": self.served.runs, "times_as_slow_as_by_itself": self.served.factor, "load_s": SERVING_LOAD_S}
+        return {"profile": asdict(self.row), "by_itself": asdict(self.served.before), "serving": served}
 
     def write(self, folder: Path) -> Path:
         """The cluster's file, in a folder that is made. Its path."""
@@ -74,24 +93,45 @@ class MeasuredAgent:
         return path
 
 
-async def measured_agent(plan: Plan) -> MeasuredAgent:
-    """Measures the engine as `qlm profile` does it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCluster:
+    """`estimator`: its address."""
+
+    client: AsyncClient
+    estimator: str
+
+
+async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
+    """Measures the engine as `qlm profile` does it, first by itself and then in a cluster in `folder`, which is stopped."""
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
     limit_s = max(30.0, PROFILE_LIMIT_S * plan.scale)
     found = await profile_engine(config, shipped_snapshot(), [], limit_s=limit_s, say=plan.say, clock=time.monotonic)
-    return MeasuredAgent(config=config, row=found[0].row, profiles=parse_profiles(table_text(found)))
+    alone = MeasuredAgent(config=config, row=found[0].row, profiles=parse_profiles(table_text(found)))
+    async with serving(alone, folder, vocabulary_of(plan.model)) as cluster:
+        served = await measure_serving(
+            cluster.client,
+            lambda: asyncio.to_thread(read_profiles, cluster.estimator, ()),
+            config.models[0].spec(),
+            instance=INSTANCE,
+            seats=SEATS,
+            load_s=max(15.0, SERVING_LOAD_S * plan.scale),
+            seed=SERVING_SEED + plan.seed,
+        )
+    plan.say(f"{served.evidence} ({served.completed} requests in all)")
+    return MeasuredAgent(config=config, row=served.row, profiles=parse_profiles(table_text([served], SERVING)), served=served)
 
 
 @asynccontextmanager
-async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> AsyncIterator[AsyncClient]:
+async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> AsyncIterator[RunningCluster]:
     """Starts the cluster in `folder`, imports the row, has a batch served, and stops. Raises Unavailable and NotServed."""
     cluster = Cluster(folder, str(measured.write(folder)), {})
     try:
         state = await cluster.start(START_S)
-        await asyncio.to_thread(_import, state.of("estimator")[0].address, measured.profiles)
+        estimator = state.of("estimator")[0].address
+        await asyncio.to_thread(_import, estimator, measured.profiles)
         async with AsyncClient(state.of("gateway")[0].address) as client:
             await asyncio.gather(*(_warm_up(client, made_up_prompt(vocabulary, number, PROMPT_TOKENS)) for number in range(SEATS)))
-            yield client
+            yield RunningCluster(client=client, estimator=estimator)
     finally:
         await cluster.stop()
 

@@ -1,8 +1,9 @@
-"""The simulator, given what `qlm profile` measured, against real vLLM: the same requests on a `qlm up` cluster and in virtual time.
+"""The simulator, given what `qlm profile --serving` measured, against real vLLM: the same requests on a cluster and in virtual time.
 
 One agent with SEATS seats; 300 requests of two SLO classes for each of three seeds, and more of them than the row says are served, so that
-the order of the queue decides who is in time. Each seed has a cluster of its own, whose estimator has learned nothing but the row. Both
-sides tell the times of acceptance, first token and end as the queue has them.
+the order of the queue decides who is in time. The row was measured on such a cluster under a load of another seed and other sizes. Each
+seed has a cluster of its own, whose estimator has learned nothing but the row. Both sides tell the times of acceptance, first token and
+end as the queue has them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def measure(plan: Plan) -> Measured:
         "gaps_points": gaps,
         "p50_errors": p50,
         "p99_errors": p99,
-        "profile": asdict(measured.row),
+        **measured.calibration,
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -110,15 +111,15 @@ def relative_error(found: float, true: float) -> float:
 
 
 async def _pairs(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[tuple[Side, Side]]]:
-    measured = await measured_agent(plan)
+    measured = await measured_agent(plan, folder / "calibration")
     vocabulary = vocabulary_of(plan.model)
     pairs = []
     for number in range(SEEDS):
         seed = plan.seed + number
         asked = workload(plan.some(REQUESTS), seed, measured.request_s)
         part = folder / str(seed)
-        async with serving(measured, part, vocabulary) as client:
-            real = side(asked, await _replayed(client, asked, vocabulary))
+        async with serving(measured, part, vocabulary) as cluster:
+            real = side(asked, await _replayed(cluster.client, asked, vocabulary))
         simulated = side(asked, await asyncio.to_thread(in_virtual_time, asked, part / FILE, measured.profiles, seed))
         plan.say(f"simulator, seed {seed}: real {_told(real)}; simulated {_told(simulated)}")
         pairs.append((real, simulated))

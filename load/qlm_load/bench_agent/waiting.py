@@ -1,8 +1,8 @@
 """What clients are told about their wait, against what comes, on a `qlm up` cluster whose agent runs vLLM.
 
-First the engine is measured as `qlm profile` does it, and the cluster's estimator is given the row. Then more arrives than is served, so
-that waits grow from nothing to many batches. Predicted: the median of the wait as the gateway told it at acceptance. Real: from acceptance
-until the engine began.
+First the engine is measured as it serves, as `qlm profile --serving` does it, and the estimator of a fresh cluster is given the row. Then
+more arrives than is served, so that waits grow from nothing to many batches. Predicted: the median of the wait as the gateway told it at
+acceptance. Real: from acceptance until the engine began.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from qlm import AsyncClient, RequestState
-from qlm_core.hardware_profile import HardwareProfile
 from qlm_load.bench.figures import Values
 from qlm_load.bench.parts import Measured
-from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, measured_agent, serving
+from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving
 from qlm_load.bench_agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
 from qlm_load.bench_agent.parts import Plan
@@ -43,7 +42,7 @@ class Wait:
 
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
-        row, waits = run_quietly(_waits(plan, Path(scratch)))
+        measured, waits = run_quietly(_waits(plan, Path(scratch)))
     predicted, actual = np.array([wait.predicted_s for wait in waits]), np.array([wait.actual_s for wait in waits])
     score = r2(predicted, actual)
     plan.say(f"waits: R² {score:.4f} over {len(waits)} requests")
@@ -53,7 +52,7 @@ def measure(plan: Plan) -> Measured:
         "actual_s": {**spread(actual.tolist()), "max": float(actual.max())},
         "bias_s": float((predicted - actual).mean()),
         "r2_with_one_factor": r2(predicted * float((predicted @ actual) / max(1e-9, predicted @ predicted)), actual),
-        "profile": asdict(row),
+        **measured.calibration,
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -62,10 +61,10 @@ def measure(plan: Plan) -> Measured:
     return Measured(values=values, details=details)
 
 
-async def _waits(plan: Plan, folder: Path) -> tuple[HardwareProfile, list[Wait]]:
-    measured = await measured_agent(plan)
-    async with serving(measured, folder, vocabulary_of(plan.model)) as client:
-        return measured.row, await _in_an_overload(plan, client, measured.request_s / OVERLOAD)
+async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[Wait]]:
+    measured = await measured_agent(plan, folder / "calibration")
+    async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
+        return measured, await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
 
 
 async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[Wait]:

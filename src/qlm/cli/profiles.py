@@ -54,7 +54,7 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
     if ctx.invoked_subcommand is not None:
         ctx.obj = (estimator, addresses)
         return
-    snapshot = _profiles(estimator, addresses)
+    snapshot = read_profiles(estimator, addresses)
     if as_json:
         click.echo(json.dumps(_document(snapshot)))
         return
@@ -66,7 +66,7 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
 @click.pass_obj
 def export_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> None:
     """Write what was learned, measured or imported as YAML to FILE, or to standard output. Rows that QLM ships are left out."""
-    snapshot = _profiles(*where)
+    snapshot = read_profiles(*where)
     try:
         text = dump_profiles(snapshot)
     except ValueError as error:
@@ -101,7 +101,8 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
     click.echo(f"{answer.hardware} hardware and {answer.workload} workload rows are in version {answer.version}")
 
 
-def _profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
+def read_profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
+    """What the estimator at that address knows, or the leader, as a gateway names it. Raises QlmError."""
     return profile_wire.from_proto(
         _asked(estimator, addresses, lambda stub: stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=CALL_TIMEOUT_S))
     )

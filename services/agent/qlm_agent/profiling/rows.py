@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -21,6 +21,29 @@ _FIGURES = tuple(
     for field in fields(HardwareProfile)
     if field.name not in {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", "drifting_since_s"}
 )
+
+
+ENGINE_ALONE = {
+    "from": "qlm profile",
+    "licence": "ours",
+    "what": "runs of known sizes through the engine itself; figures that it cannot tell are those believed before",
+}
+SERVING = {
+    "from": "qlm profile --serving",
+    "licence": "ours",
+    "what": "runs of a load through a running queue; the row before, with decode and prefill as much slower as these were",
+}
+"""Sources of a file of measured rows."""
+
+
+class MeasuredRow(Protocol):
+    """A row for a file. `evidence`: what it rests on, in a line."""
+
+    @property
+    def row(self) -> HardwareProfile: ...
+
+    @property
+    def evidence(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +82,16 @@ def profiled(
     for name in missing:
         known[name] = getattr(before, name)
         measured.notes.append(f"{name} was not measured: it is what was believed before")
-    rounded = {name: value if isinstance(value, int) else float(f"{value:.{DIGITS}g}") for name, value in known.items()}
-    figures: dict[str, Any] = rounded
+    figures: dict[str, Any] = {name: _rounded(value) for name, value in known.items()}
     row = HardwareProfile(gpu=gpu, n_gpu=n_gpu, model=profile, origin=ORIGIN_MEASURED, **figures)
     return ProfiledModel(row=row, before=before, fitted=fitted, measured=measured)
 
 
-def table_text(models: Sequence[ProfiledModel]) -> str:
+def table_text(models: Sequence[MeasuredRow], source: Mapping[str, str] = ENGINE_ALONE) -> str:
     """A file in the format of the shipped table (qlm_core/data/hardware_profiles.yaml), which `qlm profiles import` takes."""
-    source = {
-        "from": "qlm profile",
-        "licence": "ours",
-        "what": "runs of known sizes through the engine itself; figures that it cannot tell are those believed before",
-    }
     parts = ("decode", "prefill", "load", "memory")
     document = {
-        "sources": {"profiling_run": source},
+        "sources": {"profiling_run": dict(source)},
         "profiles": [
             {
                 "gpu": model.row.gpu,
@@ -82,9 +99,13 @@ def table_text(models: Sequence[ProfiledModel]) -> str:
                 "model": model.row.model,
                 "evidence": model.evidence,
                 "sources": {part: ["profiling_run"] for part in parts},
-                **{name: getattr(model.row, name) for name in _FIGURES},
+                **{name: _rounded(getattr(model.row, name)) for name in _FIGURES},
             }
             for model in models
         ],
     }
     return yaml.safe_dump(document, sort_keys=False, width=140)
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from qlm_agent.config import AgentConfig
@@ -33,7 +33,7 @@ async def profile_engine(
     `clock`: the engine's. The engine is stopped at the end, however that comes. Raises ConfigError, and QlmError where the engine fails."""
     made = engine_of(_measurable(config), profiles, clock=clock)
     specs = {name: model.spec for name, model in made.models.items()}
-    chosen = [specs[name] for name in _chosen(names, specs)]
+    chosen = [specs[name] for name in chosen_models(names, specs)]
     try:
         await made.engine.start()
         return [await _profile(config, profiles, made, spec, limit_s=limit_s, say=say, clock=clock) for spec in chosen]
@@ -47,11 +47,12 @@ def _measurable(config: AgentConfig) -> AgentConfig:
     return config.model_copy(update={"agent": config.agent.model_copy(update={"vllm": vllm})})
 
 
-def _chosen(names: Sequence[str], specs: dict[str, ModelSpec]) -> list[str]:
+def chosen_models(names: Sequence[str], specs: Mapping[str, ModelSpec]) -> list[str]:
+    """The models of these names, or one of each profile. Raises ConfigError for a name that the agent does not serve."""
     unknown = [name for name in names if name not in specs]
     if unknown:
         raise ConfigError(f"--model {', '.join(unknown)}: not a model of this agent; may be {', '.join(specs)}")
-    first = {spec.profile: name for name, spec in reversed(specs.items())}
+    first = {spec.profile: name for name, spec in reversed(list(specs.items()))}
     return list(dict.fromkeys(names)) or [name for name in specs if name in first.values()]
 
 

@@ -1,0 +1,160 @@
+"""Measures an instance that serves: a load through the gateway, and what the estimator learns of its runs meanwhile.
+
+An engine that has its machine to itself is quicker than one that shares it with the services that feed it and store its tokens. So the load
+goes the whole way, as requests of any client do, and enough of it waits that no seat of the instance is empty for want of work. A run is
+measured from its pull to its end as the queue tells them, which the seat's way from one request to the next is part of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from qlm import AsyncClient, RequestState
+from qlm_core.errors import InvalidRequest, QlmError
+from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
+
+PROMPT_TOKENS = (32, 64, 128, 256)
+OUTPUT_TOKENS = (64, 256)
+"""Each prompt is of one of these lengths, each answer of one between these."""
+TOKEN_ID_LEAST = 100
+"""Lower ids are control tokens of many vocabularies."""
+PER_SEAT = 8
+"""Requests that wait or run, for each seat."""
+OUTSTANDING_MAX = 1_024
+SLO_S = 86_400.0
+"""So far away that the load makes room for everybody else's requests."""
+EXPIRES_S = 120.0
+"""After the end of the load its requests are gone, if nobody was left to cancel them."""
+RUNS_LEAST = 20
+"""Learned from fewer, a row is nobody's."""
+LOOK_S = 1.5
+SETTLES_S = 20.0
+"""The estimator has read all ends when two looks, so far apart, see the same; it is given so long."""
+
+Learned = Callable[[], Awaitable[ProfileSnapshot]]
+
+
+class NotMeasured(QlmError):
+    """The load was not served, or nothing was learned from it."""
+
+    default_reason = "ENGINE_FAILURE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRow:
+    """What was learned of a model on an instance. `before`: the row of the pair that its runs were held against; `row`: that row, as slow
+    as they were; `completed`: requests of the load."""
+
+    model: str
+    instance: str
+    before: HardwareProfile
+    row: HardwareProfile
+    runs: int
+    completed: int
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as the row before says the runs took."""
+        return self.row.decode_a_ms / self.before.decode_a_ms
+
+    @property
+    def evidence(self) -> str:
+        """What the row rests on, in a line."""
+        took = f"{self.runs} runs on {self.instance} took {self.factor:.3f} times as long as the row before says"
+        return f"measured by qlm profile --serving: {took}"
+
+
+async def measure_serving(
+    client: AsyncClient, learned: Learned, spec: ModelSpec, *, instance: str, seats: int, load_s: float, seed: int
+) -> ServedRow:
+    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance by then. All runs that the estimator
+    remembers count, also those of others. The load is of no more use afterwards: what did not end is cancelled. Raises QlmError."""
+    completed = await _load(client, spec, seats, load_s, random.Random(seed))
+    rows = await _settled(learned)
+    found = [row for row in rows.hardware if row.instance == instance and row.model == spec.profile]
+    if not found or found[0].samples < RUNS_LEAST:
+        runs = found[0].samples if found else 0
+        raise NotMeasured(
+            f"{spec.name}: the estimator has learned from {runs} runs on {instance}, and at least {RUNS_LEAST} are needed; of this load "
+            f"{completed} requests ended. Does the instance serve the model? A longer --limit gives more"
+        )
+    (row,) = found
+    before = next(each for each in rows.hardware if not each.instance and each.key == row.key)
+    return ServedRow(model=spec.name, instance=instance, before=before, row=row.as_measured(), runs=row.samples, completed=completed)
+
+
+async def _settled(learned: Learned) -> ProfileSnapshot:
+    before = await learned()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLES_S):
+            while True:
+                await asyncio.sleep(LOOK_S)
+                now = await learned()
+                if now.hardware == before.hardware:
+                    return now
+                before = now
+    return before  # others are served as well, and are learned from
+
+
+async def _load(client: AsyncClient, spec: ModelSpec, seats: int, load_s: float, dice: random.Random) -> int:
+    """How many requests completed in time."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + load_s
+    longest = PROMPT_TOKENS[-1] + OUTPUT_TOKENS[-1]
+    if spec.context_tokens_max < longest:
+        raise InvalidRequest(f"{spec.name}: the load needs a context of {longest} tokens, got {spec.context_tokens_max}")
+    open_ids: set[str] = set()
+    completed = 0
+
+    async def client_of_one_request_at_a_time() -> None:
+        nonlocal completed
+        while (left_s := until_s - loop.time()) > 0.0:
+            least = min(TOKEN_ID_LEAST, spec.vocabulary_size - 1)
+            prompt = [dice.randrange(least, spec.vocabulary_size) for _ in range(dice.choice(PROMPT_TOKENS))]
+            accepted = await client.submit(
+                spec.name,
+                prompt,
+                slo_s=SLO_S,
+                max_tokens=dice.randint(*OUTPUT_TOKENS),
+                temperature=0.0,
+                ignore_eos=True,
+                expire_after_s=left_s + EXPIRES_S,
+            )
+            open_ids.add(accepted.request_id)
+            result = await client.result(accepted.request_id, max(0.0, until_s - loop.time()))
+            if result is None:
+                return
+            open_ids.discard(accepted.request_id)
+            if result.state is not RequestState.COMPLETED:
+                raise NotMeasured(f"{spec.name}: a request of the load ended {result.state}: {result.error_message}")
+            completed += 1
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(OUTSTANDING_MAX, PER_SEAT * seats)):
+                group.create_task(client_of_one_request_at_a_time())
+    except ExceptionGroup as failed:
+        _raise_first(failed)
+    finally:
+        for request_id in open_ids:
+            with suppress(QlmError):
+                await client.cancel(request_id)
+    return completed
+
+
+def _raise_first(failed: ExceptionGroup[Exception]) -> NoReturn:
+    """The error that a user is told, where there is one."""
+    ours, _ = failed.split(QlmError)
+    if ours is None:
+        raise failed
+    first: BaseException = ours
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    raise first from None
