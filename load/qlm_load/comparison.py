@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from qlm_load.ledger import Report
+from qlm_load.summary import ServerCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRun:
     """One run, in trace seconds. `attainment`: share by SLO class, of all requests; `waits`: acceptance to first token; `run_s`: from the
-    start to the last end; `ended` of `requests`; `swaps`: of one model for another."""
+    start to the last end; `ended` of `requests`; `swaps`: of one model for another; `gave_way`: evictions and KV swaps, None where they
+    were not counted."""
 
     policy: str
     simulated: bool
@@ -31,6 +33,7 @@ class PolicyRun:
     wait_p99_s: float
     run_s: float
     swaps: int
+    gave_way: int | None = None
 
 
 def run_of(document: Mapping[str, Any]) -> PolicyRun:
@@ -38,8 +41,8 @@ def run_of(document: Mapping[str, Any]) -> PolicyRun:
     return PolicyRun(**document)
 
 
-def live_run(policy: str, report: Report, time_scale: float, swaps: int) -> PolicyRun:
-    """What the client's ledger says."""
+def live_run(policy: str, report: Report, time_scale: float, counts: ServerCounts) -> PolicyRun:
+    """What the client's ledger says, and the agents' counters."""
     return PolicyRun(
         policy=policy,
         simulated=False,
@@ -49,7 +52,8 @@ def live_run(policy: str, report: Report, time_scale: float, swaps: int) -> Poli
         wait_p50_s=report.wait_p50_s,
         wait_p99_s=report.wait_p99_s,
         run_s=report.run_s * time_scale,
-        swaps=swaps,
+        swaps=counts.swaps,
+        gave_way=counts.evictions + counts.kv_offloads,
     )
 
 
@@ -81,6 +85,8 @@ def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
         ["all ended after", *(f"{run.run_s:,.0f} s" if run.ended == run.requests else f"{run.ended:,} ended" for run in runs)],
         ["model swaps", *(f"{run.swaps:,}" for run in runs)],
     ]
+    if any(run.gave_way is not None for run in runs):
+        rows.append(["evictions and KV swaps", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
     return rows
 
 

@@ -75,7 +75,7 @@ def _compared(console: Console, choice: Choice, outcome: Outcome) -> tuple[tuple
     ]
     tried = run_interruptible(simulated_runs(COMPARED, [*choice.arguments, *kills], load.simulation_timeout_s))
     simulated = [run for run in tried if not isinstance(run, NoRun)]
-    runs = (live_run("slo", outcome.report, load.time_scale, outcome.counts.swaps), *simulated)
+    runs = (live_run("slo", outcome.report, load.time_scale, outcome.counts), *simulated)
     print_comparison(console, runs)
     missing = [run for run in tried if isinstance(run, NoRun)]
     for run in missing:

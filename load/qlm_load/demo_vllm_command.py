@@ -147,9 +147,7 @@ def _compared(
     console.print("the same chats, first come first served ...", highlight=False)
     changed = {**overrides, "planner.policy": "fcfs"}
     other = run_interruptible(run_demo(console, config, workload, path, changed, out / "fcfs"))
-    runs = tuple(
-        live_run(policy, each.report, config.load.time_scale, each.counts.swaps) for policy, each in (("slo", outcome), ("fcfs", other))
-    )
+    runs = tuple(live_run(policy, each.report, config.load.time_scale, each.counts) for policy, each in (("slo", outcome), ("fcfs", other)))
     print_comparison(console, runs, LIVE_CAPTION)
     kills = [", ".join(sorted(kill.role for kill in each.chaos.log)) for each in (outcome, other)]
     if kills[0] != kills[1]:

@@ -13,7 +13,7 @@ from qlm_core.errors import ConfigError
 from qlm_load import demo_vllm_command
 from qlm_load.__main__ import main
 from qlm_load.ledger import Ledger
-from qlm_load.text_workload import ANSWER_TOKENS, CHAT_CLASSES, chat_texts, chat_workload
+from qlm_load.text_workload import ANSWER_TOKENS, CHAT_CLASSES, WAVE_S, WAVE_SHARE, chat_texts, chat_workload
 from qlm_load.workload import ModelShare, Workload
 
 MODELS = (ModelShare(name="a", share=3.0, class_shares={"interactive": 1.0}), ModelShare(name="b", share=1.0))
@@ -33,7 +33,6 @@ def test_a_seed_is_a_workload(workload: Workload) -> None:
     assert workload == chat_workload(200, 2.0, MODELS, 1, "run")
     assert workload.requests != chat_workload(200, 2.0, MODELS, 2, "run").requests
     assert [request.arrival_s for request in workload.requests] == sorted(request.arrival_s for request in workload.requests)
-    assert workload.requests[0].arrival_s == 0.0
     assert 1.5 < workload.rate_per_s < 2.5
     slo_s = {each.name: each.slo_s for each in CHAT_CLASSES}
     for request in workload.requests:
@@ -45,6 +44,14 @@ def test_a_seed_is_a_workload(workload: Workload) -> None:
         assert workload.prompt(request) == [{"role": "user", "content": workload.texts[request.index]}]
     assert {request.slo_class for request in workload.requests} == set(slo_s)
     assert not workload.answers_known
+
+
+def test_people_ask_in_waves_and_batch_work_comes_at_any_time(workload: Workload) -> None:
+    within = {name: [request.arrival_s % WAVE_S for request in workload.requests if request.slo_class == name] for name in ANSWER_TOKENS}
+    assert max(within["interactive"]) <= WAVE_SHARE * WAVE_S
+    assert max(within["batch"]) > 0.8 * WAVE_S
+    waves = {request.arrival_s // WAVE_S for request in workload.requests if request.slo_class == "interactive"}
+    assert len(waves) > 5
 
 
 @pytest.mark.parametrize(("count", "rate_per_s"), [(0, 1.0), (10, 0.0), (10, float("nan"))])
