@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from functools import cache
+from typing import Literal
 
 from qlm_agent.vllm.child_main import hello, run_template
 from qlm_agent.vllm.guarding import die_with
@@ -21,24 +22,30 @@ from qlm_agent.vllm.template import ENVIRONMENT, Launched, Template
 
 
 class QuickTemplate(Template):
-    """A template whose import of vLLM is shared. Its processes have the environment of the default settings."""
+    """A template whose import of vLLM is shared with those of the same runner. Its processes have the environment of default settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: Literal["in_process", "async"] = "in_process") -> None:
         super().__init__("", {}, 300.0)
+        self._runner: Literal["in_process", "async"] = runner
 
     def launch(self, control: socket.socket) -> Launched:
         read, write = os.pipe()
-        socket.send_fds(_nursery(), [b"T"], [control.fileno(), write])
+        socket.send_fds(_nursery(self._runner), [b"T"], [control.fileno(), write])
         os.close(write)
         return Launched(os.fdopen(read, "rb"), lambda: None)  # it ends with its socket
 
 
 @cache
-def _nursery() -> socket.socket:
+def _nursery(runner: Literal["in_process", "async"]) -> socket.socket:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
-        env={**os.environ, **ENVIRONMENT, **environment(VllmSettings()), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={
+            **os.environ,
+            **ENVIRONMENT,
+            **environment(VllmSettings(runner=runner)),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        },
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
     )

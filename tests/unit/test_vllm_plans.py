@@ -72,6 +72,13 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
     on_gpu = load_plan(model, folder, settings.model_copy(update={"device": "cuda"}), batch_max=16, n_gpu=2)
     assert (on_gpu.engine["tensor_parallel_size"], on_gpu.engine["enable_sleep_mode"]) == (2, True)
     assert on_gpu.device_bytes == 50 + 33 * 32 * TOKEN_BYTES
+    assert not plan.forks
+    assert load_plan(model, folder, settings.model_copy(update={"runner": "async"}), batch_max=16, n_gpu=1).forks
+    on_gpu = load_plan(model, folder, settings.model_copy(update={"runner": "async", "device": "cuda"}), batch_max=16, n_gpu=1)
+    assert not on_gpu.forks, "vLLM knows whether CUDA was touched before"
+    ordered = settings.model_copy(update={"policy": "mine.Policy", "policy_options": {"lead_s": 3.0}})
+    plan = load_plan(model, folder, ordered, batch_max=16, n_gpu=1)
+    assert (plan.policy, plan.policy_options) == ("mine.Policy", {"lead_s": 3.0})
     with pytest.raises(ModelLoadFailed, match=r"agent\.vllm\.kv_cache_gb"):
         load_plan(model, folder, settings.model_copy(update={"kv_cache_gb": 1e-6}), batch_max=16, n_gpu=1)
 

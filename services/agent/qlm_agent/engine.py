@@ -95,8 +95,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One run. `produced`: output of earlier attempts, token ids as little-endian uint32; `produced_pieces`: the same from an engine that
-    tells only text. `output_tokens_max` counts that too and is greater. `prompt_tokens`: as counted at the gateway. `arrival`, `deadline_s`
-    (engine's clock, infinite for none) and `priority` (lower first) are for the engine's policy."""
+    tells only text. `output_tokens_max` counts that too and is greater. `prompt_tokens`: as counted at the gateway. `arrival` (0:
+    the engine counts), `deadline_s` (engine's clock, infinite for none) and `priority` (lower first) are for the engine's policy."""
 
     run_id: str
     model: str

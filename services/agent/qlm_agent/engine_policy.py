@@ -11,8 +11,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
-    """A run as a policy sees it. `arrival`: the engine's count of runs, in the order they came. `deadline_s`: engine's clock.
-    `preemptions`: how often it gave up its place or its KV in this engine."""
+    """A run as a policy sees it. `arrival`: in the order they came, as the request says (vLLM) or by the engine's count. `deadline_s`:
+    engine's clock. `preemptions`: how often it gave up its place or its KV in this engine."""
 
     run_id: str
     arrival: int

@@ -131,12 +131,14 @@ async def test_stats_count_what_runs_and_what_waits(start: Start) -> None:
     reader = Reader(subject)
     names = [f"r{number}" for number in range(10)]
     for number, name in enumerate(names):
-        await subject.engine.add(request(subject, name, number=number, answer=300))
+        await subject.engine.add(request(subject, name, number=number, answer=1500))
     await reader.until_made(1, *names[:4])
     stats = subject.engine.stats()
     assert (stats.running, stats.waiting, stats.batch_max, stats.offloaded) == (4, 6, 4, 0)
     assert 4 * 20 <= stats.kv_used_tokens <= stats.kv_capacity_tokens
-    await reader.ends(*names)
+    await subject.engine.abort(names)
+    stats = subject.engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
 
 
 @needs(Can.LIMIT)

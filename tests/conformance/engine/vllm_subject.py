@@ -1,4 +1,4 @@
-"""The vllm engine on tiny random models; the suite runs on it where QLM_TEST_ENGINES names it."""
+"""The vllm engine on tiny random models; the suite runs on it where QLM_TEST_ENGINES names it. Policies of a test stay in its process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from typing import Literal
 
 from qlm_agent.engine import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
+from qlm_agent.engine_policy import FirstComeFirstServed
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.folder import ModelFolder
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
+from served_policy import served_policy
 from tiny_models import tiny_model
 from vllm_nursery import QuickTemplate
 
@@ -21,8 +23,13 @@ TOKEN_IDS = 2_000
 TOKEN_ID_LEAST = 3
 
 
+Runner = Literal["in_process", "async"]
+
+
 class VllmSubject:
     """Two models of one shape. Answers of a wanted length ignore the end-of-sequence token."""
+
+    runner: Runner = "in_process"
 
     def __init__(self, limits: Limits) -> None:
         self.models: tuple[str, ...] = ("tiny-a", "tiny-b")
@@ -37,14 +44,17 @@ class VllmSubject:
         settings = VllmSettings()
         block_bytes = folder.kv_bytes_per_token(settings.dtype) * settings.block_size
         blocks = (limits.kv_capacity_tokens or KV_TOKENS) // settings.block_size + 1
+        policy = {} if type(limits.policy) is FirstComeFirstServed else served_policy(limits.policy)
         settings = VllmSettings(
+            runner=self.runner,
             device=DEVICE,
             enforce_eager=DEVICE == "cpu",
             kv_cache_gb=(blocks + 0.5) * block_bytes / 1e9,
             host_memory_gb=limits.host_models * folder.weights_bytes / 1e9,
             host_kv_gb=limits.host_kv_tokens // settings.block_size * block_bytes / 1e9,
+            **policy,
         )
-        self.engine: Engine = VllmEngine(models, settings, batch_max=limits.batch_max, template=QuickTemplate())
+        self.engine: Engine = VllmEngine(models, settings, batch_max=limits.batch_max, template=QuickTemplate(self.runner))
 
     def request(self, run_id: str, *, model: str, number: int, prompt: int, answer: int, **fields: object) -> EngineRequest:
         ids = [TOKEN_ID_LEAST + (number * 37 + at * 11) % TOKEN_IDS for at in range(prompt)]
@@ -59,4 +69,4 @@ class VllmSubject:
         return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 
-SUBJECTS = {"vllm": Kind(VllmSubject, frozenset({Can.SWAP, Can.LIMIT, Can.OFFLOAD, Can.HALT}))}
+SUBJECTS = {"vllm": Kind(VllmSubject, frozenset(Can))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
@@ -49,6 +50,7 @@ class VllmEngine:
         self._restarts = 0  # in a row, without output between them
         self._lost = ""
         self._preemptions = 0  # in processes that are gone
+        self._arrivals = 0
         self._seen: dict[Child, int] = {}
 
     @property
@@ -88,7 +90,9 @@ class VllmEngine:
         if not self._placement.active or request.model != self._placement.active:
             self._runs.fail(request.run_id, FailureKind.BROKEN, f"model {request.model} is not active")
             return
-        self._runs.add(request, sent=False)
+        self._arrivals += 1
+        # AsyncLLM takes runs that are added at once in any order.
+        self._runs.add(request if request.arrival else replace(request, arrival=self._arrivals), sent=False)
         child = self._placement.child(request.model)
         if child is not None:
             self._send(child)

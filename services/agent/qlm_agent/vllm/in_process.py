@@ -40,7 +40,7 @@ def engine_arguments(plan: LoadPlan) -> dict[str, Any]:
         "disable_log_stats": True,
         "async_scheduling": plan.async_scheduling,
         "scheduler_cls": f"qlm_agent.vllm.scheduling.{scheduler}",
-        "additional_config": {"qlm": {"policy": plan.policy}} if plan.policy else {},
+        "additional_config": {"qlm": {"policy": plan.policy, "policy_options": plan.policy_options}},
         **offloading_config(plan.host_kv_bytes),
         **plan.engine,
     }

@@ -54,8 +54,10 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         chat_template=model.chat_template,
         host_kv_bytes=math.floor(settings.host_kv_gb * 1e9),
         policy=settings.policy,
+        policy_options=settings.policy_options,
         asynchronous=settings.runner == "async",
         async_scheduling=settings.runner == "async" and settings.device == "cuda",  # vLLM has none on CPUs
+        forks=settings.runner == "async" and settings.device == "cpu",
         device_bytes=folder.weights_bytes // n_gpu + kv_bytes,
     )
 

@@ -36,8 +36,9 @@ def bytes_of(ids: Sequence[int]) -> bytes:
 class LoadPlan:
     """What a process is to load. `engine`: arguments of vllm.EngineArgs. `context_tokens`: of the model; the engine's own `max_model_len`
     is less where KV holds less. `weights`: its folder. `host_kv_bytes`: 0 to never offload. `policy`: dotted name of the order inside the
-    engine, "" for its default. `device_bytes`: what weights and KV take on one device at the least. `asynchronous`: through AsyncLLM;
-    `async_scheduling`: vLLM schedules a step while the one before is under way."""
+    engine, "" for its default, made with `policy_options`. `device_bytes`: what weights and KV take on one device at the least.
+    `asynchronous`: through AsyncLLM; `async_scheduling`: vLLM schedules a step while the one before is under way; `forks`: AsyncLLM's
+    processes are forked and import nothing anew."""
 
     weights: str
     engine: dict[str, Any]
@@ -46,9 +47,11 @@ class LoadPlan:
     chat_template: str = ""
     host_kv_bytes: int = 0
     policy: str = ""
+    policy_options: dict[str, Any] = field(default_factory=dict)
     device_bytes: int = 0
     asynchronous: bool = False
     async_scheduling: bool = False
+    forks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
