@@ -86,6 +86,8 @@ def apply_plan(state: MemoryState, now_s: float, lease: Lease, chunk: PlanChunk)
     state.plan_version = chunk.plan_version
     before = {name: list(state.queues[name].group_ids) for name in chunk.versions if name in state.queues}
     was_on = {group_id: group.instance for group_id, group in open_groups.items()}
+    step = Step(state, now_s)
+    moved = 0
     for segment in chunk.segments:
         found = [group_id for group_id in segment.group_ids if group_id in open_groups]
         for group_id in found:
@@ -93,14 +95,14 @@ def apply_plan(state: MemoryState, now_s: float, lease: Lease, chunk: PlanChunk)
             state.queues[group.instance].group_ids.remove(group_id)
             group.instance = group.last_instance = segment.instance
         state.queues[segment.instance].group_ids[segment.start : segment.start] = found
-    moved = [group for group_id, group in open_groups.items() if group.instance != was_on[group_id]]
-    step = Step(state, now_s)
-    for group in moved:
-        step.group_moved(group)
+        came = [group_id for group_id in found if was_on[group_id] != segment.instance]
+        if came:
+            step.groups_moved(segment.instance, came)
+            moved += len(came)
     step.send()
     for name, group_ids in sorted(before.items()):
         _note_change(state, now_s, name, group_ids)
-    return AppliedChunk(applied=True, versions=_versions(state, chunk.versions), moved=len(moved))
+    return AppliedChunk(applied=True, versions=_versions(state, chunk.versions), moved=moved)
 
 
 def _matches(state: MemoryState, chunk: PlanChunk, groups: Iterable[StoredGroup]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Sequence
 
 from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.api.v1.request_pb2 import Result
@@ -53,8 +54,9 @@ class Step:
         event.prompt_tokens = request.prompt_tokens
         event.MergeFromString(extra)
 
-    def group_moved(self, group: StoredGroup) -> None:
-        self._events.events.add(kind=EventKind.EVENT_KIND_GROUP_MOVED, group_id=group.group_id, instance=group.instance)
+    def groups_moved(self, instance: str, group_ids: Sequence[str]) -> None:
+        """Groups came to a virtual queue from others."""
+        self._events.events.add(kind=EventKind.EVENT_KIND_GROUPS_MOVED, instance=instance, group_ids=group_ids)
 
     def frame(self, gateway: str, frame: Frame) -> None:
         if gateway:

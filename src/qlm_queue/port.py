@@ -143,8 +143,8 @@ class Queue(Protocol):
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or
-        went), and writes an event GROUP_MOVED for each group that is on another queue now. A chunk that names a group twice raises
-        ValueError."""
+        went), and writes an event GROUPS_MOVED for the groups of each segment that are on another queue now. A chunk that names a
+        group twice raises ValueError."""
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing

@@ -36,8 +36,8 @@ async def test_a_plan_tells_which_groups_moved(scene: Scenario) -> None:
     since = (await mirror("overview")).last_event_id
     await scene.apply(1, segment("b", 0, "g2", "g0"), segment("a", 0, "g3"), touching=("a", "b"))
     (entry,) = await mirror("read_events", since, 0, 10)
-    events = [(event.kind, event.group_id, event.instance) for event in RequestEvents.FromString(entry.payload).events]
-    assert events == [(EventKind.EVENT_KIND_GROUP_MOVED, "g2", "b"), (EventKind.EVENT_KIND_GROUP_MOVED, "g0", "b")]
+    events = [(event.kind, event.instance, list(event.group_ids)) for event in RequestEvents.FromString(entry.payload).events]
+    assert events == [(EventKind.EVENT_KIND_GROUPS_MOVED, "b", ["g2", "g0"])]
     await scene.apply(1, segment("a", 0, "g1"), touching=("a",))
     assert await mirror("read_events", entry.entry_id, 0, 10) == []
 

@@ -151,7 +151,7 @@ def test_events_are_counted_by_what_they_say() -> None:
                 RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, model="b", from_model="a"),
                 RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, model="a"),  # the first of an agent's life replaces none
                 RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, queue_id="q1"),
-                RequestEvent(kind=kinds.EVENT_KIND_GROUP_MOVED, group_id="g"),
+                RequestEvent(kind=kinds.EVENT_KIND_GROUPS_MOVED, instance="a", group_ids=["g", "h"]),
                 RequestEvent(kind=kinds.EVENT_KIND_PREDICTED, queue_id="q1", predicted_p50_s=3.0, predicted_p90_s=9.0),
                 RequestEvent(
                     kind=kinds.EVENT_KIND_COMPLETED, queue_id="q1", accepted_ms=4_000, finished_s=9.5, slack_s=-0.5, slo_class="8s",
@@ -171,7 +171,7 @@ def test_events_are_counted_by_what_they_say() -> None:
     operations = {field.name: getattr(message.operations, field.name) for field in message.operations.DESCRIPTOR.fields}
     assert operations == {
         "pulled": 1, "unpulled": 0, "evicted": 1, "recovered": 1, "kv_offloaded": 1, "kv_restored": 0, "models_swapped": 1,
-        "models_warmed": 0, "groups_moved": 1,
+        "models_warmed": 0, "groups_moved": 2,
     }  # fmt: skip
     assert (message.accepted, message.completed, message.expired, message.output_tokens) == (1, 1, 1, 7)
     assert [(each.slo_class, each.judged, each.attained) for each in message.classes] == [("8s", 1, 0), ("64s", 1, 0)]

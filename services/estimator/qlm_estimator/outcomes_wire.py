@@ -27,7 +27,6 @@ _COUNTED = {
     events_pb2.EVENT_KIND_MODEL_WARMED: Count.MODELS_WARMED,
     events_pb2.EVENT_KIND_KV_OFFLOADED: Count.KV_OFFLOADED,
     events_pb2.EVENT_KIND_KV_RESTORED: Count.KV_RESTORED,
-    events_pb2.EVENT_KIND_GROUP_MOVED: Count.GROUPS_MOVED,
 }
 _ENDS = {
     events_pb2.EVENT_KIND_COMPLETED: Count.COMPLETED,
@@ -53,6 +52,8 @@ def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Ite
     for event in events:
         if event.kind in _COUNTED:
             outcomes.count(told_s, _COUNTED[event.kind])
+        elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
+            outcomes.count(told_s, Count.GROUPS_MOVED, len(event.group_ids))
         elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
             outcomes.count(told_s, _REQUEUED[event.cause])
         elif event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_model:

@@ -57,18 +57,18 @@ end
 -- Takes groups off a queue that none are put on; answers whether it has another head then. A few are taken out one by one: a plan takes
 -- some from every queue with each call, and writing all of them anew costs more than all else.
 local function take_away(list, gids)
-  local head = redis.call('LINDEX', list, 0)
+  local head, gone = redis.call('LINDEX', list, 0), {}
+  for _, gid in ipairs(gids) do gone[gid] = true end
   if #gids <= LREM_MAX then
     for _, gid in ipairs(gids) do redis.call('LREM', list, 1, gid) end
   else
-    local gone, left = {}, {}
-    for _, gid in ipairs(gids) do gone[gid] = true end
+    local left = {}
     for _, gid in ipairs(redis.call('LRANGE', list, 0, -1)) do
       if not gone[gid] then left[#left + 1] = gid end
     end
     write_list(list, left)
   end
-  return redis.call('LINDEX', list, 0) ~= head
+  return gone[head] == true
 end
 
 -- args: lease token, plan version, number of queues, (instance, version)…, number of segments, (instance, start, size, gid…)…
@@ -103,18 +103,21 @@ local function apply_plan(keys, args)
   end
   local number = {}
   for index, name in ipairs(names) do number[name] = index end
-  local where, origin = {}, {}
+  local where, origin, queue_of = {}, {}, {}
   for index, stored in ipairs(#ids == 0 and {} or redis.call('HMGET', prefix .. ':groups', unpack(ids))) do
-    local name = on_queue(stored)
-    where[ids[index]], origin[ids[index]] = name, name
-    if name and not number[name] then applies = false end  -- it is open on a queue that the call does not name
+    local name = stored and queue_of[stored]
+    if name == nil and stored then  -- hundreds of groups are on a few queues
+      name = on_queue(stored) or false
+      queue_of[stored] = name
+      if name and not number[name] then applies = false end  -- it is open on a queue that the call does not name
+    end
+    if name then where[ids[index]], origin[ids[index]] = name, name end
   end
   local before, lists = {}, {}
   for _, segment in ipairs(segments) do
     local name = segment.name
-    if not number[name] or not serves(prefix, name) then
-      applies = false
-    elseif not lists[name] then
+    if not lists[name] then
+      if not number[name] or not serves(prefix, name) then applies = false end
       before[name] = redis.call('LRANGE', prefix .. ':vq:' .. name, 0, -1)
       lists[name] = before[name]
     end
@@ -134,19 +137,21 @@ local function apply_plan(keys, args)
   local batch = open_batch(prefix, bounds)
   local moved, leaving = {}, {}
   for _, segment in ipairs(segments) do
-    local told = pb_uint(1, EVENT.moved) .. pb_bytes(16, segment.name)
+    local name, came = segment.name, {}
+    local place = ON .. name
     for _, gid in ipairs(segment.gids) do
       local from = origin[gid]
-      if from ~= segment.name then
+      if from ~= name then
+        came[#came + 1] = gid
         moved[#moved + 1] = gid
-        moved[#moved + 1] = ON .. segment.name
-        add_moved_event(batch, gid, told)
+        moved[#moved + 1] = place
         if not lists[from] then
           leaving[from] = leaving[from] or {}
           leaving[from][#leaving[from] + 1] = gid
         end
       end
     end
+    if #came > 0 then add_moved_event(batch, name, came) end
   end
   if #moved > 0 then redis.call('HSET', prefix .. ':groups', unpack(moved)) end
   local grown = {}

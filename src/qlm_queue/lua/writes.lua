@@ -34,9 +34,21 @@ local function add_event(batch, kind, record, cause, extra)
     .. pb_uint(7, record.accepted_ms) .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
 end
 
--- `told`: the fields of the event but for its group, the same for all that go to one instance.
-local function add_moved_event(batch, gid, told)
-  batch.events[#batch.events + 1] = pb_bytes(1, told .. pb_bytes(3, gid))
+-- Groups that came to one queue are one event: ids are most of what a chunk of a plan tells.
+local GROUP_IDS_TAG = '\138\2'
+
+local function add_moved_event(batch, instance, gids)
+  local parts, tags = { pb_uint(1, EVENT.moved) .. pb_bytes(16, instance) }, {}
+  for index, gid in ipairs(gids) do
+    local length = #gid
+    local tag = tags[length]
+    if not tag then
+      tag = GROUP_IDS_TAG .. varint(length)
+      tags[length] = tag
+    end
+    parts[2 * index], parts[2 * index + 1] = tag, gid
+  end
+  batch.events[#batch.events + 1] = pb_bytes(1, table.concat(parts))
 end
 
 local function count(batch, field, by)

@@ -45,8 +45,8 @@ async def moved_groups(cluster: Cluster) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in await cluster.queue.read_events("0", 0.0, 1000):
         for event in events_pb2.RequestEvents.FromString(entry.payload).events:
-            if event.kind == events_pb2.EVENT_KIND_GROUP_MOVED:
-                found[event.group_id] = event.instance
+            if event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
+                found.update(dict.fromkeys(event.group_ids, event.instance))
     return found
 
 

@@ -42,8 +42,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_MODEL_WARMED: _EventKind.ValueType  # 11
     EVENT_KIND_KV_OFFLOADED: _EventKind.ValueType  # 12
     EVENT_KIND_KV_RESTORED: _EventKind.ValueType  # 13
-    EVENT_KIND_GROUP_MOVED: _EventKind.ValueType  # 14
-    """Written by `apply_plan`: the group is on the virtual queue of `instance` now."""
+    EVENT_KIND_GROUPS_MOVED: _EventKind.ValueType  # 14
+    """Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
     EVENT_KIND_PREDICTED: _EventKind.ValueType  # 15
     """Told by gateways about some of the requests that they accepted: what the client was told."""
 
@@ -65,8 +65,8 @@ EVENT_KIND_MODEL_SWAPPED: EventKind.ValueType  # 10
 EVENT_KIND_MODEL_WARMED: EventKind.ValueType  # 11
 EVENT_KIND_KV_OFFLOADED: EventKind.ValueType  # 12
 EVENT_KIND_KV_RESTORED: EventKind.ValueType  # 13
-EVENT_KIND_GROUP_MOVED: EventKind.ValueType  # 14
-"""Written by `apply_plan`: the group is on the virtual queue of `instance` now."""
+EVENT_KIND_GROUPS_MOVED: EventKind.ValueType  # 14
+"""Written by `apply_plan`: the groups `group_ids` are on the virtual queue of `instance` now."""
 EVENT_KIND_PREDICTED: EventKind.ValueType  # 15
 """Told by gateways about some of the requests that they accepted: what the client was told."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
@@ -133,6 +133,7 @@ class RequestEvent(_message.Message):
     OWN_WAIT_FIELD_NUMBER: _builtins.int
     OWN_COMPLETION_FIELD_NUMBER: _builtins.int
     LENGTH_GUESS_FIELD_NUMBER: _builtins.int
+    GROUP_IDS_FIELD_NUMBER: _builtins.int
     kind: Global___EventKind.ValueType
     queue_id: _builtins.str
     group_id: _builtins.str
@@ -192,6 +193,10 @@ class RequestEvent(_message.Message):
     def length_guess(self) -> _request_pb2.LengthGuess:
         """COMPLETED and FAILED: what the gateway thought of the output's length."""
 
+    @_builtins.property
+    def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """GROUPS_MOVED: in the order of the queue that they came to."""
+
     def __init__(
         self,
         *,
@@ -227,10 +232,11 @@ class RequestEvent(_message.Message):
         own_wait: Global___Moments | None = ...,
         own_completion: Global___Moments | None = ...,
         length_guess: _request_pb2.LengthGuess | None = ...,
+        group_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "length_guess", b"length_guess", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_wait_p50_s", b"predicted_wait_p50_s", "slack_s", b"slack_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "gpu", b"gpu", "group_id", b"group_id", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s", "_slack_s", b"_slack_s", "acceptance_number", b"acceptance_number", "accepted_ms", b"accepted_ms", "attempt", b"attempt", "cause", b"cause", "finished_s", b"finished_s", "first_token_s", b"first_token_s", "from_model", b"from_model", "gpu", b"gpu", "group_id", b"group_id", "group_ids", b"group_ids", "incarnation", b"incarnation", "instance", b"instance", "kind", b"kind", "kv_tokens", b"kv_tokens", "length_guess", b"length_guess", "model", b"model", "n_gpu", b"n_gpu", "output_tokens", b"output_tokens", "own_completion", b"own_completion", "own_wait", b"own_wait", "predicted_p50_s", b"predicted_p50_s", "predicted_p90_s", b"predicted_p90_s", "predicted_p99_s", b"predicted_p99_s", "predicted_wait_p50_s", b"predicted_wait_p50_s", "predicted_wait_p90_s", b"predicted_wait_p90_s", "predicted_wait_p99_s", b"predicted_wait_p99_s", "profile_version", b"profile_version", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slack_s", b"slack_s", "slo_class", b"slo_class", "started_s", b"started_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["predicted_wait_p50_s"]  # noqa: Y015
     _WhichOneofArgType__predicted_wait_p50_s: _TypeAlias = _typing.Literal["_predicted_wait_p50_s", b"_predicted_wait_p50_s"]  # noqa: Y015
