@@ -20,7 +20,7 @@ from qlm_core.length_curve import LONGEST_OF
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE
 from qlm_core.request import SloKind
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import TIERS, Board, Group, Slot
 from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine
@@ -142,15 +142,23 @@ class ClassTerms:
         if len(known) > TRAITS_MAX:
             known.clear()
         ids = [group.group_id for group in groups]
-        key = np.empty(len(groups), dtype=np.int64)
-        for at, group in enumerate(groups):
-            number = known.get(group.group_id)
-            key[at] = self._number(group) if number is None else number
-        told = np.array(
-            [(each.waiting, each.waiting_prompt_tokens, each.first_deadline_s, each.traits.slo_s, each.rank) for each in groups],
+        numbers = [known.get(group_id) for group_id in ids]
+        if None in numbers:
+            numbers = [self._number(group) for group in groups]
+        key = np.array(numbers, dtype=np.int64)
+        # A list for each field: an array of tuples takes twice as long to make.
+        count, prompt_tokens, deadline_s, slo_s, band, tier = np.array(
+            [
+                [group.waiting for group in groups],
+                [group.waiting_prompt_tokens for group in groups],
+                [group.first_deadline_s for group in groups],
+                [group.traits.slo_s for group in groups],
+                [group.band for group in groups],
+                [group.tier for group in groups],
+            ],
             dtype=np.float64,
-        ).reshape(len(groups), 5)
-        count, prompt_tokens, deadline_s, slo_s, band = told.T
+        )
+        rank = TIERS * band + tier
         mean = prompt_tokens / np.maximum(1.0, count)
         size = np.minimum(np.rint(np.log(np.maximum(1.0, mean)) / PROMPT_STEP), SIZES - 1).astype(np.int64)
         return GroupColumns(
@@ -158,7 +166,7 @@ class ClassTerms:
             key=key,
             size=size,
             model=np.array(self._models, dtype=np.int64)[key] if len(groups) else key,
-            band=band,
+            band=rank,
             count=count,
             prompt_tokens=prompt_tokens,
             deadline_s=deadline_s,

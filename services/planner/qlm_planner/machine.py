@@ -132,6 +132,7 @@ class PlannerMachine:
             times.append(self._events_due_s)
         if self.ready:
             times.append(self.reshaping.repair_s if self._again_s == math.inf else self._again_s)
+            times.append(self.reshaping.judge_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class PlannerMachine:
     def _take(self, now_s: float, event: Event) -> None:
         match event:
             case Tick():
-                pass
+                self.reshaping.judge(self.board, now_s)
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
                 if self.estimates.load(catalogue, profiles):
                     self.reshaping.drifted()

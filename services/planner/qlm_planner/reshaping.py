@@ -226,6 +226,16 @@ class Reshaping:
             self.repaired_s = now_s
             self.solving.repair(board, now_s)
 
+    @property
+    def judge_s(self) -> float:
+        """When the plan in force is to be judged while the solver works; infinite while it is being changed."""
+        return self.solving.judge_s if self.change is None else math.inf
+
+    def judge(self, board: Board, now_s: float) -> None:
+        """Judges it, where that is due."""
+        if now_s >= self.judge_s:
+            self.solving.judge(board, now_s)
+
     def solved(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
         """The solver's answer. One that comes while groups find new homes waits until they have them."""
         job = self.solving.take(event)

@@ -14,10 +14,17 @@ from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import JobEnded, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
-from qlm_planner.judging import Target, current, plan_costs, worth
+from qlm_planner.judging import Target, current, plan_cost, plan_costs, worth
 from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.solver.problem import Orders, ProblemError
+from qlm_planner.timeline import Cost
+
+JUDGE_AFTER_S = 1e-3
+"""After a job has begun: by then it is on its way to the solver."""
+
+JUDGED_MAX_S = 1.0
+"""For so long the cost of a plan counts, where nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +49,20 @@ class Plan:
     gain: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the plan in force cost at a time, on the board of a revision and by the profiles of a version; for a job."""
+
+    job: int
+    revision: tuple[int, int]
+    at_s: float
+    cost: Cost
+
+
 @dataclass(slots=True, kw_only=True)
 class Solving:
-    """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `effects`: what is to be done,
-    since it was asked last."""
+    """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `judged`: the plan in force,
+    while the solver worked. `effects`: what is to be done, since it was asked last."""
 
     policy: Policy
     terms: ClassTerms
@@ -53,6 +70,7 @@ class Solving:
     number: int = 0
     failures: int = 0
     blocked_until_s: float = -math.inf
+    judged: Judged | None = None
     effects: list[Solve | JobEnded] = field(default_factory=list)
 
     def take_effects(self) -> list[Solve | JobEnded]:
@@ -93,6 +111,36 @@ class Solving:
         self.job = Job(number=self.number, stage=stage, cause=cause, draft=made, moves=moves, began_s=now_s, asks=asks)
         self.effects.append(Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number))
 
+    # Meanwhile --------------------------------------------------------------------------------------------------------
+
+    @property
+    def judge_s(self) -> float:
+        """When the plan in force is to be judged, beside the solver, so that its answer need not wait for that; infinite where it is not:
+        once for each job of many groups."""
+        job = self.job
+        if (
+            job is None
+            or job.draft.problem.groups <= self.policy.first_groups
+            or (self.judged is not None and self.judged.job == job.number)
+        ):
+            return math.inf
+        return job.began_s + JUDGE_AFTER_S
+
+    def judge(self, board: Board, now_s: float) -> None:
+        """Judges the plan in force. It counts as long as the board stays as it is."""
+        assert self.job is not None, "it is due"
+        revision = (board.revision, self.terms.estimates.version)
+        self.judged = Judged(job=self.job.number, revision=revision, at_s=now_s, cost=plan_cost(board, self.terms, now_s))
+
+    def _costs(self, board: Board, target: Target, now_s: float) -> tuple[Cost, Cost]:
+        """Of the plan in force and of another one, at the same time."""
+        judged = self.judged
+        revision = (board.revision, self.terms.estimates.version)
+        if judged is not None and judged.revision == revision and now_s <= judged.at_s + JUDGED_MAX_S:
+            return judged.cost, plan_costs(board, self.terms, judged.at_s, [target])[0]
+        before, after = plan_costs(board, self.terms, now_s, [current(board), target])
+        return before, after
+
     # Answers ----------------------------------------------------------------------------------------------------------
 
     def take(self, event: Solved | SolveFailed) -> Job | None:
@@ -108,7 +156,7 @@ class Solving:
         self.failures = 0
         try:
             target = reconciled(board, job.draft, orders)
-            before, after = (cost.weighed(self.policy) for cost in plan_costs(board, self.terms, now_s, [current(board), target]))
+            before, after = (cost.weighed(self.policy) for cost in self._costs(board, target, now_s))
         except (ValueError, ArithmeticError) as error:
             self._fail(job, now_s, f"not judged: {error}")
             return None

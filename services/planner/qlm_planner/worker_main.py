@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import signal
 import struct
@@ -21,7 +22,9 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     choice = _read(source)
     if not isinstance(choice, Choice):
         return
-    _write(sink, solver.warm_up())
+    warm_up_s = solver.warm_up()
+    gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
+    _write(sink, warm_up_s)
     while isinstance(job := _read(source), Solve):
         _write(sink, answer(job, choice))
 

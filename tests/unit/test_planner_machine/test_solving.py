@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import ReplanAsked, Solved, SolveFailed
@@ -16,6 +19,8 @@ from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.solver import Orders, ProblemError, evaluate
 from qlm_planner.solver_jobs import answer
+from qlm_planner.solving import Job as Asked
+from qlm_planner.timeline import Cost
 
 from .test_class_terms import estimates, random_board
 from .test_policies import Job, serve_by_plan
@@ -274,6 +279,51 @@ async def test_many_groups_first_get_a_plan_that_is_constructed() -> None:
     assert stages[:2] == [Stage.FIRST, Stage.POLISHED]
     assert world.solves[1].orders is not None, "it goes on from there"
     assert sum(1 in change.replans for change in world.changes) == 1, "answered once, when it is polished"
+
+
+async def unanswered(changed: bool) -> tuple[World, Asked]:
+    """A replan of many groups that the solver is at, and the plan in force judged meanwhile; then perhaps a request more."""
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await crowded(world)
+    await world.advance(1.0)
+    world.solver = lambda job: None
+    await world.tell(ReplanAsked(ask=1))
+    machine = world.machine
+    assert machine is not None
+    solving = machine.reshaping.solving
+    assert solving.job is not None
+    assert solving.judged is None or solving.judged.job != solving.job.number, "the job leaves before anything else is worked out"
+    await world.advance(0.01)
+    assert solving.job is not None
+    assert solving.judged is not None
+    assert solving.judged.job == solving.job.number
+    assert solving.judge_s == math.inf, "once a job"
+    if changed:
+        await world.submit("alpha", 4000.0)
+        await world.settle()
+    return world, solving.job
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_the_plan_in_force_is_judged_while_the_solver_works(monkeypatch: pytest.MonkeyPatch, changed: bool) -> None:
+    """Once, as long as the board stays as it is; and what comes out is what judging both at once says."""
+    world, job = await unanswered(changed)
+    machine = world.machine
+    assert machine is not None
+    solving, plans = machine.reshaping.solving, []
+
+    def counted(board: Board, terms: ClassTerms, now_s: float, orders: Sequence[Mapping[str, Sequence[str]]]) -> list[Cost]:
+        plans.append(len(orders))
+        return plan_costs(board, terms, now_s, orders)
+
+    assert solving.judged is not None
+    at_s = world.now_s if changed else solving.judged.at_s
+    target = reconciled(machine.board, job.draft, reversed_orders(job.draft))
+    before, after = plan_costs(machine.board, solving.terms, at_s, [current(machine.board), target])
+    monkeypatch.setattr("qlm_planner.solving.plan_costs", counted)
+    await world.tell(Solved(job=job.number, orders=reversed_orders(job.draft), rule="reversed"))
+    assert plans == [2 if changed else 1]
+    assert world.jobs[-1].gain == pytest.approx(before.weighed(world.policy) - after.weighed(world.policy), rel=1e-9)
 
 
 def test_margins() -> None:
