@@ -13,14 +13,15 @@ import pytest
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
-from qlm_planner.events import ReplanAsked, Solved, SolveFailed
-from qlm_planner.judging import current, plan_costs, worth
+from qlm_planner.events import LoadReported, ReplanAsked, Solved, SolveFailed
+from qlm_planner.judging import current, plan_cost, plan_costs, worth
 from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.solver import Orders, ProblemError, evaluate
 from qlm_planner.solver_jobs import answer
 from qlm_planner.solving import Job as Asked
 from qlm_planner.timeline import Cost
+from qlm_queue.values import Owned, RequeueCause
 
 from .test_class_terms import estimates, random_board
 from .test_policies import Job, serve_by_plan
@@ -324,6 +325,42 @@ async def test_the_plan_in_force_is_judged_while_the_solver_works(monkeypatch: p
     await world.tell(Solved(job=job.number, orders=reversed_orders(job.draft), rule="reversed"))
     assert plans == [2 if changed else 1]
     assert world.jobs[-1].gain == pytest.approx(before.weighed(world.policy) - after.weighed(world.policy), rel=1e-9)
+
+
+async def test_what_a_plan_costs_changes_with_the_revision_of_the_board_alone() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, replan_every_s=1e6))
+    await world.join("b")
+    await crowded(world)
+    machine = world.machine
+    assert machine is not None
+    board, terms = machine.board, machine.reshaping.terms
+    seen: dict[tuple[int, int], Cost] = {}
+
+    def look() -> None:
+        revision = (board.revision, terms.estimates.version)
+        cost = plan_cost(board, terms, START_S)
+        assert seen.setdefault(revision, cost) == cost
+
+    look()
+    pulled = await world.pull("a", "alpha", 3)
+    keys = await world.submit("beta", 50.0, count=3)
+    requeued = [Owned(queue_id=pulled[0].queue_id, key=pulled[0].key, attempt=pulled[0].attempt)]
+    for happens in (
+        lambda: world.settle(),
+        lambda: world.complete("a", pulled[1:2]),
+        lambda: world.queue.requeue(world.agents["a"][0], requeued, RequeueCause.EVICTED, b""),
+        lambda: world.cancel(keys[:1]),
+        lambda: world.tell(LoadReported(incarnation=world.agents["a"][0], active_model="gamma", warm_models=("beta",))),
+        lambda: world.tell(ReplanAsked(ask=1)),
+        lambda: world.drain("b"),
+        lambda: world.advance(2.0),
+        lambda: world.kill("b"),
+        lambda: world.advance(2.0 * LEASE_S),
+    ):
+        await happens()
+        await world.settle()
+        look()
+    assert len(seen) > 5
 
 
 def test_margins() -> None:
