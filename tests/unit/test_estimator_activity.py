@@ -37,7 +37,11 @@ def test_a_run_among_others() -> None:
     decoding_s = 20.0 - 0.15
     assert found.seconds == 19.5
     assert found.sequences == pytest.approx((2 * decoding_s - 0.3) / decoding_s)
-    assert found.prompt_tokens_held == pytest.approx((2_000 * decoding_s + 1_000 * 9.85 + 4_000 * 9.7) / decoding_s)
+    prompts = 2_000 * decoding_s + 1_000 * 9.85 + 4_000 * 9.7
+    # Nothing has told a pace, so it is that of A by itself: what B, A and C made, at the middle of the time that each is there beside B.
+    pace = 1.0 / HARDWARE.decode_step_s(1.0, 1_000.0)
+    made = pace * (decoding_s**2 / 2 + 9.85 * (10.0 + 0.075 + 9.85 / 2) + 9.7**2 / 2)
+    assert found.context_tokens == pytest.approx((prompts + made) / decoding_s)
     assert (found.prefill_tokens, found.prefill_due_s) == (6_000, 0.0)
 
 
@@ -62,13 +66,52 @@ def test_those_that_nobody_knows_are_counted() -> None:
     found = activity.leave(15.0, "A", 15.0)
     assert found is not None
     assert found.sequences == pytest.approx((3 * 4.925 + 2 * 5.0) / 9.925)
-    assert found.prompt_tokens_held == pytest.approx(1_000 * found.sequences)
+    made = (3 * 4.925**2 / 2 + 2 * (9.925**2 - 4.925**2) / 2) / HARDWARE.decode_step_s(1.0, 1_000.0)
+    assert found.context_tokens == pytest.approx(1_000 * found.sequences + made / 9.925), "each holds as much as the one that is known"
     activity.leave(16.0, "Y", 16.0)
     activity.leave(17.0, "Z", 17.0)
     activity.pull(20.0, "B", 1, 1_000, HARDWARE)
     alone = activity.leave(25.0, "B", 25.0)
     assert alone is not None
     assert alone.sequences == 1.0, "no more left than there were"
+
+
+def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None:
+    """An engine with a step of 0.05 s, then of 0.1 s; every second one comes that makes 100 tokens, every tenth one of 2,000. What is held
+    beside each is followed to a twentieth, on both sides of the change."""
+    activity = Activity(since=(0, 0), running=0)
+    running: dict[str, tuple[int, int, int]] = {}  # prompt, output, made
+    held: dict[str, list[int]] = {}
+    now_s, errors = 0.0, list[tuple[float, float]]()
+    for step in range(12_000):
+        if step % 20 == 0:
+            name = str(step)
+            running[name], held[name] = (500, 2_000 if step % 200 == 0 else 100, 0), []
+            activity.pull(now_s, name, 1, 500, replace(HARDWARE, prefill_ms_per_token=0.0))
+        context = sum(prompt + made for prompt, _, made in running.values())
+        now_s += 0.05 if step < 6_000 else 0.1
+        for name, (prompt, output, made) in list(running.items()):
+            held[name].append(context)
+            running[name] = (prompt, output, made + 1)
+            if made + 1 == output:
+                del running[name]
+                found = activity.leave(now_s, name, now_s, output)
+                assert found is not None
+                errors.append((now_s, found.context_tokens / (sum(held[name]) / len(held[name])) - 1.0))
+    late = [error for at_s, error in errors if 60.0 < at_s < 300.0 or at_s > 750.0]
+    assert len(late) > 150
+    assert max(map(abs, late)) < 0.05
+
+
+def test_an_absurd_output_tells_no_pace() -> None:
+    activity = Activity(since=(0, 0), running=0)
+    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
+    activity.pull(0.0, "B", 1, 1_000, HARDWARE)
+    activity.leave(1.0, "A", 1.0, 100_000)
+    found = activity.leave(11.0, "B", 11.0, 300)
+    assert found is not None
+    alone = 1.0 / HARDWARE.decode_step_s(1.0, 1_000.0)
+    assert found.context_tokens < 2 * 1_000 + 11.0 * alone
 
 
 def test_idle_time_counts_for_nobody() -> None:

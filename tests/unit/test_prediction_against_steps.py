@@ -163,6 +163,24 @@ def test_a_group_starts_and_ends_as_the_steps_do(key: tuple[str, int, str], spre
 @pytest.mark.parametrize(("rate_per_s", "error"), [(1.0, 0.03), (0.0, 0.08)])
 def test_a_hidden_bias_is_learned(key: tuple[str, int, str], bias: float, rate_per_s: float, error: float) -> None:
     """From lifecycle events alone, at another time scale, with 5% of noise on each step, under a steady load and from a burst."""
+    learned = _learned(key, _requests(600, 13, spread=0.77, rate_per_s=rate_per_s), bias)
+    assert learned.samples > 200
+    assert learned.slowdown == pytest.approx(bias, rel=error)
+
+
+@pytest.mark.parametrize("bias", [0.86, 1.0, 1.15])
+def test_what_long_outputs_hold_is_no_slowness(bias: float) -> None:
+    """One of forty makes 6,000 tokens, the others 50 or so: the long ones hold most of the KV that each step reads, more and more of it."""
+    requests = _requests(1_500, 17, spread=0.77, rate_per_s=4.0)
+    for request in requests:
+        request.output = 6_000 if request.number % 40 == 0 else 1 + request.output // 4
+    learned = _learned(PAIRS[0], requests, bias)
+    assert learned.samples > 200
+    assert learned.slowdown == pytest.approx(bias, rel=0.03)
+
+
+def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -> HardwareProfile:
+    """What the estimator's machine learns of an instance with that bias that serves the requests."""
     time_scale, rng = 20.0, random.Random(11)
     instance = InstanceFacts(
         name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), time_scale=time_scale
@@ -194,13 +212,10 @@ def test_a_hidden_bias_is_learned(key: tuple[str, int, str], bias: float, rate_p
             ),
         )
 
-    _steps(
-        ROWS[key], _requests(600, 13, spread=0.77, rate_per_s=rate_per_s), slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told
-    )
+    _steps(ROWS[key], requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told)
     learned = [row for row in machine.snapshot.hardware if row.instance]
     assert [(row.instance, row.model) for row in learned] == [("i", key[2])]
-    assert learned[0].samples > 200
-    assert learned[0].slowdown == pytest.approx(bias, rel=error)
+    return learned[0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """What one agent incarnation is busy with, from its lifecycle events: who runs, and how much was prefilled and decoded meanwhile.
 
 Prefills are taken to be done one after the other as requests are pulled. The totals grow with time, so what went on during a run is a
-difference of two readings.
+difference of two readings. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one
+clock that counts steps. It runs at the pace that the runs of the model that ended lately had: their tokens over their time.
 """
 
 from __future__ import annotations
@@ -15,22 +16,50 @@ from qlm_estimator.events import EntryId
 RUNS_MAX = 10_000
 """Runs that are followed on one incarnation, and prefills ahead of it; others are only counted."""
 
+PACE_MEMORY = 32.0
+"""Runs that ended after which an old one weighs 1 / e in the pace of steps."""
+PACE_WITHIN_S = 10.0
+"""A run that decoded for longer tells of that time no more than one that took so long: it is a mean over what was long ago."""
+PACE_MAX = 16.0
+"""A run that made so many times more tokens than it could by itself, by the profile, tells nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Since the incarnation was first seen: time with anything running, and the integrals over it of decoding requests and of the prompt
-    tokens that they hold."""
+    """Since the incarnation was first seen: time with anything running, and the integrals over it of decoding requests and of the tokens
+    that they hold, prompts and outputs."""
 
     busy_s: float
     sequence_s: float
-    prompt_s: float
+    context_s: float
+
+
+@dataclass(slots=True)
+class Pace:
+    """Steps a second of one model, from runs that ended; `alone`: of one request by itself, which stands for them before any ended."""
+
+    alone: float
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """A run that made so many tokens after its first, in so many seconds > 0."""
+        if tokens > PACE_MAX * self.alone * seconds:
+            return
+        kept, weight = 1.0 - 1.0 / PACE_MEMORY, min(1.0, PACE_WITHIN_S / seconds)
+        self.tokens = kept * self.tokens + weight * tokens
+        self.seconds = kept * self.seconds + weight * seconds
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0.0 else self.alone
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A request from its pull on. `prefill_due_s`: time of prefills that were outstanding when it was pulled; `prefilled_s`: when its
-    own is taken to end, and decoding begins; `certain`: its model was known then; `prefill_tokens_before`,
-    `prefill_squares_before`: pulled up to it, and the sum of the squares of each."""
+    own is taken to end, and decoding begins, at the step `began_step`; `profile`: of its model, "" where that was not known; `certain`: it
+    was; `prefill_tokens_before`, `prefill_squares_before`: pulled up to it, and the sum of the squares of each."""
 
     queue_id: str
     attempt: int
@@ -41,19 +70,21 @@ class Run:
     certain: bool
     prefill_tokens_before: int
     prefill_squares_before: int
+    profile: str = ""
     decode_began: Totals | None = None
+    began_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
     """What went on from the pull of a run to its end: its `seconds` of the server's clock, the prompt tokens pulled (and the
     squares of each), and the time of prefills outstanding at its end; and while it decoded, how many `sequences` did so in the mean
-    and what prompts they held."""
+    and the `context_tokens` that all of them held."""
 
     run: Run
     seconds: float
     sequences: float
-    prompt_tokens_held: float
+    context_tokens: float
     prefill_tokens: int
     prefill_squares: int
     prefill_due_s: float
@@ -70,8 +101,12 @@ class Activity:
         self._prefilling: deque[Run] = deque()  # in the order of their ends; a run that left stays until its end
         self._decoding = 0
         self._decoding_prompts = 0
+        self._decoding_began = 0.0  # sum of the steps that those who decode began at
+        self._step = 0.0
+        self._profile = ""
+        self._paces: dict[str, Pace] = {}
         self._at_s = since[0] / 1000.0
-        self._busy_s = self._sequence_s = self._prompt_s = 0.0
+        self._busy_s = self._sequence_s = self._context_s = 0.0
         self._prefill_tokens = 0
         self._prefill_squares = 0
         self._prefill_done_at_s = 0.0
@@ -97,6 +132,10 @@ class Activity:
         due_s = self._due_s()
         prefill_s = 0.0 if hardware is None else hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
         self._prefill_done_at_s = self._at_s + due_s + prefill_s
+        if hardware is not None:
+            self._profile = hardware.model
+            if hardware.model not in self._paces:
+                self._paces[hardware.model] = Pace(1.0 / hardware.decode_step_s(1.0, float(prompt_tokens)))
         run = Run(
             queue_id=queue_id,
             attempt=attempt,
@@ -107,13 +146,14 @@ class Activity:
             certain=hardware is not None,
             prefill_tokens_before=before,
             prefill_squares_before=squares_before,
+            profile="" if hardware is None else hardware.model,
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
 
-    def leave(self, at_s: float, queue_id: str, ended_s: float) -> FinishedRun | None:
+    def leave(self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0) -> FinishedRun | None:
         """A request is no longer run here since `ended_s`, told at `at_s`; what it went through, if its pull was seen. An end that is not
-        after the pull is taken to be the telling."""
+        after the pull is taken to be the telling. `output_tokens`: that it made here, 0 where nobody knows."""
         self._advance(at_s)
         run = self._forget(queue_id)
         if run is None:
@@ -125,11 +165,14 @@ class Activity:
         busy_s = now.busy_s - then.busy_s
         if busy_s <= 0.0:
             return None
+        ended_s = ended_s if ended_s > run.pulled_s else self._at_s
+        if output_tokens > 1 and run.profile and ended_s > run.prefilled_s:
+            self._paces[run.profile].add(output_tokens - 1.0, ended_s - run.prefilled_s)
         return FinishedRun(
             run=run,
-            seconds=(ended_s if ended_s > run.pulled_s else self._at_s) - run.pulled_s,
+            seconds=ended_s - run.pulled_s,
             sequences=(now.sequence_s - then.sequence_s) / busy_s,
-            prompt_tokens_held=(now.prompt_s - then.prompt_s) / busy_s,
+            context_tokens=(now.context_s - then.context_s) / busy_s,
             prefill_tokens=self._prefill_tokens - run.prefill_tokens_before,
             prefill_squares=self._prefill_squares - run.prefill_squares_before,
             prefill_due_s=self._due_s(),
@@ -141,8 +184,9 @@ class Activity:
             run = self._prefilling.popleft()
             self._pass(run.prefilled_s)
             if self._runs.get(run.queue_id) is run:
-                run.decode_began = self._totals()
+                run.decode_began, run.began_step = self._totals(), self._step
                 self._decoding += 1
+                self._decoding_began += self._step
                 self._decoding_prompts += run.prompt_tokens
         self._pass(at_s)
 
@@ -153,21 +197,26 @@ class Activity:
         self._at_s = until_s
         if self._runs or self._unknown:
             sequences = self._decoding + self._unknown
+            pace = self._paces.get(self._profile)
+            steps = passed_s * pace.steps_per_s if pace is not None else 0.0
+            made = self._decoding * (self._step + steps / 2.0) - self._decoding_began
             # Those that nobody knows are taken to hold as much as the others.
-            held = self._decoding_prompts * sequences / self._decoding if self._decoding else 0.0
+            held = (self._decoding_prompts + made) * sequences / self._decoding if self._decoding else 0.0
+            self._step += steps
             self._busy_s += passed_s
             self._sequence_s += passed_s * sequences
-            self._prompt_s += passed_s * held
+            self._context_s += passed_s * held
 
     def _forget(self, queue_id: str) -> Run | None:
         run = self._runs.pop(queue_id, None)
         if run is not None and run.decode_began is not None:
             self._decoding -= 1
             self._decoding_prompts -= run.prompt_tokens
+            self._decoding_began = self._decoding_began - run.began_step if self._decoding else 0.0
         return run
 
     def _due_s(self) -> float:
         return max(0.0, self._prefill_done_at_s - self._at_s)
 
     def _totals(self) -> Totals:
-        return Totals(busy_s=self._busy_s, sequence_s=self._sequence_s, prompt_s=self._prompt_s)
+        return Totals(busy_s=self._busy_s, sequence_s=self._sequence_s, context_s=self._context_s)

@@ -137,14 +137,6 @@ class LengthLearner:
                 row.output.forget(samples_kept)
                 row.usual_log.weight = min(row.usual_log.weight, samples_kept)
 
-    def model_profile(self, model: str) -> WorkloadProfile | None:
-        """The row for any request of a model, as it was published last, if one finished."""
-        key = (model, "", "")
-        row = self._rows.get(key)
-        if row is not None and key not in self._published:
-            self._published[key] = self._profile(key, row, _NONE_RUNNING)
-        return self._published.get(key)
-
     def profiles(self, running: Iterable[tuple[Begun, float]] = ()) -> tuple[WorkloadProfile, ...]:
         """The rows by key. `running`: requests that have not ended, with what each has made at least."""
         held = self._running(list(running))

@@ -16,7 +16,7 @@ from qlm_core.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_service import service
-from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot, WorkloadProfile
+from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.activity import Activity, FinishedRun
 from qlm_estimator.base_rows import BaseRows
 from qlm_estimator.calibrating import Calibrator
@@ -242,8 +242,9 @@ class EstimatorMachine:
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
         activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
 
-    def _leave(self, event: Lifecycle) -> FinishedRun | None:
-        """A request leaves its agent. An event taken after the owner was cleared does not name it."""
+    def _leave(self, event: Lifecycle, output_tokens: int = 0) -> FinishedRun | None:
+        """A request leaves its agent, having made so many tokens there (0: not known). An event taken after the owner was cleared does not
+        name it."""
         activity = self._activities.get(event.incarnation)
         if activity is None and not event.incarnation:
             activity = next((each for each in self._activities.values() if each.holds(event.queue_id)), None)
@@ -251,18 +252,20 @@ class EstimatorMachine:
             return None
         told_s = event.entry_id[0] / 1000.0
         believed = told_s - FINISH_SLACK_S <= event.finished_s <= told_s
-        return activity.leave(told_s, event.queue_id, event.finished_s if believed else told_s)
+        return activity.leave(told_s, event.queue_id, event.finished_s if believed else told_s, output_tokens)
 
     def _completed(self, event: Lifecycle) -> None:
-        run = self._leave(event)
         spec = self._catalogue.get(event.model)
         if (
             spec is None
             or not 1 <= event.output_tokens <= spec.context_tokens_max
             or not 1 <= event.prompt_tokens <= spec.context_tokens_max
         ):
+            self._leave(event)
             self.counts.refused += 1
             return
+        # A run that took over the output of an earlier one made less than its request.
+        run = self._leave(event, event.output_tokens if event.attempt == 1 else 0)
         group = self._groups.get(event.group_id)
         slo_class = event.slo_class or (group.slo_class if group is not None else "")
         self._lengths.completed(event, spec.name, slo_class)
@@ -271,14 +274,7 @@ class EstimatorMachine:
         instance = self._instances.get(event.incarnation)
         if instance is None:
             return
-        # A run that took over the output of an earlier one made less than its request.
         if run is not None and run.run.attempt == event.attempt == 1:
-            left_tokens = self._left_tokens(spec.name)
-            added = self._speeds.add(instance, spec.profile, run, event.output_tokens, left_tokens)
+            added = self._speeds.add(instance, spec.profile, run, event.output_tokens)
             self.counts.speeds += added
             self.counts.refused += not added
-
-    def _left_tokens(self, model: str) -> float:
-        workload: WorkloadProfile = self._lengths.rows.model_profile(model) or WORKLOAD_PRIOR
-        output = workload.output_tokens
-        return output.second_moment / (2.0 * output.mean)

@@ -134,9 +134,8 @@ class SpeedLearner:
         known = row is not None and row.base == base
         return replace(base, slowdown=row.slowdown if known and row is not None else 1.0).scaled(instance.time_scale)
 
-    def add(self, instance: InstanceFacts, profile_name: str, run: FinishedRun, output_tokens: int, output_left_tokens: float) -> bool:
-        """One finished run that made `output_tokens` by itself; False if it is left out. `output_left_tokens`: what a running
-        request of the model has produced in the mean (as much as it has left)."""
+    def add(self, instance: InstanceFacts, profile_name: str, run: FinishedRun, output_tokens: int) -> bool:
+        """One finished run that made `output_tokens` by itself; False if it is left out."""
         base = self._base.of(instance.gpu, instance.n_gpu, profile_name)
         if base is None or output_tokens < OUTPUT_TOKENS_MIN:
             return False
@@ -145,7 +144,7 @@ class SpeedLearner:
             return False
         known = self._rows.get((instance.name, profile_name))
         due_s = (run.run.prefill_due_s - run.prefill_due_s) * instance.time_scale / (known.slowdown if known else 1.0)
-        predicted_s = _predicted_s(base, run, due_s, output_tokens, output_left_tokens)
+        predicted_s = _predicted_s(base, run, due_s, output_tokens)
         measured_s = run.seconds * instance.time_scale
         if not (predicted_s > 0.0 and predicted_s / RATIO_MAX < measured_s < predicted_s * RATIO_MAX):
             return False
@@ -183,12 +182,10 @@ class SpeedLearner:
         return (*self._base.rows(), *learned)
 
 
-def _predicted_s(base: HardwareProfile, run: FinishedRun, due_s: float, output_tokens: int, left_tokens: float) -> float:
+def _predicted_s(base: HardwareProfile, run: FinishedRun, due_s: float, output_tokens: int) -> float:
     """Seconds of the profile's own clock. The prefills of the run's time: those pulled since its pull, its own among them, and `due_s`, by
     which those outstanding at its pull were more than those at its end. A prefill makes the first token."""
-    sequences = max(1.0, run.sequences)
-    context_tokens = run.prompt_tokens_held + sequences * left_tokens
-    decode_s = (output_tokens - 1) * base.decode_step_s(sequences, context_tokens)
+    decode_s = (output_tokens - 1) * base.decode_step_s(max(1.0, run.sequences), run.context_tokens)
     prefill_s = base.prefill_work_s(run.prefill_tokens, run.prefill_squares) + due_s
     own = run.run.prompt_tokens
     return decode_s + max(prefill_s, base.prefill_work_s(own, own * own))
