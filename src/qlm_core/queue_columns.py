@@ -12,6 +12,7 @@ import numpy as np
 
 from qlm_core.normal_arrays import Floats
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE, Integers, Leads, QueueColumns
+from qlm_core.running_course import COURSE_ROWS
 from qlm_core.service_arrays import ServiceColumns
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
@@ -25,7 +26,9 @@ ROWS = SERVICE + 11
 
 (LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE) = range(SUMS, SUMS + 3)
 """The rows of what runs behind those of `Leads.left`."""
-LEAD_ROWS = SUMS + 3
+COURSE = SUMS + 3
+"""The first of the rows of the course of what runs (`qlm_core.running_course`)."""
+LEAD_ROWS = COURSE + COURSE_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +54,13 @@ class QueueGroups:
     def leads(self) -> Leads:
         """What the engines do now, as the model of the queue takes it."""
         lead = self.lead
-        return Leads(model=lead[LEAD_MODEL], left=lead[:SUMS], drain_s=lead[LEAD_DRAIN], drain_variance=lead[LEAD_DRAIN_VARIANCE])
+        return Leads(
+            model=lead[LEAD_MODEL],
+            left=lead[:SUMS],
+            drain_s=lead[LEAD_DRAIN],
+            drain_variance=lead[LEAD_DRAIN_VARIANCE],
+            course=lead[COURSE:] if lead[LEAD_ROWS - 1].any() else None,
+        )
 
     def columns(self) -> QueueColumns:
         """What the model of the queue takes. Every queue has a group."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from qlm_core.batch_mix import BatchMix, batch_mix, mixed
 from qlm_core.clearing import GivingWay, giving_way
+from qlm_core.course_reader import CourseReader
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
@@ -25,6 +26,7 @@ from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
 from qlm_core.queue_columns import (
     COUNT,
+    COURSE,
     DEADLINE,
     ENGINE,
     FIRST_TOKEN,
@@ -69,6 +71,7 @@ class QueueReader:
         self._columns: EngineColumns | None = None
         self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
         self._longest: list[Longest] = []  # by the last of the figures of a class
+        self._courses = CourseReader(profiles)
         self._models: dict[str, float] = {"": -1.0}
         self._mix: BatchMix | None = None  # of each engine as it was read last
 
@@ -231,10 +234,13 @@ class QueueReader:
             self._mix = mix.over(self._mix, of)
         if runners:
             self._fill_lead(lead, running, alone.part(len(groups), None))
+        rows = self._group_rows(waiting, alone.part(None, len(groups)))
+        first = np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64))))
+        lead[COURSE:] = self._courses.read(views, self.engine, self._engine_columns, first, rows)
         return QueueGroups(
-            rows=self._group_rows(waiting, alone.part(None, len(groups))),
+            rows=rows,
             lead=lead,
-            first=np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64)))),
+            first=first,
             arrivals_per_s=np.array([view.arrivals_per_s for view in views], dtype=np.float64),
         )
 

@@ -19,7 +19,7 @@ from qlm_core.distribution import normal_quantile
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats
 from qlm_core.queue_columns import PREFILL_SQUARE, PREFILL_TOKEN, PROMPT
-from qlm_core.queue_model import DECODE, PREFILL, SEATS, VARIANCE, Integers, seat_waits
+from qlm_core.queue_model import DECODE, PREFILL, VARIANCE, Integers, seat_waits
 from qlm_core.queue_times import QueueTimes
 
 BLOCK = 8_192
@@ -89,8 +89,8 @@ class RequestTable:
         table[DECODE_AHEAD], table[DECODE_EACH] = ahead[DECODE], each[DECODE]
         table[VARIANCE_AHEAD], table[VARIANCE_EACH] = ahead[VARIANCE], each[VARIANCE]
         table[IN_FLIGHT], table[IN_FLIGHT_MORE] = waits.in_flight_s[0], waits.in_flight_s[1] - waits.in_flight_s[0]
-        table[WINDOW] = 1.0 / np.maximum(np.minimum(served.batch, more), 1.0)
-        table[SEATS_AHEAD], table[SEAT_EACH] = ahead[SEATS], each[SEATS]
+        table[WINDOW] = 1.0 / np.maximum(np.where(waits.coursed, more, np.minimum(served.batch, more)), 1.0)
+        table[SEATS_AHEAD], table[SEAT_EACH] = waits.seats_ahead, waits.seat_each
         table[SEAT_LEAST] = np.maximum(waits.wait_s[0] - ahead[PREFILL], 0.0)
         table[CHUNK], table[CHUNK_EACH] = times.chunk_s[0], (times.chunk_s[1] - times.chunk_s[0]) * per_request
         table[TOKEN], table[TOKEN_EACH] = times.token_s[0], (times.token_s[1] - times.token_s[0]) * per_request
