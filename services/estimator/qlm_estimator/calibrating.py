@@ -30,9 +30,9 @@ PRIOR_PAIRS = 2.0
 PRIOR_FACTOR_DEVIATION = 0.015
 PRIOR_OFFSET_DEVIATION_S = 2.0
 """Standard deviations that the bias factor and the offset are believed to have before any pair."""
-PRIOR_RELATIVE_VARIANCE = 0.04**2
-"""Requests that wait together have a part of their error in common: by how much outputs change meanwhile, 3% or so, and what the formulas
-leave out. Its deviation is believed to be 4% of the time before any pair."""
+PRIOR_RELATIVE_VARIANCE = 0.03**2
+"""Requests that wait together have a part of their error in common: by how much outputs change meanwhile. Its deviation is believed to be
+3% of the time before any pair."""
 PRIOR_BASE_VARIANCE_S2 = 1.0
 CORRELATED_MIN_S = 5.0
 """Pairs told within this time are one at the most."""
