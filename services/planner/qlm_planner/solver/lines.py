@@ -9,25 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.cost import empty_cost, front_cost, lateness, opening
-from qlm_planner.solver.packing import (
-    COMPLETION,
-    DEADLINE,
-    DRAIN,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    STARVES,
-    STARVING,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.solver.cost import empty_cost, front_cost, opening
+from qlm_planner.solver.packing import WORK_WEIGHT, Packed
 from qlm_planner.solver.problem import Booleans, Floats, Integers
+from qlm_planner.solver.terms import (
+    T_COMPLETION,
+    T_DONE,
+    T_DRAIN,
+    T_FIRST,
+    T_HIGH,
+    T_LATE,
+    T_LOW,
+    T_OWN_VARIANCE,
+    T_STARVES,
+    T_STARVING,
+    T_STRETCH,
+    T_TARDY,
+    T_WORK,
+    T_WORK_VARIANCE,
+    lateness_cost,
+)
 
 (START, VARIANCE, RUN, COST, RATE, HIDDEN, OWN_RATE) = range(7)
 """Columns of a place. Behind so many groups: when the next one starts, with the variance; when the run began; what the groups cost. Of the
@@ -47,8 +48,21 @@ class Lines(NamedTuple):
     place_of: Integers
 
 
+class Walks(NamedTuple):
+    """Two walks over the end of a queue as it might be, the cheapest one so far and the next: `at` [2, capacity, 7], behind each group, but
+    its own part of the rate beside it; `busy_s` [2], of a queue that is walked from its front."""
+
+    at: Floats
+    busy_s: Floats
+
+
 @compiled
-def lines_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> Lines:
+def no_walks(capacity: int) -> Walks:
+    return Walks(np.zeros((2, capacity, COLUMNS)), np.zeros(2))
+
+
+@compiled
+def lines_of(packed: Packed, terms: Floats, first: NDArray[np.int64], groups: Integers, capacity: int) -> Lines:
     """Orders that are valid, none longer than the capacity."""
     queues, size = len(first) - 1, len(packed.model)
     lines = Lines(
@@ -63,7 +77,7 @@ def lines_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacit
         length = first[queue + 1] - first[queue]
         lines.order[queue, :length] = groups[first[queue] : first[queue + 1]]
         lines.size[queue] = length
-        relay(packed, lines, queue, 0)
+        relay(packed, terms, lines, queue, 0)
     return lines
 
 
@@ -82,60 +96,77 @@ def lines_cost(packed: Packed, lines: Lines) -> float:
 
 
 @lean
-def relay(packed: Packed, lines: Lines, queue: int, begin: int) -> None:
+def relay(packed: Packed, terms: Floats, lines: Lines, queue: int, begin: int) -> None:
     """Works out a queue whose order has changed from a place on."""
     size, kind = lines.size[queue], packed.kind[queue]
     order, at = lines.order[queue], lines.at[queue]
-    on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
-    late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
-    work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
+    rows, models, swaps, warms = terms[kind], packed.model, packed.swap[queue], packed.warm[kind]
+    work_weight = packed.weights[WORK_WEIGHT]
     start_s, variance, run_s, busy_s, total = at[begin, START], at[begin, VARIANCE], at[begin, RUN], lines.busy_s[queue], at[begin, COST]
     before_model, drain_s, drain_variance = -1, 0.0, 0.0
     if begin > 0:
         before = order[begin - 1]
-        before_model, drain_s, drain_variance = models[before], on_kind[before, DRAIN], on_kind[before, OWN_VARIANCE]
+        before_model, drain_s, drain_variance = models[before], rows[before, T_DRAIN], rows[before, T_OWN_VARIANCE]
     for place in range(begin, size):
         group = order[place]
         model = models[group]
-        if before_model < 0:
-            start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
-            total = front_cost(packed, queue, group, swap_s, gives_way)
-            lines.busy_s[queue] = busy_s
-        elif model != before_model:
-            end_s = max(start_s + drain_s, busy_s)
-            swap_s = max(warms[model], swaps[model] - (end_s - run_s))
-            start_s = run_s = end_s + swap_s
-            variance += drain_variance
-            total += work_weight * swap_s
-        before_model = model
-        work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
-        drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]
-        late, tardiness_s = lateness(
-            start_s + own_s - rows[group, DEADLINE], work_s - rows[group, SPREAD], variance + drain_variance, work_variance
+        row = rows[group]
+        if model != before_model:
+            if before_model < 0:
+                start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
+                total = front_cost(packed, queue, group, swap_s, gives_way)
+                lines.busy_s[queue] = busy_s
+            else:
+                end_s = max(start_s + drain_s, busy_s)
+                swap_s = max(warms[model], swaps[model] - (end_s - run_s))
+                start_s = run_s = end_s + swap_s
+                variance += drain_variance
+                total += work_weight * swap_s
+            before_model = model
+        drain_s, drain_variance = row[T_DRAIN], row[T_OWN_VARIANCE]
+        work_variance = row[T_WORK_VARIANCE]
+        cost, rate = lateness_cost(
+            start_s + row[T_LOW],
+            start_s + row[T_HIGH],
+            start_s + row[T_FIRST],
+            row[T_STRETCH],
+            variance + drain_variance,
+            work_variance,
+            row[T_LATE],
+            row[T_TARDY],
         )
-        completion_s = start_s + own_s + 0.5 * work_s
-        total += rows[group, REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
-        rate = rows[group, REQUESTS] * (tardiness_weight * late + completion_weight)
-        start_s += work_s
+        total += cost + row[T_COMPLETION] * (start_s + row[T_DONE])
+        rate += row[T_COMPLETION]
+        starved_s = start_s + row[T_STARVES]
+        start_s += row[T_WORK]
         variance += work_variance
-        starved_s = start_s + own_s - rows[group, STARVES]
         if starved_s > 0.0:
-            total += rows[group, STARVING] * starved_s
-            rate += rows[group, STARVING]
+            total += row[T_STARVING] * starved_s
+            rate += row[T_STARVING]
         at[place, OWN_RATE] = rate
         at[place + 1, START], at[place + 1, VARIANCE], at[place + 1, RUN], at[place + 1, COST] = start_s, variance, run_s, total
         lines.queue_of[group], lines.place_of[group] = queue, place
+    rates(packed, terms, lines, queue)
+
+
+@lean
+def rates(packed: Packed, terms: Floats, lines: Lines, queue: int) -> None:
+    """What the groups from each place on cost more at the least if they come later."""
+    size, kind = lines.size[queue], packed.kind[queue]
+    order, at, busy_s = lines.order[queue], lines.at[queue], lines.busy_s[queue]
+    rows, models, warms = terms[kind], packed.model, packed.warm[kind]
     rate, hidden_s, behind_model = 0.0, 0.0, -1
     at[size, RATE], at[size, HIDDEN] = 0.0, 0.0
     for place in range(size - 1, -1, -1):
         group = order[place]
         model = models[group]
-        if behind_model >= 0 and model != behind_model:
-            swap_s = at[place + 2, RUN] - max(at[place + 1, START] + on_kind[group, DRAIN], busy_s)
-            hidden_s = max(0.0, swap_s - warms[behind_model])
+        if model != behind_model:
+            if behind_model >= 0:
+                swap_s = at[place + 2, RUN] - max(at[place + 1, START] + rows[group, T_DRAIN], busy_s)
+                hidden_s = max(0.0, swap_s - warms[behind_model])
+            behind_model = model
         rate += at[place, OWN_RATE]
         at[place, RATE], at[place, HIDDEN] = rate, hidden_s
-        behind_model = model
 
 
 @lean
@@ -174,9 +205,21 @@ def differs(lines: Lines, kept: Lines, queue: int) -> bool:
 
 @lean
 def put_in(
-    packed: Packed, lines: Lines, kept: Lines, touched: Booleans, queue: int, place: int, block: Integers, first: int, stop: int
+    packed: Packed,
+    terms: Floats,
+    lines: Lines,
+    kept: Lines,
+    touched: Booleans,
+    queue: int,
+    place: int,
+    block: Integers,
+    first: int,
+    stop: int,
+    walks: Walks,
+    side: int,
 ) -> float:
-    """The groups [first, stop) of the block to a place of a queue; what that costs more."""
+    """The groups [first, stop) of the block to a place of a queue; what that costs more. `side`: of the walks, the one over the queue as it
+    will be; -1 where there was none."""
     if not touched[queue]:
         touched[queue] = True
         copy_line(lines, kept, queue)
@@ -186,13 +229,29 @@ def put_in(
         order[other + inserted] = order[other]
     for number in range(inserted):
         order[place + number] = block[first + number]
-    lines.size[queue] = size + inserted
-    relay(packed, lines, queue, place)
+    size += inserted
+    lines.size[queue] = size
+    if side < 0:
+        relay(packed, terms, lines, queue, place)
+        return line_cost(packed, lines, queue) - before
+    at, walked = lines.at[queue], walks.at[side]
+    if place == 0:
+        lines.busy_s[queue] = walks.busy_s[side]
+    for spot in range(place, size):
+        number = spot - place
+        at[spot, OWN_RATE] = walked[number, OWN_RATE]
+        at[spot + 1, START], at[spot + 1, VARIANCE] = walked[number, START], walked[number, VARIANCE]
+        at[spot + 1, RUN], at[spot + 1, COST] = walked[number, RUN], walked[number, COST]
+        group = order[spot]
+        lines.queue_of[group], lines.place_of[group] = queue, spot
+    rates(packed, terms, lines, queue)
     return line_cost(packed, lines, queue) - before
 
 
 @lean
-def take_out(packed: Packed, lines: Lines, kept: Lines, touched: Booleans, out: Booleans, taken: Integers, count: int) -> float:
+def take_out(
+    packed: Packed, terms: Floats, lines: Lines, kept: Lines, touched: Booleans, out: Booleans, taken: Integers, count: int
+) -> float:
     """The marked groups, that are listed too, leave their queues; what the lines cost more (less, as a rule)."""
     more = 0.0
     for number in range(count):
@@ -214,6 +273,6 @@ def take_out(packed: Packed, lines: Lines, kept: Lines, touched: Booleans, out: 
                 order[length] = group
                 length += 1
         lines.size[queue] = length
-        relay(packed, lines, queue, begin)
+        relay(packed, terms, lines, queue, begin)
         more += line_cost(packed, lines, queue) - before
     return more

@@ -10,28 +10,29 @@ from numpy.typing import NDArray
 
 from qlm_planner.solver.chance import State, uniform
 from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.cost import front_cost, lateness, opening
-from qlm_planner.solver.lines import COST, HIDDEN, RATE, RUN, START, VARIANCE, Lines
-from qlm_planner.solver.packing import (
-    COMPLETION,
-    DEADLINE,
-    DRAIN,
-    HEAD_GAIN,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    STARVES,
-    STARVING,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.solver.cost import POINTS, front_cost, opening
+from qlm_planner.solver.lines import COST, HIDDEN, OWN_RATE, RATE, RUN, START, VARIANCE, Lines, Walks
+from qlm_planner.solver.packing import HEAD_GAIN, WORK_WEIGHT, Packed
 from qlm_planner.solver.plan import SAME_S
 from qlm_planner.solver.problem import Booleans, Floats, Integers
+from qlm_planner.solver.terms import (
+    T_COMPLETION,
+    T_DONE,
+    T_DRAIN,
+    T_FIRST,
+    T_HIGH,
+    T_LATE,
+    T_LOW,
+    T_MIDDLE,
+    T_OWN_VARIANCE,
+    T_STARVES,
+    T_STARVING,
+    T_STRETCH,
+    T_TARDY,
+    T_WORK,
+    T_WORK_VARIANCE,
+    lateness_cost,
+)
 
 
 class Known(NamedTuple):
@@ -57,6 +58,7 @@ def nothing_known(groups: int, queues: int) -> Known:
 @lean
 def cheapest_place(
     packed: Packed,
+    terms: Floats,
     lines: Lines,
     known: Known,
     touched: Booleans,
@@ -66,19 +68,19 @@ def cheapest_place(
     allowance: float,
     chance: State,
     passed_over: float,
-) -> tuple[int, int, float, int, int]:
+    walks: Walks,
+) -> tuple[int, int, float, int, int, int]:
     """Of the groups [first, stop) of the block, all of one model: the queue (-1 where none costs less than the allowance), the place, what
-    it costs more; how many places were looked at, and groups walked over. Places inside runs of other models are left out, and others at
-    random. What was found for a single group on a queue that is not touched is known until that queue has another version."""
-    models, bands, rows, order_of = packed.model, packed.band, packed.group, lines.order
-    late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
-    work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
+    it costs more; how many places were looked at, and groups walked over; which of the walks goes there (-1: none). Places inside runs of
+    other models are left out, and others at random. What was found for a single group on a queue that is not touched is known until that
+    queue has another version."""
+    models, bands, order_of = packed.model, packed.band, lines.order
+    work_weight = packed.weights[WORK_WEIGHT]
     lead = block[first]
     own_model, low, high = models[lead], bands[lead], bands[block[stop - 1]]
     inserted = stop - first
-    lead_requests = rows[lead, REQUESTS]
-    lead_due_s = rows[lead, DEADLINE] + 0.5 * rows[lead, SPREAD]
     best_queue, best_place, best, tried, walked = -1, -1, allowance, 0, 0
+    side, best_side = 0, -1
     queues = len(lines.size)
     if inserted == 1:
         for queue in range(queues):
@@ -102,54 +104,60 @@ def cheapest_place(
                 continue
         passes = passed_over if touched[queue] or inserted > 1 else 0.0
         order, at = order_of[queue], lines.at[queue]
-        on_kind, swaps, warms = packed.on_kind[kind], packed.swap[queue], packed.warm[kind]
+        rows, swaps, warms = terms[kind], packed.swap[queue], packed.warm[kind]
         total_before = at[size, COST]
         if size == 0:
             total_before = packed.weights[HEAD_GAIN] if packed.head[queue] >= 0 else 0.0
-        block_work_s, block_drain_s = 0.0, on_kind[block[stop - 1], DRAIN]
+        block_work_s, block_drain_s = 0.0, rows[block[stop - 1], T_DRAIN]
         for number in range(first, stop):
-            block_work_s += on_kind[block[number], WORK]
-        lead_done_s = on_kind[lead, OWN] + 0.5 * on_kind[lead, WORK]
+            block_work_s += rows[block[number], T_WORK]
+        lead_done_s, lead_middle_s = rows[lead, T_DONE], rows[lead, T_MIDDLE]
+        lead_completion, lead_tardy = rows[lead, T_COMPLETION], POINTS * rows[lead, T_TARDY]
+        own_warm_s, own_swap_s = warms[own_model], swaps[own_model]
+        line_busy_s = lines.busy_s[queue]
         found = -1
+        behind_model = -1
         for place in range(size, -1, -1):
-            if place < size and bands[order[place]] < high:
-                break
-            before = -1
+            before, before_model = -1, -1
             if place > 0:
                 before = order[place - 1]
+                before_model = models[before]
+            behind_was = behind_model
+            behind_model = before_model
+            if place < size and bands[order[place]] < high:
+                break
+            if place > 0:
                 if bands[before] > low:
                     continue
-                if place < size and models[before] != own_model and models[before] == models[order[place]]:
+                if before_model != own_model and before_model == behind_was:
                     continue
             tried += 1
             if passes > 0.0 and uniform(chance) < passes:
                 continue
             start_s, variance, run_s, total = at[place, START], at[place, VARIANCE], at[place, RUN], at[place, COST]
-            busy_s = lines.busy_s[queue]
-            before_model, drain_s, drain_variance = -1, 0.0, 0.0
+            busy_s = line_busy_s
+            drain_s, drain_variance = 0.0, 0.0
             if place > 0:
-                before_model, drain_s, drain_variance = models[before], on_kind[before, DRAIN], on_kind[before, OWN_VARIANCE]
+                drain_s, drain_variance = rows[before, T_DRAIN], rows[before, T_OWN_VARIANCE]
                 # What it costs at the least, without chances.
                 begin_s, since_s, least = start_s, run_s, 0.0
                 end_s = max(start_s + drain_s, busy_s)
                 if before_model != own_model:
-                    swap_s = max(warms[own_model], swaps[own_model] - (end_s - run_s))
+                    swap_s = max(own_warm_s, own_swap_s - (end_s - run_s))
                     begin_s = since_s = end_s + swap_s
                     least = work_weight * swap_s
-                done_s = begin_s + lead_done_s
-                least += lead_requests * (completion_weight * done_s + tardiness_weight * max(0.0, done_s - lead_due_s))
+                least += lead_completion * (begin_s + lead_done_s) + lead_tardy * max(0.0, begin_s + lead_middle_s)
                 if place < size:
                     behind = order[place]
-                    behind_model = models[behind]
                     begin_s += block_work_s
-                    if behind_model != own_model:
+                    if behind_was != own_model:
                         free_s = max(begin_s + block_drain_s, busy_s)
-                        swap_s = max(warms[behind_model], swaps[behind_model] - (free_s - since_s))
+                        swap_s = max(warms[behind_was], swaps[behind_was] - (free_s - since_s))
                         begin_s = since_s = free_s + swap_s
                         least += work_weight * swap_s
-                    if behind_model != before_model:
+                    if behind_was != before_model:
                         least -= work_weight * (at[place + 1, RUN] - end_s)
-                    later_s = begin_s - (at[place + 1, START] - on_kind[behind, WORK])
+                    later_s = begin_s - (at[place + 1, START] - rows[behind, T_WORK])
                     if later_s > -SAME_S:
                         hidden_s = min(max(0.0, later_s - (since_s - at[place + 1, RUN])), at[place, HIDDEN])
                         least += at[place, RATE] * (later_s - hidden_s) - work_weight * hidden_s
@@ -158,35 +166,48 @@ def cheapest_place(
                 if least >= best:
                     continue
             most, more = total_before + best, np.inf
+            states = walks.at[side]
             for number in range(inserted + size - place):
                 walked += 1
                 group = block[first + number] if number < inserted else order[place + number - inserted]
                 model = models[group]
-                if before_model < 0:
-                    start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
-                    total = front_cost(packed, queue, group, swap_s, gives_way)
-                elif model != before_model:
-                    end_s = max(start_s + drain_s, busy_s)
-                    swap_s = max(warms[model], swaps[model] - (end_s - run_s))
-                    start_s = run_s = end_s + swap_s
-                    variance += drain_variance
-                    total += work_weight * swap_s
-                before_model = model
-                row, on = rows[group], on_kind[group]
-                work_s, own_s, work_variance = on[WORK], on[OWN], on[WORK_VARIANCE]
-                drain_s, drain_variance = on[DRAIN], on[OWN_VARIANCE]
-                late, tardiness_s = lateness(
-                    start_s + own_s - row[DEADLINE], work_s - row[SPREAD], variance + drain_variance, work_variance
+                row = rows[group]
+                if model != before_model:
+                    if before_model < 0:
+                        start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
+                        total = front_cost(packed, queue, group, swap_s, gives_way)
+                        walks.busy_s[side] = busy_s
+                    else:
+                        end_s = max(start_s + drain_s, busy_s)
+                        swap_s = max(warms[model], swaps[model] - (end_s - run_s))
+                        start_s = run_s = end_s + swap_s
+                        variance += drain_variance
+                        total += work_weight * swap_s
+                    before_model = model
+                drain_s, drain_variance = row[T_DRAIN], row[T_OWN_VARIANCE]
+                work_variance = row[T_WORK_VARIANCE]
+                cost, rate = lateness_cost(
+                    start_s + row[T_LOW],
+                    start_s + row[T_HIGH],
+                    start_s + row[T_FIRST],
+                    row[T_STRETCH],
+                    variance + drain_variance,
+                    work_variance,
+                    row[T_LATE],
+                    row[T_TARDY],
                 )
-                completion_s = start_s + own_s + 0.5 * work_s
-                total += row[REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
-                start_s += work_s
+                total += cost + row[T_COMPLETION] * (start_s + row[T_DONE])
+                rate += row[T_COMPLETION]
+                starved_s = start_s + row[T_STARVES]
+                start_s += row[T_WORK]
                 variance += work_variance
-                starved_s = start_s + own_s - row[STARVES]
                 if starved_s > 0.0:
-                    total += row[STARVING] * starved_s
+                    total += row[T_STARVING] * starved_s
+                    rate += row[T_STARVING]
                 if total >= most:
                     break
+                states[number, START], states[number, VARIANCE], states[number, RUN] = start_s, variance, run_s
+                states[number, COST], states[number, OWN_RATE] = total, rate
                 if number >= inserted:
                     was = place + number - inserted + 1
                     later_s = start_s - at[was, START]
@@ -198,6 +219,7 @@ def cheapest_place(
                 more = total - total_before
             if more < best:
                 found, best_queue, best_place, best = place, queue, place, more
+                best_side, side = side, 1 - side
         if inserted == 1 and not touched[queue]:
             known.version[lead, queue], known.cost[lead, queue], known.place[lead, queue] = known.now[queue], best, found
-    return best_queue, best_place, best, tried, walked
+    return best_queue, best_place, best, tried, walked, best_side

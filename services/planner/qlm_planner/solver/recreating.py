@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import by_model, typical_rise
 from qlm_planner.solver.chance import State, below, uniform
 from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.lines import differs, lines_cost, lines_of, put_back, put_in, take_out
+from qlm_planner.solver.lines import differs, lines_cost, lines_of, no_walks, put_back, put_in, take_out
 from qlm_planner.solver.packing import CLEAR_COST, DEADLINE, HEAD_GAIN, REQUESTS, Packed
 from qlm_planner.solver.places import cheapest_place, nothing_known
 from qlm_planner.solver.plan import orders_in, plan_of
-from qlm_planner.solver.problem import Booleans, Integers
+from qlm_planner.solver.problem import Booleans, Floats, Integers
 from qlm_planner.solver.ruin import OUT_MAX, chosen
 
 HOT, COOLING = 0.3, 1e-3
 """The first temperature, over what a small move costs more in the median; the last one over the first."""
-A_MOVE, PUT_IN, A_PLACE, WALKED = 0.28, 1.3, 0.023, 0.035
+A_MOVE, PUT_IN, A_PLACE, WALKED = 0.25, 1.2, 0.021, 0.032
 """Processor time over that of a small move (0.7 µs): a large move by itself; a group that comes back; a place that is looked at; a group
 that is walked over to see what a place costs."""
 PASSED_OVER = 0.02
@@ -38,14 +38,15 @@ CHECKS = 128
 
 @compiled
 def recreate(
-    packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int, moves: int, chance: State
+    packed: Packed, terms: Floats, first: NDArray[np.int64], groups: Integers, capacity: int, moves: int, chance: State
 ) -> tuple[NDArray[np.int64], Integers]:
     """From valid orders: the best ones seen."""
     best_first, best_groups = first, groups
     if len(groups) == 0:
         return best_first, best_groups
     hot = HOT * typical_rise(packed, plan_of(packed, first, groups, capacity), groups, capacity, chance)
-    lines, kept = lines_of(packed, first, groups, capacity), lines_of(packed, first, groups, capacity)
+    lines, kept = lines_of(packed, terms, first, groups, capacity), lines_of(packed, terms, first, groups, capacity)
+    walks = no_walks(capacity)
     of_model, model_first = by_model(packed)
     touched, out = np.zeros(len(lines.size), dtype=np.bool_), np.zeros(len(packed.model), dtype=np.bool_)
     block, marked = np.empty(OUT_MAX, dtype=np.int32), np.empty(OUT_MAX, dtype=np.int32)
@@ -65,7 +66,7 @@ def recreate(
         size = chosen(packed, lines, chance, groups, of_model, model_first, out, marked)
         block[:size] = marked[:size]
         whole_runs = _order(packed, chance, block, size)
-        more = take_out(packed, lines, kept, touched, out, marked, size)
+        more = take_out(packed, terms, lines, kept, touched, out, marked, size)
         spent += A_MOVE
         spare = _spare(packed, touched)
         begin = 0
@@ -73,13 +74,13 @@ def recreate(
             end = begin + 1
             while whole_runs and end < size and _goes_on(packed, block, end):
                 end += 1
-            queue, place, _, places, walked = cheapest_place(
-                packed, lines, known, touched, block, begin, end, limit + spare - more, chance, PASSED_OVER
+            queue, place, _, places, walked, side = cheapest_place(
+                packed, terms, lines, known, touched, block, begin, end, limit + spare - more, chance, PASSED_OVER, walks
             )
             spent += A_PLACE * places + WALKED * walked
             if queue < 0:
                 break
-            more += put_in(packed, lines, kept, touched, queue, place, block, begin, end)
+            more += put_in(packed, terms, lines, kept, touched, queue, place, block, begin, end, walks, side)
             spent += PUT_IN
             begin = end
         for number in range(size):

@@ -18,6 +18,7 @@ from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
 from qlm_planner.solver.problem import Evaluation, Integers, Orders, Problem, ProblemError, Solved
 from qlm_planner.solver.recreating import recreate
+from qlm_planner.solver.terms import terms_of
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -76,7 +77,8 @@ class _Work:
         orders = start.orders
         if moves <= 0 or not orders.groups.size:
             return start
-        first, groups = recreate(self.packed, orders.first, orders.groups, self.capacity(orders.first), moves, chance_of(seed))
+        capacity = self.capacity(orders.first)
+        first, groups = recreate(self.packed, terms_of(self.packed), orders.first, orders.groups, capacity, moves, chance_of(seed))
         found = self.solved(first, groups, rule)
         return found if found.cost.total < start.cost.total else start
 
