@@ -30,15 +30,16 @@ from qlm_planner.solver.terms import (
     lateness_cost,
 )
 
-(START, VARIANCE, RUN, COST, RATE, HIDDEN, OWN_RATE) = range(7)
+(START, VARIANCE, RUN, COST, RATE, HIDDEN, SLACK, OWN_RATE) = range(8)
 """Columns of a place. Behind so many groups: when the next one starts, with the variance; when the run began; what the groups cost. Of the
 groups from the place on: what a second later costs more at the least (tardiness is convex, and late requests become no fewer); by how much
-the swap behind the run may still shrink if the run is longer. Of the group there: its own part of the rate."""
-COLUMNS = 7
+the swap behind the run may still shrink if the run is longer; how much later the run may end before the engine has done what it does now.
+Of the group there: its own part of the rate."""
+COLUMNS = 8
 
 
 class Lines(NamedTuple):
-    """`order` [Q, capacity]; `at` [Q, capacity + 1, 7]; [Q]: `size`, `busy_s`. [G]: `queue_of`, `place_of` (-1 where it is on no queue)."""
+    """`order` [Q, capacity]; `at` [Q, capacity + 1, 8]; [Q]: `size`, `busy_s`. [G]: `queue_of`, `place_of` (-1 where it is on no queue)."""
 
     order: NDArray[np.int32]
     at: Floats
@@ -49,7 +50,7 @@ class Lines(NamedTuple):
 
 
 class Walks(NamedTuple):
-    """Two walks over the end of a queue as it might be, the cheapest one so far and the next: `at` [2, capacity, 7], behind each group, but
+    """Two walks over the end of a queue as it might be, the cheapest one so far and the next: `at` [2, capacity, 8], behind each group, but
     its own part of the rate beside it; `busy_s` [2], of a queue that is walked from its front."""
 
     at: Floats
@@ -155,18 +156,19 @@ def rates(packed: Packed, terms: Floats, lines: Lines, queue: int) -> None:
     size, kind = lines.size[queue], packed.kind[queue]
     order, at, busy_s = lines.order[queue], lines.at[queue], lines.busy_s[queue]
     rows, models, warms = terms[kind], packed.model, packed.warm[kind]
-    rate, hidden_s, behind_model = 0.0, 0.0, -1
-    at[size, RATE], at[size, HIDDEN] = 0.0, 0.0
+    rate, hidden_s, slack_s, behind_model = 0.0, 0.0, 0.0, -1
+    at[size, RATE], at[size, HIDDEN], at[size, SLACK] = 0.0, 0.0, 0.0
     for place in range(size - 1, -1, -1):
         group = order[place]
         model = models[group]
         if model != behind_model:
             if behind_model >= 0:
-                swap_s = at[place + 2, RUN] - max(at[place + 1, START] + rows[group, T_DRAIN], busy_s)
-                hidden_s = max(0.0, swap_s - warms[behind_model])
+                end_s = at[place + 1, START] + rows[group, T_DRAIN]
+                hidden_s = max(0.0, at[place + 2, RUN] - max(end_s, busy_s) - warms[behind_model])
+                slack_s = max(0.0, busy_s - end_s)
             behind_model = model
         rate += at[place, OWN_RATE]
-        at[place, RATE], at[place, HIDDEN] = rate, hidden_s
+        at[place, RATE], at[place, HIDDEN], at[place, SLACK] = rate, hidden_s, slack_s
 
 
 @lean

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qlm_planner.solver.chance import State, uniform
 from qlm_planner.solver.compiled import compiled, lean
 from qlm_planner.solver.cost import POINTS, front_cost, opening
-from qlm_planner.solver.lines import COST, HIDDEN, OWN_RATE, RATE, RUN, START, VARIANCE, Lines, Walks
+from qlm_planner.solver.lines import COST, HIDDEN, OWN_RATE, RATE, RUN, SLACK, START, VARIANCE, Lines, Walks
 from qlm_planner.solver.packing import HEAD_GAIN, WORK_WEIGHT, Packed
 from qlm_planner.solver.plan import SAME_S
 from qlm_planner.solver.problem import Booleans, Floats, Integers
@@ -159,8 +159,9 @@ def cheapest_place(
                         least -= work_weight * (at[place + 1, RUN] - end_s)
                     later_s = begin_s - (at[place + 1, START] - rows[behind, T_WORK])
                     if later_s > -SAME_S:
-                        hidden_s = min(max(0.0, later_s - (since_s - at[place + 1, RUN])), at[place, HIDDEN])
-                        least += at[place, RATE] * (later_s - hidden_s) - work_weight * hidden_s
+                        pushed_s = max(0.0, later_s - at[place, SLACK])
+                        hidden_s = min(max(0.0, pushed_s - (since_s - at[place + 1, RUN])), at[place, HIDDEN])
+                        least += at[place, RATE] * (pushed_s - hidden_s) - work_weight * hidden_s
                     else:
                         least = -np.inf
                 if least >= best:
@@ -212,8 +213,9 @@ def cheapest_place(
                     was = place + number - inserted + 1
                     later_s = start_s - at[was, START]
                     if later_s > -SAME_S and variance - at[was, VARIANCE] > -SAME_S:
-                        hidden_s = min(max(0.0, later_s - (run_s - at[was, RUN])), at[was - 1, HIDDEN])
-                        if total - at[was, COST] + at[was, RATE] * (later_s - hidden_s) - work_weight * hidden_s >= best:
+                        pushed_s = max(0.0, later_s - at[was - 1, SLACK])
+                        hidden_s = min(max(0.0, pushed_s - (run_s - at[was, RUN])), at[was - 1, HIDDEN])
+                        if total - at[was, COST] + at[was, RATE] * (pushed_s - hidden_s) - work_weight * hidden_s >= best:
                             break
             else:
                 more = total - total_before
