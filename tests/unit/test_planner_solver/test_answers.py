@@ -17,7 +17,7 @@ from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf,
 from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.cost import lateness
 from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, no_walks, put_back, put_in, take_out
-from qlm_planner.solver.normal import probability_and_excess
+from qlm_planner.solver.normal import probability_and_excess, unbranched
 from qlm_planner.solver.packing import (
     DEADLINE,
     LATE,
@@ -72,10 +72,11 @@ def orders_of(lines: Lines) -> Orders:
 @given(z=st.floats(-8, 8))
 @FEW
 def test_the_table_is_the_normal_distribution(z: float) -> None:
-    probability, excess = probability_and_excess(z)
     normal = NormalDist()
-    assert probability == pytest.approx(normal.cdf(z), abs=1e-7)
-    assert excess == pytest.approx(normal.pdf(z) + z * normal.cdf(z), abs=1e-7)
+    for by_table in (probability_and_excess, unbranched):
+        probability, excess = by_table(z)
+        assert probability == pytest.approx(normal.cdf(z), abs=1e-7)
+        assert excess == pytest.approx(normal.pdf(z) + z * normal.cdf(z), abs=1e-7)
 
 
 @given(problem=problems(), seed=st.integers(0, 100))

@@ -9,7 +9,7 @@ import numpy as np
 
 from qlm_planner.solver.compiled import lean
 from qlm_planner.solver.cost import FIRST_SHARE, POINTS, STEP_SHARE, VARIANCE_MIN, Z_MAX_SQUARED
-from qlm_planner.solver.normal import probability_and_excess
+from qlm_planner.solver.normal import unbranched
 from qlm_planner.solver.packing import (
     COMPLETION,
     DEADLINE,
@@ -96,5 +96,5 @@ def lateness_cost(
 @lean
 def _point(gap_s: float, variance: float) -> tuple[float, float]:
     deviation = math.sqrt(max(variance, VARIANCE_MIN))
-    probability, excess = probability_and_excess(gap_s / deviation)
+    probability, excess = unbranched(gap_s / deviation)
     return probability, deviation * excess
