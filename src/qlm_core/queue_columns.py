@@ -17,10 +17,9 @@ from qlm_core.service_arrays import ServiceColumns
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
 """Rows of what is known of a group."""
-(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT, LONGEST_MORE) = range(9, 15)
-"""Rows of what a prompt of it takes, of its tokens in the mean, of the tokens of the longest output of those in one batch, and of how many
-more that is among twice as many."""
-SERVICE = 15
+(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT) = range(9, 14)
+"""Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch."""
+SERVICE = 14
 """The first of the rows of `ServiceColumns`, in the order of its fields."""
 ROWS = SERVICE + 11
 

@@ -34,7 +34,6 @@ from qlm_core.queue_columns import (
     LEAD_DRAIN_VARIANCE,
     LEAD_MODEL,
     LEAD_ROWS,
-    LONGEST_MORE,
     LONGEST_OUTPUT,
     MODEL,
     PREFILL_BASE,
@@ -266,14 +265,12 @@ class QueueReader:
         rows[DEADLINE : FIRST_TOKEN + 1] = told[4:8]
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
         rows[PREFILL_SQUARE], rows[PROMPT] = engine.prefill_square_s[of], told[8]
-        longest, more = self._longest_outputs(served, told[3], told[12])
-        rows[LONGEST_OUTPUT] = np.minimum(longest, told[13])
-        rows[LONGEST_MORE] = np.minimum(more, told[13] - rows[LONGEST_OUTPUT])
+        rows[LONGEST_OUTPUT] = np.minimum(self._longest_outputs(served, told[3], told[12]), told[13])
         rows[SERVICE:] = _service_rows(served)
         return rows
 
-    def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> tuple[Floats, Floats]:
-        """Of so many requests of each class, as far as they are in one batch; and how much longer among twice as many."""
+    def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> Floats:
+        """Of so many requests of each class, as far as they are in one batch."""
         among = np.clip(count, 1.0, np.minimum(served.batch, LONGEST_OF[-1]))
         place = np.log2(np.maximum(among, 1.0))
         under = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
@@ -281,13 +278,10 @@ class QueueReader:
         table = np.array(self._longest) if self._longest else np.zeros((1, len(LONGEST_OF)))
         low, high = table[of, under], table[of, under + 1]
         found: Floats = np.maximum(low + (place - under) * (high - low), served.output)
-        more: Floats = high - low
         other = of_class == NOT_OF_CLASS
         if other.any():
-            outputs = served.output[other], served.output_variance[other]
-            found[other] = longest_of_each(*outputs, among[other])[0]
-            more[other] = longest_of_each(*outputs, 2.0 * among[other])[0] - found[other]
-        return found, more
+            found[other] = longest_of_each(served.output[other], served.output_variance[other], among[other])[0]
+        return found
 
     def _mixed(self, served: ServiceColumns, of: Integers) -> ServiceColumns:
         mix = self._mix

@@ -12,7 +12,7 @@ import numpy as np
 
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats
-from qlm_core.queue_columns import LONGEST_MORE, LONGEST_OUTPUT, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
+from qlm_core.queue_columns import LONGEST_OUTPUT, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
 from qlm_core.queue_model import REQUESTS, QueueColumns, RunWaits, run_starts, run_waits
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP, run_lengths
 from qlm_core.service_arrays import ServiceColumns, longest_of_each
@@ -53,8 +53,7 @@ def queue_times(groups: QueueGroups) -> QueueTimes:
     prefill_s = served.prefill_work_s + np.maximum(1.0, groups.rows[PROMPT] / PREFILL_CHUNK_TOKENS) * chunk_s
     ended_s = waits.wait_s[1] + prefill_s[1] + drain_s
     ended_variance = waits.wait_variance[1] + drain_variance
-    lengths = run_lengths(columns, leads, waits, _ends(groups, served), ended_variance, groups.rows[LONGEST_MORE])
-    starts, variances, _ = run_starts(columns, leads, waits, *lengths)
+    starts, variances, _ = run_starts(columns, leads, waits, *run_lengths(columns, leads, waits, _ends(groups, served), ended_variance))
     start_s, start_variance = starts[waits.run], variances[waits.run]
     wait_s = start_s + waits.wait_s
     return QueueTimes(

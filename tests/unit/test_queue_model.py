@@ -176,43 +176,6 @@ def test_a_tail_is_the_model_group_by_group(seed: int) -> None:
         tail.append(*own, ends[:, at].tolist(), counts[at], swap_s[at], warm_s[at])
 
 
-def _run_length_s(means: list[float], counts: list[float], longest_more: bool = True) -> float:
-    """Of a run of groups of memoryless outputs with these means, all of which start at once; a step takes 10 ms, nothing else counts."""
-    groups = len(means)
-    each = np.zeros((SUMS, groups))
-    each[0], each[4] = 1.0, 1e-6
-    columns = QueueColumns(
-        first=np.zeros(1, dtype=np.int64),
-        each=each,
-        count=np.array(counts),
-        model=np.zeros(groups),
-        swap_s=np.zeros(groups),
-        warm_s=np.zeros(groups),
-    )
-    leads = Leads(model=np.zeros(1), left=np.zeros((SUMS, 1)), drain_s=np.zeros(1), drain_variance=np.zeros(1))
-    longest = [mean * sum(1.0 / k for k in range(1, round(count) + 1)) for mean, count in zip(means, counts, strict=True)]
-    ends = np.array([[0.0] * groups, [0.01] * groups, [0.01] * groups, [1.0] * groups, longest])
-    more = np.log(2.0) * np.array(means) if longest_more else None
-    found, _ = run_lengths(columns, leads, run_waits(columns, leads), ends, np.zeros(groups), more)
-    return float(found[0])
-
-
-@given(st.lists(st.tuples(st.floats(50.0, 500.0), st.integers(4, 200)), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
-def test_any_group_may_hold_the_last_to_end(groups: list[tuple[float, int]]) -> None:
-    """Against drawn outputs."""
-    means, counts = [mean for mean, _ in groups], [float(count) for _, count in groups]
-    chance = np.random.default_rng(7)
-    longest = np.max([chance.exponential(mean, (2_000, count)).max(axis=1) for mean, count in groups], axis=0).mean()
-    assert _run_length_s(means, counts) == pytest.approx(0.01 * longest, rel=0.05)
-
-
-def test_a_group_in_parts_ends_as_a_whole() -> None:
-    whole = _run_length_s([200.0], [120.0])
-    assert _run_length_s([200.0] * 4, [30.0] * 4) == pytest.approx(whole, rel=0.01)
-    assert _run_length_s([200.0] * 4, [30.0] * 4, longest_more=False) < 0.8 * whole
-
-
 def _each(chance: random.Random) -> tuple[float, ...]:
     batch = chance.uniform(4.0, 256.0)
     prefill_s, decode_s, variance = chance.uniform(0.0, 0.5), chance.uniform(0.01, 0.3), chance.uniform(0.0, 0.02)
