@@ -17,7 +17,7 @@ def configure_logging(settings: TelemetrySettings, service: str, instance: str) 
 
     def add_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event["service"] = service
-        event["instance"] = instance
+        event.setdefault("instance", instance)  # what is told of another instance stays
         return event
 
     shared: list[Processor] = [

@@ -55,6 +55,13 @@ def test_json_lines_carry_service_instance_trace_and_traceback(root_logger: logg
     assert root_logger.level == logging.INFO
 
 
+def test_what_is_told_of_another_instance_stays(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(TelemetrySettings(log_format="json"), "estimator", "estimator-0")
+    structlog.get_logger().warning("hardware_drift", instance="a100-0")
+    told = json.loads(capsys.readouterr().err)
+    assert (told["service"], told["instance"]) == ("estimator", "a100-0")
+
+
 def test_console_lines_are_text(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(TelemetrySettings(log_level="debug"), "agent", "a-0")
     structlog.get_logger().debug("shown", n=1)

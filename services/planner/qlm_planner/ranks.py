@@ -26,7 +26,10 @@ def set_tiers(board: Board, above: Collection[str], policy: Policy, now_s: float
     for queue in board.queues.values():
         for group_id in queue:
             group = board.groups[group_id]
-            group.tier = tier_of(group, above, policy, now_s)
+            tier = tier_of(group, above, policy, now_s)
+            if tier != group.tier:
+                board.revision += 1
+                group.tier = tier
 
 
 def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) -> int:
