@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from qlm_core.errors import ConfigError
 from qlm_core.instance import InstanceFacts
 from qlm_load.__main__ import main
 from qlm_load.azure_shape import input_tokens_at, output_tokens_at
-from qlm_load.bench_estimator.figures import BY_KEY, p90_cells, runs_of
+from qlm_load.bench_estimator.figures import BESIDE, BY_KEY, SERVEGEN, p90_cells, run_cells, runs_of
 from qlm_load.bench_estimator.multi import predict_multi
 from qlm_load.bench_estimator.runs import seeds_of
 from qlm_load.bench_estimator.scores import Judged, coverage_cells, farthest, mape_by_depth, r2
@@ -116,6 +117,8 @@ def test_scores_of_known_values() -> None:
     assert coverage_cells(judged, judged.wait_within(0.0)) == {"0": [100.0] * 10, "1": [100.0] * 10}
     assert judged.completion_within(0.0).all()
     assert set(p90_cells({"azure": [judged], "multi": [judged]})) == {"single", "multi 0", "multi 1"}
+    assert p90_cells({"servegen_mixed": [judged]}) == {}, "the mixture is told beside"
+    assert run_cells([judged, judged]) == [100.0] * 10
     assert farthest([85.0, 99.0, 91.0], 90.0) == 99.0
 
 
@@ -123,7 +126,38 @@ def test_keys_name_the_runs_they_need() -> None:
     assert runs_of(["r2_wait_azure"]) == ("azure",)
     assert runs_of(["assess_ms"]) == ()
     assert runs_of(["p90_coverage_after_shift"]) == ("lengths_double", "throughput_halves")
-    assert runs_of(list(BY_KEY)) == ("azure", "mooncake", "servegen", "multi", "lengths_double", "throughput_halves")
+    assert runs_of(["r2_wait_servegen"]) == (*SERVEGEN, *BESIDE)
+    assert runs_of(list(BY_KEY)) == ("azure", "mooncake", *SERVEGEN, *BESIDE, "multi", "lengths_double", "throughput_halves")
+
+
+def write_servegen(folder: Path, rows: int) -> None:
+    """Answers of four tokens of one model beside answers of six hundred of two others."""
+    lines = ["arrival_s,input_tokens,output_tokens,model,client"]
+    for number in range(rows):
+        model = ("m-small", "m-mid", "m-large")[number % 3]
+        output = 4 if model == "m-small" else 500 + 7 * (number * 7919 % 31)
+        lines.append(f"{0.5 * number},{50 + number * 31 % 200},{output},{model},c{number % 5}")
+    (folder / "servegen_6h_day2.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_a_run_takes_one_model_of_a_trace_or_all_of_them(tmp_path: Path) -> None:
+    write_servegen(tmp_path, 30)
+    small, mid, mixed = (load_trace(tmp_path, f"servegen_{part}", seed=1) for part in ("small", "mid", "mixed"))
+    assert [each.output_tokens for each in small] == [4] * 10
+    assert min(each.output_tokens for each in mid) >= 500
+    assert len(mixed) == 30
+    assert [each.number for each in small] == list(range(10))
+    assert small[0].arrival_s == mid[0].arrival_s == 0.0
+    assert [each.tenant for each in small[:3]] == ["c0", "c3", "c1"]
+
+
+def test_a_trace_without_requests_of_the_model_is_refused(tmp_path: Path) -> None:
+    write_trace(tmp_path, "servegen_6h_day2", 10)
+    with pytest.raises(ConfigError, match="m-mid"):
+        load_trace(tmp_path, "servegen_mid", seed=1)
+    assert len(load_trace(tmp_path, "servegen_mixed", seed=1)) == 10
+    with pytest.raises(ConfigError, match="servegen_mid"):
+        load_trace(tmp_path, "servegen", seed=1)
 
 
 def test_seeds_are_ranges_or_lists() -> None:
@@ -153,6 +187,18 @@ def test_the_command_prints_all_keys_and_draws(tmp_path: Path) -> None:
     assert math.isfinite(document["r2_wait_azure"])
     assert document["r2_wait_mooncake"] is None
     assert {path.name for path in out.iterdir()} == {"wait.png", "completion.png", "reliability.png"}
+
+
+def test_the_worst_model_of_servegen_is_the_figure_and_others_are_told_beside(tmp_path: Path) -> None:
+    write_servegen(tmp_path, 900)
+    options = ["--seeds", "1", "--only", "r2_wait_servegen", "--predicted-max", "100", "--processes", "1"]
+    result = CliRunner().invoke(main, ["bench", "estimator", "--json", "--traces", str(tmp_path), *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout.splitlines()[-1])
+    waits = document["context"]["over_seeds"]["r2_wait_servegen"]
+    assert set(waits) == {*SERVEGEN, *BESIDE}
+    assert document["r2_wait_servegen"] == min(waits[name][0] for name in SERVEGEN)
+    assert document["servegen_mixed"]["r2_wait"] == waits["servegen_mixed"][0]
 
 
 def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:

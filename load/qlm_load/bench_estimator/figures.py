@@ -14,15 +14,28 @@ Z = {0.5: 0.0, 0.9: 1.2815515655446004, 0.99: 2.3263478740408408}
 """Quantiles of the standard normal by level."""
 
 ACCURACY, SHIFTS, LENGTHS, SPEED = "accuracy", "shifts", "lengths", "speed"
-TRACES = ("azure", "mooncake", "servegen")
+SERVEGEN = ("servegen_small", "servegen_mid")
+"""Each a model of the trace by itself."""
+SINGLES = ("azure", "mooncake", *SERVEGEN)
+"""Runs of one model, which the figures are over."""
+BESIDE = ("servegen_large", "servegen_mixed")
+"""Told beside the figures: a model of which three batches wait at the most, so that completions are mostly its own answers; and all of the
+trace's models as one."""
+POINTS = {"azure": ("azure",), "mooncake": ("mooncake",), "servegen": SERVEGEN}
+"""Runs behind the points of a figure by trace; of several the worst counts."""
 SHIFT_NAMES = ("lengths_double", "throughput_halves")
 
 FIGURES: Sequence[Figure] = (
     Figure(key="r2_wait_azure", part=ACCURACY, target=">= 0.99", least={"": 0.99}),
     Figure(key="r2_wait_mooncake", part=ACCURACY, target=">= 0.99", least={"": 0.99}),
     Figure(key="r2_wait_servegen", part=ACCURACY, target=">= 0.97", least={"": 0.97}),
+    *(Figure(key=name, part=ACCURACY, target="stated", points=("r2_wait", "r2_completion", "p90_wait")) for name in BESIDE),
     Figure(
-        key="mape_wait_by_depth", part=ACCURACY, target="<= 15% beyond the first decile", points=TRACES, most=dict.fromkeys(TRACES, 15.0)
+        key="mape_wait_by_depth",
+        part=ACCURACY,
+        target="<= 15% beyond the first decile",
+        points=(*POINTS,),
+        most=dict.fromkeys(POINTS, 15.0),
     ),
     Figure(key="r2_wait_multi", part=ACCURACY, target=">= 0.97", least={"": 0.97}),
     Figure(key="r2_completion", part=ACCURACY, target=">= 0.95", least={"": 0.95}),
@@ -54,20 +67,24 @@ FIGURES: Sequence[Figure] = (
 )
 BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}
 
-RUN_OF = {"r2_wait_azure": ("azure",), "r2_wait_mooncake": ("mooncake",), "r2_wait_servegen": ("servegen",), "r2_wait_multi": ("multi",)}
-"""Runs that a key needs; others of the accuracy part need all of them."""
+RUNS_OF = {
+    "r2_wait_azure": ("azure",),
+    "r2_wait_mooncake": ("mooncake",),
+    "r2_wait_servegen": (*SERVEGEN, *BESIDE),
+    **{name: (name,) for name in BESIDE},
+    "r2_wait_multi": ("multi",),
+    "mape_wait_by_depth": (*SINGLES, *BESIDE),
+    "r2_completion": (*SINGLES, *BESIDE),
+    "p90_coverage": (*SINGLES, *BESIDE, "multi"),
+    "p90_coverage_after_shift": SHIFT_NAMES,
+}
+"""Runs that a key needs."""
 
 
 def runs_of(keys: Sequence[str]) -> tuple[str, ...]:
     """The runs that the keys need, in a fixed order."""
-    wanted: set[str] = set()
-    for key in keys:
-        figure = BY_KEY[key]
-        if figure.part == SHIFTS:
-            wanted.update(SHIFT_NAMES)
-        elif figure.part == ACCURACY:
-            wanted.update(RUN_OF.get(key, TRACES if key == "mape_wait_by_depth" else (*TRACES, "multi")))
-    return tuple(name for name in (*TRACES, "multi", *SHIFT_NAMES) if name in wanted)
+    wanted = {name for key in keys for name in RUNS_OF.get(key, ())}
+    return tuple(name for name in (*SINGLES, *BESIDE, "multi", *SHIFT_NAMES) if name in wanted)
 
 
 def r2_wait(judged: Judged) -> float:
@@ -99,17 +116,22 @@ def details(judged: Judged) -> dict[str, object]:
 
 def p90_cells(runs: Mapping[str, Sequence[Judged]]) -> dict[str, list[float]]:
     """Percent of waits within their p90, for each decile of depth of each model, over all seeds and all runs of that model: the single
-    model of the traces, and the three models of the run with swaps."""
+    model of SINGLES, and the three models of the run with swaps."""
     cells: dict[str, list[float]] = {}
-    singles = [judged for name in TRACES for judged in runs.get(name, ())]
+    singles = [judged for name in SINGLES for judged in runs.get(name, ())]
     if singles:
-        one = _same_model(singles)
-        cells["single"] = scores.coverage_cells(one, one.wait_within(Z[0.9]))["0"]
+        cells["single"] = run_cells(singles)
     if runs.get("multi"):
         several = _joined(runs["multi"])
         for model, found in scores.coverage_cells(several, several.wait_within(Z[0.9])).items():
             cells[f"multi {model}"] = found
     return cells
+
+
+def run_cells(parts: Sequence[Judged]) -> list[float]:
+    """Percent of waits within their p90, for each decile of depth, of runs of one model together."""
+    one = _same_model(parts)
+    return scores.coverage_cells(one, one.wait_within(Z[0.9]))["0"]
 
 
 def _joined(parts: Sequence[Judged]) -> Judged:

@@ -24,6 +24,31 @@ OTHER_FILES = {"servegen_other": "servegen_24h_day4", "mooncake_other": "mooncak
 """Traces that constants were chosen on."""
 TICKED = {"mooncake": 3.0, "mooncake_other": 3.0}
 """Seconds between the ticks that the arrivals of a trace were recorded in; they are spread evenly over a tick."""
+PARTS = {"small": "m-small", "mid": "m-mid", "large": "m-large", "mixed": ""}
+"""Runs of a ServeGen trace: the requests of one of its models by itself, or all of them as one model's. Of deepseek-r1 it has a few
+hundred, which make no queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a run takes its requests from: those of `model` in a trace, "": all."""
+
+    trace: str
+    model: str = ""
+
+
+def _sources() -> dict[str, Source]:
+    found = {}
+    for trace in (*FILES, *OTHER_FILES):
+        if trace.startswith("servegen"):
+            found.update({f"{trace}_{part}": Source(trace, model) for part, model in PARTS.items()})
+        else:
+            found[trace] = Source(trace)
+    return found
+
+
+SOURCES = _sources()
+"""By the name of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +78,18 @@ class Arrival:
 
 
 def load_trace(folder: Path, name: str, seed: int, rows_max: int | None = None) -> tuple[Arrival, ...]:
-    """A trace of `FILES` or `OTHER_FILES` as requests of MODEL. Raises ConfigError for a file that is not there."""
-    file = {**FILES, **OTHER_FILES}.get(name)
-    if file is None:
-        raise ConfigError(f"a trace is one of {', '.join([*FILES, *OTHER_FILES])}, got {name!r}")
+    """What a run of SOURCES sends, as requests of MODEL. Raises ConfigError for a file that is not there or has no such requests."""
+    source = SOURCES.get(name)
+    if source is None:
+        raise ConfigError(f"a run is one of {', '.join(SOURCES)}, got {name!r}")
+    file = {**FILES, **OTHER_FILES}[source.trace]
     path = next((path for path in (folder / f"{file}.csv.gz", folder / f"{file}.csv") if path.exists()), None)
     if path is None:
         raise ConfigError(f"--traces {folder}: has no {file}.csv.gz")
-    rows = read_trace(path).rows
-    return arrivals(rows[:rows_max], tick_s=TICKED.get(name, 0.0), seed=seed)
+    rows = [row for row in read_trace(path).rows if not source.model or row.model == source.model]
+    if not rows:
+        raise ConfigError(f"{path}: has no requests of {source.model}")
+    return arrivals(rows[:rows_max], tick_s=TICKED.get(source.trace, 0.0), seed=seed)
 
 
 def arrivals(rows: Sequence[TraceRow], *, tick_s: float = 0.0, seed: int = 0) -> tuple[Arrival, ...]:
