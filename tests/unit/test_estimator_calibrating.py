@@ -141,6 +141,27 @@ def test_a_new_instance_begins_with_what_its_pair_says() -> None:
     assert row_of(calibrator, instance="b").applied(Normal(100.0, 1.0)).mean == pytest.approx(120.0, rel=0.03)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_wait_on_an_instance_of_one_model_begins_narrower(alone: bool) -> None:
+    calibrator = Calibrator(rows_max=ROWS_MAX)
+    calibrator.add(judged(1.0, Normal(200.0, 0.0), 200.0), alone=alone)
+    own = Normal(200.0, 0.0)
+    wide = next(row for row in calibrator.profiles() if row.key == ("wait", "", "", 0, "")).applied(own).deviation
+    instance = row_of(calibrator).applied(own).deviation
+    assert wide > 0.02 * 200.0, "what stands for any instance stays wide"
+    assert instance < 0.4 * wide if alone else 0.5 * wide < instance <= wide
+    done = next(row for row in calibrator.profiles() if row.key == ("completion", "m", "A100-80GB", 1, "a"))
+    assert done.applied(own).deviation > 0.5 * wide, "of completions nothing else is believed"
+
+
+def test_what_was_shown_to_be_wide_does_not_stay_narrow() -> None:
+    """An instance of one model that errs by 5%, each wait by itself: twenty waits tell."""
+    rng, calibrator = np.random.default_rng(12), Calibrator(rows_max=ROWS_MAX)
+    for number in range(20):
+        calibrator.add(judged(1e3 * number, Normal(200.0, 0.0), 200.0 * (1.0 + 0.05 * float(rng.normal()))), alone=True)
+    assert row_of(calibrator).applied(Normal(200.0, 0.0)).deviation > 0.035 * 200.0
+
+
 def test_waits_and_completions_are_told_apart() -> None:
     calibrator = Calibrator(rows_max=ROWS_MAX)
     for number in range(300):

@@ -30,9 +30,12 @@ PRIOR_PAIRS = 2.0
 PRIOR_FACTOR_DEVIATION = 0.015
 PRIOR_OFFSET_DEVIATION_S = 2.0
 """Standard deviations that the bias factor and the offset are believed to have before any pair."""
-PRIOR_RELATIVE_VARIANCE = 0.03**2
+PRIOR_RELATIVE_VARIANCE = 0.033**2
 """Requests that wait together have a part of their error in common: by how much outputs change meanwhile. Its deviation is believed to be
-3% of the time before any pair."""
+3.3% of the time before any pair."""
+ALONE_SHARE = 0.2
+"""Waits on an instance that serves one model by itself begin with so much of that variance (1.5% of the time): no run of another model is
+ahead of them, which grows while they wait and whose outputs drift by themselves."""
 PRIOR_BASE_VARIANCE_S2 = 1.0
 CORRELATED_MIN_S = 5.0
 """Pairs told within this time are one at the most."""
@@ -128,14 +131,14 @@ class _Row:
         if mean * mean > SHARE_MIN:
             self.relative_variance = _moved(self.relative_variance, relative / (mean * mean), rate, RELATIVE_MIN, RELATIVE_MAX)
 
-    def narrowed(self) -> _Row:
-        """What a narrower row begins with."""
+    def narrowed(self, relative_share: float) -> _Row:
+        """What a narrower row begins with, with so much of the variance that grows with the time."""
         factor, offset = self.line.fit
         return _Row(
             line=_Line(prior_factor=factor, prior_offset=offset),
             base_variance_s2=self.base_variance_s2,
             variance_factor=self.variance_factor,
-            relative_variance=self.relative_variance,
+            relative_variance=max(relative_share * self.relative_variance, RELATIVE_MIN),
         )
 
 
@@ -204,18 +207,20 @@ class Calibrator:
             levels = self._levels[(model, instance)] = _Levels()
         levels.note(at_s, work_s)
 
-    def add(self, judged: Judged) -> bool:
-        """A prediction and what came; False where it tells nothing."""
+    def add(self, judged: Judged, *, alone: bool = False) -> bool:
+        """A prediction and what came, on an instance that serves one model by itself (`alone`) or more; False where it tells nothing."""
         predicted = judged.predicted
         levels = self._levels.get((predicted.model, predicted.instance))
         if levels is not None and levels.changed(predicted.at_s):
             return False
-        added = self._add(CalibratedTime.COMPLETION, judged, predicted.completion, judged.completion_s)
+        added = self._add(CalibratedTime.COMPLETION, judged, predicted.completion, judged.completion_s, 1.0)
         if predicted.wait is not None and judged.wait_s is not None:
-            added = self._add(CalibratedTime.WAIT, judged, predicted.wait, judged.wait_s) or added
+            share = ALONE_SHARE if alone else 1.0
+            added = self._add(CalibratedTime.WAIT, judged, predicted.wait, judged.wait_s, share) or added
         return added
 
-    def _add(self, time: CalibratedTime, judged: Judged, told: Told, actual_s: float) -> bool:
+    def _add(self, time: CalibratedTime, judged: Judged, told: Told, actual_s: float, share: float) -> bool:
+        """`share`: of the variance that grows with the time, for the row of an instance that is new."""
         own, predicted = told.own, judged.predicted
         if not (math.isfinite(actual_s) and actual_s >= 0.0 and math.isfinite(predicted.at_s) and own.mean >= 0.0):
             return False
@@ -224,7 +229,7 @@ class Calibrator:
         for key in reversed(tuple(dict.fromkeys(keys))):
             row = self._rows.pop(key, None)
             if row is None:
-                row = _Row() if wider is None else wider.narrowed()
+                row = _Row() if wider is None else wider.narrowed(share if key[-1] else 1.0)
             row.add(predicted.at_s, own, actual_s)
             self._rows[key] = row  # the last in order is the newest
             wider = row

@@ -115,7 +115,7 @@ class EstimatorMachine:
                 self._learned, self._published_s = True, -float("inf")
             case Judged():
                 self.counts.judged += 1
-                self._learned = self._calibrator.add(event) or self._learned
+                self._learned = self._calibrator.add(event, alone=self._alone(event.predicted.instance)) or self._learned
             case Tick():
                 pass
             case _:
@@ -141,6 +141,11 @@ class EstimatorMachine:
                 self._unknown.add(key)
                 why = why_none(*key, spec.facts)
                 yield HardwareUnknown(instance=instance.name, gpu=instance.gpu, n_gpu=instance.n_gpu, model=spec.profile, why=why)
+
+    def _alone(self, instance: str) -> bool:
+        """Whether an instance is known to serve one model only."""
+        found = [facts for facts in self._instances.values() if facts.name == instance]
+        return bool(found) and all(len(facts.models) == 1 for facts in found)
 
     # Publication ------------------------------------------------------------------------------------------------------
 

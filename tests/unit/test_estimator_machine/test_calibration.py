@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlm_core.calibration import CalibratedTime
 from qlm_core.distribution import Normal
 from qlm_estimator.predictions import Judged, Predicted, told
@@ -40,6 +42,19 @@ def test_pairs_are_published_as_rows_that_put_predictions_right() -> None:
     made = table.row(CalibratedTime.WAIT, "chat", INSTANCE).applied(OWN)
     assert 115.0 < made.mean < 121.0
     assert 100.0 < table.row(CalibratedTime.COMPLETION, "chat", INSTANCE).applied(Normal(110.0, 30.0)).mean < 131.0
+
+
+def test_an_instance_of_one_model_is_believed_sooner() -> None:
+    """The waits of both came as they were predicted: once, which is no proof."""
+    deviations = []
+    for models in (("chat",), ("chat", "code")):
+        driver = Driver()
+        driver.seen(instances=(replace(INSTANCE, models=models),))
+        driver.now_s = 200.0
+        driver.judge(judged(200.0, 100.0))
+        row = driver.published[-1].calibration.row(CalibratedTime.WAIT, "chat", INSTANCE)
+        deviations.append(row.applied(Normal(1000.0)).deviation)
+    assert deviations[0] < 0.6 * deviations[1]
 
 
 def test_a_restored_machine_goes_on_from_the_published_rows() -> None:
