@@ -19,6 +19,8 @@ STYLE: Any = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": F
 DOTS_MAX = 4_000
 """Requests drawn for one run; of more, every so manieth."""
 LEVELS = tuple(level / 100.0 for level in (1, 5, *range(10, 100, 10), 95, 99))
+COLUMNS = 4
+"""Runs side by side in a picture."""
 PNG_DPI = 130
 WAIT, COMPLETION, RELIABILITY = "wait.png", "completion.png", "reliability.png"
 
@@ -40,16 +42,18 @@ def write_plots(runs: Mapping[str, Sequence[Judged]], folder: Path) -> Iterator[
 
 
 def _against(runs: Mapping[str, Sequence[Judged]], what: str, pick: Any) -> Figure:
-    figure = Figure(figsize=(4.2 * len(runs), 4.2), layout="constrained")
+    columns = min(COLUMNS, len(runs))
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(4.2 * columns, 4.2 * rows), layout="constrained")
     for number, (name, parts) in enumerate(runs.items(), start=1):
-        axes = figure.add_subplot(1, len(runs), number)
+        axes = figure.add_subplot(rows, columns, number)
         pairs = [pick(judged) for judged in parts]
         predicted, actual = (np.concatenate(each) for each in zip(*pairs, strict=True))
         _scatter(axes, predicted, actual)
         each = [r2(*pair) for pair in pairs]
         axes.set_title(f"{name}: R² {np.mean(each):.3f} ({min(each):.3f} to {max(each):.3f})")
         axes.set_xlabel(f"predicted {what} [s]")
-        if number == 1:
+        if number % columns == 1 or columns == 1:
             axes.set_ylabel(f"actual {what} [s]")
     return figure
 
