@@ -74,15 +74,26 @@ def test_errors_of_the_prior_are_not_drift() -> None:
         assert detector.add(number * EVERY_S, 1.0, WARM_UP_RUNS - 1.0, 3.0 * PREDICTED_S, PREDICTED_S) is None
 
 
+def test_runs_that_one_long_prefill_held_up_are_no_drift() -> None:
+    """Forty end in each second: for three of them all took twice as long, and then none does. Where it stays so, it is noticed."""
+    detector, at_s = DriftDetector(), 0.0
+    for factor, runs, noticed in ((1.0, 400, 0), (2.0, 120, 0), (1.0, 400, 0), (2.0, 480, 1)):
+        found = 0
+        for _ in range(runs):
+            at_s += 1.0 / 40.0
+            found += detector.add(at_s, 1.0, LEARNED, factor * PREDICTED_S, PREDICTED_S) is not None
+        assert (found > 0) == bool(noticed)
+
+
 def test_it_settles_and_then_no_longer_drifts() -> None:
     """A restored one too, as it was published."""
     detector = DriftDetector()
     shifts(detector, itertools.repeat(0.0), 100)
-    assert len(shifts(detector, itertools.repeat(math.log(2.0)), 19, from_run=100)) == 1
+    assert len(shifts(detector, itertools.repeat(math.log(2.0)), 21, from_run=100)) == 1
     for drifting in (detector, DriftDetector.restored(detector.drifting_since_s)):
-        shifts(drifting, itertools.repeat(0.0), SETTLED_RUNS - 1, from_run=119)
+        shifts(drifting, itertools.repeat(0.0), SETTLED_RUNS - 1, from_run=121)
         assert drifting.drifting_since_s == 100 * EVERY_S
-        shifts(drifting, itertools.repeat(0.0), 1, from_run=119 + SETTLED_RUNS)
+        shifts(drifting, itertools.repeat(0.0), 1, from_run=121 + SETTLED_RUNS)
         assert drifting.drifting_since_s == 0.0
 
 

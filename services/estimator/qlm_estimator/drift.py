@@ -3,7 +3,8 @@
 A run tells how far its duration was from what was learned by then, as the logarithm of measured over predicted. Runs share steps with each
 other and the profile fits some loads better than others, so their errors are alike for tens of runs and wander by some 20% without any
 change of the engine. `SLACK` is what is put down to that, and `ERROR_MAX` keeps one absurd run from being an alarm: a change by a factor of
-2 is noticed after 20 to 30 runs that saw all of it, one by 1.5 after 55, and one below 1.28 is left to ordinary learning.
+2 is noticed after 20 to 30 runs that saw all of it, one by 1.5 after 55, and one below 1.28 is left to ordinary learning. Where so many
+end in a second or two they shared their steps, with one long prefill among them, and a change lasts longer than that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ ERROR_MAX = 0.7
 
 THRESHOLD = 8.0
 """Sum of errors beyond the slack that is a drift."""
+
+LASTS_S = 10.0
+"""Seconds that it takes until it is a drift, at least."""
 
 WARM_UP_RUNS = 50.0
 """Runs behind what was learned before it can be drifted from; until then errors are those of the prior."""
@@ -58,7 +62,7 @@ class _Side:
         self.runs += 1
         self.measured_s += measured_s
         self.predicted_s += predicted_s
-        return self.total > THRESHOLD
+        return self.total > THRESHOLD and at_s - self.since_s >= LASTS_S
 
 
 @dataclass(slots=True)
