@@ -22,7 +22,7 @@ THRESHOLD = 8.0
 """Sum of errors beyond the slack that is a drift."""
 
 LASTS_S = 10.0
-"""Seconds that it takes until it is a drift, at least."""
+"""Seconds of the instance's clock that it takes until it is a drift, at least."""
 
 WARM_UP_RUNS = 50.0
 """Runs behind what was learned before it can be drifted from; until then errors are those of the prior."""
@@ -54,7 +54,7 @@ class _Side:
     measured_s: float = 0.0
     predicted_s: float = 0.0
 
-    def add(self, at_s: float, slowdown: float, error: float, measured_s: float, predicted_s: float) -> bool:
+    def add(self, at_s: float, slowdown: float, error: float, measured_s: float, predicted_s: float, time_scale: float) -> bool:
         """Whether the level has changed in this direction."""
         if self.total <= 0.0:
             self.since_s, self.slowdown, self.runs, self.measured_s, self.predicted_s = at_s, slowdown, 0, 0.0, 0.0
@@ -62,7 +62,7 @@ class _Side:
         self.runs += 1
         self.measured_s += measured_s
         self.predicted_s += predicted_s
-        return self.total > THRESHOLD and at_s - self.since_s >= LASTS_S
+        return self.total > THRESHOLD and time_scale * (at_s - self.since_s) >= LASTS_S
 
 
 @dataclass(slots=True)
@@ -79,9 +79,12 @@ class DriftDetector:
         """As a published row tells it; one that drifts has yet to settle."""
         return cls(drifting_since_s, _settled_in=SETTLED_RUNS if drifting_since_s else 0)
 
-    def add(self, at_s: float, slowdown: float, learned_runs: float, measured_s: float, predicted_s: float) -> Shift | None:
+    def add(
+        self, at_s: float, slowdown: float, learned_runs: float, measured_s: float, predicted_s: float, time_scale: float = 1.0
+    ) -> Shift | None:
         """A run that ended at `at_s`, took `measured_s` > 0, and `predicted_s` > 0 by the pair's row, when `slowdown` > 0 was believed from
-        `learned_runs` runs. Gives the shift that it made certain, and begins anew."""
+        `learned_runs` runs; `time_scale`: how many times as fast the instance's clock is as that of `at_s`. Gives the shift that it made
+        certain, and begins anew."""
         if self._settled_in:
             self._settled_in -= 1
             if not self._settled_in:
@@ -91,8 +94,8 @@ class DriftDetector:
         error = math.log(measured_s / (predicted_s * slowdown))
         error = min(ERROR_MAX, max(-ERROR_MAX, error))
         # Both look at each run.
-        slower = self._slower.add(at_s, slowdown, error, measured_s, predicted_s)
-        faster = self._faster.add(at_s, slowdown, -error, measured_s, predicted_s)
+        slower = self._slower.add(at_s, slowdown, error, measured_s, predicted_s, time_scale)
+        faster = self._faster.add(at_s, slowdown, -error, measured_s, predicted_s, time_scale)
         if not (slower or faster):
             return None
         side = self._slower if slower else self._faster

@@ -73,9 +73,9 @@ class _Row:
     def _prior_s(self) -> float:
         return DRIFTED_PRIOR_S if self.drifted else prior_s(self.base)
 
-    def add(self, at_s: float, measured_s: float, predicted_s: float, memory: float) -> Shift | None:
+    def add(self, at_s: float, measured_s: float, predicted_s: float, memory: float, time_scale: float) -> Shift | None:
         """A run; the shift that it made certain."""
-        shift = self.drift.add(at_s, self.slowdown, self.weight, measured_s, predicted_s)
+        shift = self.drift.add(at_s, self.slowdown, self.weight, measured_s, predicted_s, time_scale)
         if shift is not None:
             self.drifted = True
             self.measured_s, self.predicted_s, self.weight = shift.measured_s, shift.predicted_s, float(shift.runs)
@@ -153,7 +153,7 @@ class SpeedLearner:
         if row is None or row.base != base:  # new, or the instance has other GPUs now, or its pair another row
             row = _Row(base)
         self._rows[key] = row  # the last in order is the newest
-        shift = row.add(run.run.pulled_s + run.seconds, measured_s, predicted_s, self._memory)
+        shift = row.add(run.run.pulled_s + run.seconds, measured_s, predicted_s, self._memory, instance.time_scale)
         if shift is not None:
             change = shift.measured_s / (shift.predicted_s * shift.slowdown)
             self._drifts.append(Drift(instance=instance.name, model=profile_name, since_s=shift.since_s, change=change))
