@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qlm_core.group import token_class
-from qlm_core.length_model import LengthModel
+from qlm_core.length_model import LengthGuess, LengthModel
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot, WorkloadKey, WorkloadProfile
 from qlm_estimator.events import GroupClass, Lifecycle
@@ -67,7 +67,7 @@ class RequestLengths:
         guess = event.length_guess
         now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, 0 if guess is None else guess.class_tokens))
         began = {} if found is None else found[0].classes
-        if self._changed(event, model, now):
+        if self._changed(model, now, guess, float(event.output_tokens)):
             self.rows.forget(model, SHIFT_SAMPLES_KEPT)
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
@@ -77,15 +77,13 @@ class RequestLengths:
             seconds = event.finished_s - event.first_token_s
             self._running.learn_pace(event.incarnation, model, first_token_s, seconds, event.output_tokens)
 
-    def _changed(self, event: Lifecycle, model: str, classes: Iterable[WorkloadKey]) -> bool:
+    def _changed(self, model: str, classes: Iterable[WorkloadKey], guess: LengthGuess | None, output_tokens: float) -> bool:
         """Whether the outputs of a model have changed, by this finish and those before it."""
         expected_tokens = self.rows.expected_tokens(classes)
         if expected_tokens is None:
             return False
-        guess = event.length_guess
         median_tokens = expected_tokens if guess is None else float(guess.expected_tokens)
-        shift = self._shifts.setdefault(model, LengthShift())
-        return shift.add(event.entry_id[0] / 1000.0, expected_tokens, median_tokens, float(event.output_tokens))
+        return self._shifts.setdefault(model, LengthShift()).add(expected_tokens, median_tokens, output_tokens)
 
     def missed(self) -> None:
         """Events were trimmed unread."""
