@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from drawn_problems import by_hand, certain
+from drawn_problems import by_hand, certain, problems
 from qlm_core.errors import ConfigError
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.exact import (
@@ -23,11 +24,12 @@ from qlm_planner.exact import (
     at_quantile,
     backends,
     enumerated,
+    printed_optimum,
     sampled,
     solve_exactly,
 )
 from qlm_planner.solver import Problem, Weights, solve
-from slow_evaluator import cheapest, valid
+from slow_evaluator import cheapest, least_completions, slow_completions, valid
 
 pytest.importorskip("pyomo", reason="the extra planner is not installed")
 
@@ -73,6 +75,32 @@ def test_the_objective_as_printed_ignores_deadlines() -> None:
     problem = by_hand(model=[0, 0], work_s=[[10.0, 30.0]], deadline_s=[1_000.0, 31.0], kind=[0], active=[0])
     assert solve_exactly(problem, Settings(printed=True)).orders.lists() == [[0, 1]]
     assert solve_exactly(problem).orders.lists() == [[1, 0]]
+
+
+@given(problem=problems(groups_max=5, queues_max=2))
+@settings(max_examples=40, deadline=None)
+def test_the_least_sum_of_completions_is_that_of_all_orders(problem: Problem) -> None:
+    """What runs may end late, give way, or be of a model that nobody asks for."""
+    problem = replace(problem, band=np.zeros_like(problem.band))
+    found = printed_optimum(problem)
+    assert valid(problem, found.solved.orders.lists())
+    assert found.objective == pytest.approx(slow_completions(problem, found.solved.orders.lists()), rel=1e-9, abs=1e-6)
+    assert found.objective == pytest.approx(least_completions(problem), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_sum_of_completions_is_that_of_the_program(seed: int) -> None:
+    problem = small(seed, groups=5)
+    program = solve_exactly(problem, Settings(printed=True, time_limit_s=60.0))
+    assert program.status is Status.OPTIMAL
+    assert printed_optimum(problem).objective == pytest.approx(program.objective, rel=1e-5)
+
+
+def test_a_sum_of_completions_has_no_bands_and_no_more_than_sixteen_groups() -> None:
+    with pytest.raises(TooLarge, match="17 groups"):
+        printed_optimum(small(1, groups=17))
+    with pytest.raises(TooLarge, match="bands"):
+        printed_optimum(small(1, bands=2))
 
 
 def test_a_quantile_is_on_the_safe_side() -> None:

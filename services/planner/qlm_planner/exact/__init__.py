@@ -6,10 +6,12 @@ small queues, as reference and option. Needs the extra `planner`.
     backends      HiGHS and GLPK
     solving, status  a problem in, proven orders out, or an error that a caller falls back on
     enumeration   every order, for the expected cost itself, which no linear program has: up to ten groups
+    printed       equation 13 as it is printed, by sets of groups: up to sixteen
 """
 
 from qlm_planner.exact.enumeration import enumerated
 from qlm_planner.exact.errors import ExactError, NoOrders, SolverFailed, SolverMissing, TooLarge
+from qlm_planner.exact.printed import Printed, printed_optimum
 from qlm_planner.exact.scenarios import Scenario, at_means, at_quantile, sampled
 from qlm_planner.exact.solving import ExactlySolved, Settings, Solver, solve_exactly
 from qlm_planner.exact.status import Status
@@ -18,6 +20,7 @@ __all__ = [
     "ExactError",
     "ExactlySolved",
     "NoOrders",
+    "Printed",
     "Scenario",
     "Settings",
     "Solver",
@@ -28,6 +31,7 @@ __all__ = [
     "at_means",
     "at_quantile",
     "enumerated",
+    "printed_optimum",
     "sampled",
     "solve_exactly",
 ]

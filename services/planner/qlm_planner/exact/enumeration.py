@@ -34,7 +34,7 @@ def enumerated(problem: Problem) -> Solved:
     orders = np.zeros((problem.queues, sets, max(1, len(able))), dtype=np.int32)
     for queue in range(problem.queues):
         _best_orders(arrays, queue, able, known, costs[queue], orders[queue])
-    chosen = _best_split(costs)
+    chosen = best_split(costs)
     found = Orders.of([orders[queue, chosen[queue], : int(chosen[queue]).bit_count()].tolist() for queue in range(problem.queues)])
     return Solved(orders=found, cost=evaluate(problem, found).cost, rule="all orders")
 
@@ -84,7 +84,7 @@ def _append(arrays: Packed, plan: Plan, sketch: Sketch, queue: int, depth: int, 
 
 
 @compiled
-def _best_split(costs: Floats) -> NDArray[np.int64]:
+def best_split(costs: Floats) -> NDArray[np.int64]:
     """The set of each queue, all groups among them, of the least sum."""
     queues, sets = costs.shape
     best = np.full((queues + 1, sets), np.inf)
