@@ -64,7 +64,7 @@ def test_the_parts_measure(traces: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(gaps, "MOVES", 2_000)
     monkeypatch.setattr(gaps, "REFERENCE_MOVES", 100_000)
     monkeypatch.setattr(rivals, "MOVES", 5_000)
-    monkeypatch.setattr(rivals, "SMALL_GROUPS", 4)
+    monkeypatch.setattr(rivals, "PROVEN", ((4, 2), (5, 3)))
     exact = exactness.measure(plan)
     assert exact.values["exact_hit_rate"] == 1.0
     gap = gaps.measure(plan)
