@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import structlog
 
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.queue_watch import QueueWatch
 from qlm_planner.events import Event as PlannerEvent
 from qlm_planner.policy import Policy
 from qlm_queue.memory_queue import MemoryQueue
@@ -67,13 +65,10 @@ class Cluster:
             shipped=shipped_snapshot() if description.profiles is None else description.profiles,
             planner_policy=policy,
         )
-        watch = QueueWatch(
-            self.server.queue, self.site.catalogue, GatewayMetrics(), lambda: self.schedule.now_s, lambda: self.schedule.now_s
-        )
         self.agents = [SimAgent(self.site, instance, self._tell_planner) for instance in description.instances]
         self.planners = [SimPlanner(self.site, f"planner-{number}") for number in range(description.planners)]
         self.estimators = [SimEstimator(self.site, f"estimator-{number}") for number in range(description.estimators)]
-        self.gateways = [SimGateway(self.site, f"gateway-{number}", watch) for number in range(description.gateways)]
+        self.gateways = [SimGateway(self.site, f"gateway-{number}") for number in range(description.gateways)]
         self._by_address = {planner.address: planner for planner in self.planners}
         self._seconds: list[SimAgent] = []
         self._instant_s = 0.0

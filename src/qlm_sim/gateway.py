@@ -14,7 +14,7 @@ from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.outlook_updates import OutlookUpdates
-from qlm_gateway.queue_watch import EXPIRE_EVERY_S, EXPIRED_RESULT, QueueWatch
+from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.reader_stream import ReaderStream
 from qlm_gateway.readers import StreamLimits
 from qlm_gateway.service import GatewayService
@@ -90,14 +90,13 @@ class ServerCall:
 
 
 class SimGateway:
-    """One process over all its lives. `watch`: shared by all, since only its defaults are asked for."""
+    """One process over all its lives."""
 
-    def __init__(self, site: Site, name: str, watch: QueueWatch) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         self.process = site.process(name)
         self.open_calls: dict[ServerCall, str] = {}
         self._connecting: dict[ServerCall, None] = {}
         self._site = site
-        self._watch = watch
         self._queue = site.link(self.process)
 
     def start(self) -> None:
@@ -118,22 +117,33 @@ class SimGateway:
             make_stream=lambda reader: SimReaderStream(reader, process),
         )
         self._hub.begin(process.spawn)
+        watch = QueueWatch(
+            self._queue,
+            site.catalogue,
+            site.gateway_metrics,
+            process.now_s,
+            process.now_s,
+            site.chance.part(f"{process.name}/told/{process.epoch}").level,
+            shipped=site.shipped,
+            sleep=process.sleep,
+        )
         entry = Entry(
             queue=self._queue,
             catalogue=catalogue,
             texts=texts,
             limits=AdmissionLimits(default_slo=Slo(kind=SloKind.COMPLETION, seconds=60.0)),
-            watch=self._watch,
+            watch=watch,
             metrics=site.gateway_metrics,
             tracer=site.tracing.get_tracer("qlm_gateway"),
             new_request_id=site.new_id,
             monotonic=process.now_s,
         )
-        updates = OutlookUpdates(self._queue, self._watch, process.now_s)
-        self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, self._watch, updates, site.gateway_metrics)
+        updates = OutlookUpdates(self._queue, watch, process.now_s)
+        self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, watch, updates, site.gateway_metrics)
         process.spawn(self._read_frames())
         process.spawn(self._keep_time())
-        process.spawn(self._sweep())
+        for loop in watch.loops().values():
+            process.spawn(loop)
 
     def kill(self) -> None:
         """SIGKILL: its clients see their connections end."""
@@ -199,11 +209,3 @@ class SimGateway:
         while True:
             await self.process.sleep(TICK_S)
             self._hub.tick()
-
-    async def _sweep(self) -> None:
-        while True:
-            await self.process.sleep(EXPIRE_EVERY_S)
-            try:
-                await self._queue.expire(EXPIRED_RESULT)
-            except Unavailable:
-                continue

@@ -19,7 +19,7 @@ class SimRequest:
     """`arrival_s`: seconds after the start at which its client sends it. `output_tokens`: length of its answer, which the prompt asks a
     simulated model for; `output_tokens_max`: what its client names as the most, 0 for nothing. `content`: requests of other content have
     other prompts, and so other answers. `resumable`: its sampling can be continued after an abort (else it names a seed, which a simulated
-    model ignores)."""
+    model ignores). `greedy`: it asks for temperature 0, which a simulated model ignores and those who expect its length know."""
 
     request_id: str
     arrival_s: float
@@ -32,6 +32,7 @@ class SimRequest:
     content: int = 0
     output_tokens_max: int = 0
     resumable: bool = True
+    greedy: bool = False
 
     @property
     def key(self) -> RequestKey:
@@ -70,6 +71,10 @@ def message(request: SimRequest, spec: ModelSpec) -> request_pb2.Request:
 
 
 def _sampling(request: SimRequest) -> request_pb2.SamplingParams | None:
-    if request.resumable and not request.output_tokens_max:
+    if request.resumable and not request.output_tokens_max and not request.greedy:
         return None
-    return request_pb2.SamplingParams(max_tokens=request.output_tokens_max, seed=None if request.resumable else 1)
+    return request_pb2.SamplingParams(
+        max_tokens=request.output_tokens_max,
+        temperature=0.0 if request.greedy else None,
+        seed=None if request.resumable else 1,
+    )

@@ -9,7 +9,9 @@ import pytest
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestState, Slo, SloKind
 from qlm_planner.policy import Policy, TokenClasses
+from qlm_process import profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
+from qlm_sim.cluster import Cluster
 
 MODELS = (ModelSpec(name="mistral-7b", profile="Mistral-7B"), ModelSpec(name="vicuna-13b", profile="Vicuna-13B"))
 CLUSTER = ClusterDescription(
@@ -65,3 +67,26 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
     requests = [replace(request, arrival_s=request.arrival_s / 4, output_tokens=100) for request in workload(60)]
     late = {order: sum(not outcome.in_time for outcome in simulate(one, requests, order).outcomes) for order in ("slo", "fcfs")}
     assert late["slo"] < late["fcfs"]
+
+
+def test_gateways_go_by_what_was_learned() -> None:
+    """As live, a gateway reads the profiles: once answers are seen to be as long as clients allow, long ones get groups of their own. And
+    the estimator hears what clients were told, and calibrates it."""
+    one = replace(CLUSTER, models=MODELS[:1], instances=(replace(CLUSTER.instances[0], models=("mistral-7b",), batch_max=8),))
+    lengths = (12, 400)
+    requests = [
+        replace(each, model="mistral-7b", arrival_s=number / 2, prompt_tokens=64, output_tokens=tokens, output_tokens_max=tokens)
+        for number, (each, tokens) in enumerate(zip(workload(140), lengths * 70, strict=True))
+    ]
+    classes: set[str] = set()
+    calibrated: list[bool] = []
+
+    def look(cluster: Cluster) -> None:
+        state = cluster.server.queue.state
+        classes.update(group.meta["token_class"] for group in state.groups.values())
+        _, body = state.profiles
+        calibrated.append(bool(body) and bool(profile_wire.from_body(body).calibration.rows))
+
+    simulate(one, requests, looks=[(float(at_s), look) for at_s in range(1, 70)])
+    assert {"64", "64/o1024"} <= classes, "nothing is known at first"
+    assert calibrated[-1]

@@ -9,6 +9,7 @@ import pytest
 from qlm.api.v1.request_pb2 import REQUEST_STATE_ACCEPTED, SLO_KIND_COMPLETION, Admission, Request, Slo
 from qlm_core.errors import InvalidRequest
 from qlm_core.request import RequestKey
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook_updates import LOOKS_PER_S_MAX, OutlookUpdates, checked_every_s
 from qlm_gateway.queue_watch import QueueWatch
@@ -32,7 +33,7 @@ async def test_looks_are_bounded_by_the_second() -> None:
     body = Request(model="m", text="x", admission=Admission(prompt_tokens=1, output_tokens_max=1, slo=slo))
     acceptance = Acceptance(key=key, body=body.SerializeToString(), digest=b"0" * 16, gateway="", slo_class="64s", prompt_tokens=1)
     await queue.accept(acceptance)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock, shipped=shipped_snapshot())
     updates = OutlookUpdates(queue, watch, clock)
     assert await updates.of(key) is None  # nothing was looked at yet
     await watch.fresh()
@@ -48,7 +49,7 @@ async def test_looks_are_bounded_by_the_second() -> None:
 async def test_what_does_not_wait_has_no_outlook() -> None:
     clock = Clock()
     queue = MemoryQueue("test", Bounds(), clock)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock, shipped=shipped_snapshot())
     await watch.fresh()
     assert await OutlookUpdates(queue, watch, clock).of(RequestKey("default", "nobody")) is None
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qlm.internal.v1 import events_pb2
 from qlm_core.distribution import Normal
 from qlm_core.prediction import RequestPrediction
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch
 from qlm_gateway.told import Sample, Told
@@ -30,7 +31,7 @@ async def told(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
 
 async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, random.Random(1).random)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, random.Random(1).random, shipped=shipped_snapshot())
     for number in range(PREDICTIONS_REPORTED_MAX + 5):
         watch.told(f"{number}-0", 999.5, "m", prediction(Normal(mean=10.0, variance=4.0)))
     await watch.report()
@@ -50,7 +51,7 @@ async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
 
 async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
     below = Normal(mean=-1.0, variance=0.01)
     found = replace(prediction(below), wait=below, own_completion=Normal(mean=-2.0, variance=0.5))
     watch.told("1-0", 999.5, "m", found)
@@ -63,7 +64,7 @@ async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> 
 async def test_nobody_is_told_of_an_end_before_the_start() -> None:
     """Wait and completion are calibrated apart from each other."""
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
     found = replace(prediction(Normal(mean=2.0, variance=1.0)), wait=Normal(mean=3.0, variance=4.0), prefill_s=0.25)
     watch.told("1-0", 999.5, "m", found)
     await watch.report()

@@ -186,6 +186,7 @@ def in_virtual_time(asked: Sequence[Ask], path: Path, profiles: ProfileSnapshot,
             output_tokens_max=ask.output_tokens,
             slo=Slo(kind=SloKind.COMPLETION, seconds=ask.slo_s),
             content=number,
+            greedy=True,
         )
         for number, ask in enumerate([*warm_up, *(replace(ask, at_s=start_s + ask.at_s) for ask in asked)])
     ]

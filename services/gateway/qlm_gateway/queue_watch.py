@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 import structlog
 
@@ -14,7 +15,6 @@ from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.drain_rate import DrainRate
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook import Outlook
@@ -40,8 +40,12 @@ PREDICTIONS_REPORTED_MAX = 16
 EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
 
 
+Sleep = Callable[[float], Awaitable[None]]
+
+
 class QueueWatch:
-    """`run` must be running. Nothing here is in the way of a request: it reads what the last look found."""
+    """`run` must be running, or all `loops`. Nothing here is in the way of a request: it reads what the last look found. `shipped`: the
+    profiles until others are published."""
 
     def __init__(
         self,
@@ -51,13 +55,17 @@ class QueueWatch:
         monotonic: Callable[[], float],
         server_now_s: Callable[[], float],
         random: Callable[[], float] = random.random,
+        *,
+        shipped: ProfileSnapshot,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._queue = queue
         self._catalogue = catalogue
         self._metrics = metrics
         self._monotonic = monotonic
         self._server_now_s = server_now_s
-        self._profiles: ProfileSnapshot = shipped_snapshot()
+        self._sleep = sleep
+        self._profiles = shipped
         self._published = 0
         self._outlook: Outlook | None = None
         self._looking = asyncio.Lock()
@@ -85,10 +93,18 @@ class QueueWatch:
     async def run(self) -> None:
         """Looks and sweeps until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._repeat("overview", OVERVIEW_EVERY_S, self._look), name="overview")
-            tasks.create_task(self._repeat("read_profiles", PROFILES_EVERY_S, self._read_profiles), name="profiles")
-            tasks.create_task(self._repeat("expire", EXPIRE_EVERY_S, self._sweep), name="expiry")
-            tasks.create_task(self._repeat("report", REPORT_EVERY_S, self.report), name="report")
+            for name, loop in self.loops().items():
+                tasks.create_task(loop, name=name)
+
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What goes on side by side for ever, by name. Each awaits nothing but the queue and the sleep that was given, one call at a
+        time."""
+        return {
+            "overview": self._repeat("overview", OVERVIEW_EVERY_S, self._look),
+            "profiles": self._repeat("read_profiles", PROFILES_EVERY_S, self._read_profiles),
+            "expiry": self._repeat("expire", EXPIRE_EVERY_S, self._sweep),
+            "report": self._repeat("report", REPORT_EVERY_S, self.report),
+        }
 
     async def fresh(self) -> Outlook:
         """A look that began after the call; askers at the same time share one. Raises Unavailable."""
@@ -117,7 +133,7 @@ class QueueWatch:
             except Unavailable as error:
                 self._metrics.queue_away.labels(name).inc()
                 structlog.get_logger().debug("queue_away", call=name, error=str(error))
-            await asyncio.sleep(every_s)
+            await self._sleep(every_s)
 
     async def _look(self) -> None:
         async with self._looking:

@@ -13,6 +13,7 @@ from opentelemetry.trace import TracerProvider
 
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
 from qlm_core.overload import Overload
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
@@ -58,7 +59,7 @@ class Gateway:
         machine = GatewayMachine(self.gateway_id, settings.stream_limits())
         self._hub = StreamHub(queue, machine, texts, self.metrics, monotonic)
         specs = {name: entry.spec for name, entry in catalogue.items()}
-        self._watch = QueueWatch(queue, specs, self.metrics, monotonic, self._clock.now_s)
+        self._watch = QueueWatch(queue, specs, self.metrics, monotonic, self._clock.now_s, shipped=shipped_snapshot())
         entry = Entry(
             queue=queue,
             catalogue=catalogue,
