@@ -1,0 +1,69 @@
+"""The parts of `bench agent` that run a whole cluster: here with the simulated engine in vLLM's place, and its row as shipped.
+
+`tests/vllm/test_bench_agent.py` measures a row on vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from qlm_agent.config import AgentConfig
+from qlm_core.hardware_profile import ORIGIN_MEASURED
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_load.__main__ import main
+from qlm_load.bench_agent import command, simulating, waiting
+from qlm_load.bench_agent.measured_cluster import MODEL, SEATS, MeasuredAgent
+from qlm_load.bench_agent.model_config import INSTANCE, QUEUE
+from qlm_load.bench_agent.parts import Plan
+
+GPU, PROFILE = "A100-80GB", "Mistral-7B"
+REQUESTS = 30
+KEYS = ("r2_wait", "sim_attainment_gap", "sim_wait_p50_err", "sim_wait_p99_err")
+
+
+async def shipped_agent(plan: Plan, folder: Path) -> MeasuredAgent:
+    """In the place of one that was measured."""
+    shipped = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model) == (GPU, 1, PROFILE))
+    row = replace(shipped, origin=ORIGIN_MEASURED)  # shipped rows are not imported
+    model = {"name": MODEL, "profile": PROFILE, "context_tokens_max": 1024}
+    agent = {"name": INSTANCE, "gpu": GPU, "engine": "simulated", "batch_max": SEATS}
+    config = AgentConfig.model_validate({"queue": {"name": QUEUE}, "models": [model], "agent": agent})
+    return MeasuredAgent(config=config, row=row, profiles=ProfileSnapshot(version=0, made_s=0.0, hardware=(row,)))
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_is_held_against_what_clients_were_told_and_against_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(simulating, "SEEDS", 1)
+    for part in (simulating, waiting):
+        monkeypatch.setattr(part, "measured_agent", shipped_agent)
+        monkeypatch.setattr(part, "vocabulary_of", lambda folder: 32_000)
+    only = [word for key in KEYS for word in ("--only", key)]
+    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--quick", "--model", str(tmp_path), *only])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout.splitlines()[-1])
+    parts = found["context"]["parts"]
+
+    told = parts["wait"]
+    assert told["requests"] == REQUESTS, "each client was told of its wait"
+    assert 0.0 < told["actual_s"]["median"] < told["actual_s"]["max"]
+    assert abs(told["bias_s"]) < told["actual_s"]["max"]
+    assert found["r2_wait"] <= told["r2_with_one_factor"] + 1e-9 < 1.0 + 1e-9
+
+    simulated = parts["simulator"]
+    assert simulated["requests"] == REQUESTS
+    (sides,) = simulated["seeds"]
+    for side in sides.values():
+        assert 0.0 <= side["attainment"] <= 1.0
+        assert 0.0 < side["wait_p50_s"] <= side["wait_p99_s"]
+    assert found["sim_attainment_gap"] == pytest.approx(100 * abs(sides["real"]["attainment"] - sides["simulated"]["attainment"]))
+    # The same requests, and an engine that is up to 15% off its row: waits are of one size.
+    assert 0.0 < found["sim_wait_p50_err"] < 1.0
+    assert math.isfinite(found["sim_wait_p99_err"])
