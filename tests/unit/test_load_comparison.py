@@ -13,11 +13,15 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from qlm.api.v1.request_pb2 import Request, SamplingParams
+from qlm_core.model import ModelSpec
 from qlm_load import simulations
 from qlm_load.__main__ import main
 from qlm_load.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
 from qlm_load.simulations import NoRun, simulated_runs
 from qlm_planner.policy import Order
+from qlm_sim import SimRequest
+from qlm_sim.requests import message
 
 SMALL = ("--requests", "60", "--seed", "2")
 
@@ -67,6 +71,22 @@ def test_a_simulated_run_ends_every_request_and_is_the_same_again() -> None:
     assert set(first.attainment) == {"interactive", "batch-1", "batch-2"}
     assert 0.0 < first.wait_p50_s <= first.wait_p99_s <= first.run_s
     assert simulated() == first
+
+
+def test_simulated_clients_say_what_live_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `qlm_load.replay` does: how long the answer may be, and that it is greedy. What is expected of its length rests on both."""
+    sent: list[SamplingParams] = []
+
+    def sending(request: SimRequest, spec: ModelSpec) -> Request:
+        made = message(request, spec)
+        assert made.sampling.max_tokens == request.output_tokens
+        sent.append(made.sampling)
+        return made
+
+    monkeypatch.setattr("qlm_sim.comparison.message", sending)
+    simulated()
+    assert len(sent) == 60
+    assert all(each.HasField("temperature") and each.temperature == 0.0 and not each.HasField("seed") for each in sent)
 
 
 def test_first_come_first_served_swaps_more() -> None:

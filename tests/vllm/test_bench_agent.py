@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from qlm_load.__main__ import main
+from qlm_load.bench_agent import measured_cluster
 from vllm_nursery import QuickTemplate
 
 PARTS = ("throughput_ratio", "resume_equal", "swap_ms")
@@ -30,3 +31,24 @@ def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyP
     assert 0.0 <= swaps.pop("warm_hidden_share") <= 1.0
     assert all(swaps.values())
     assert found["context"]["parts"]["model_swap"]["planned_swaps"] == 2
+
+
+@pytest.mark.timeout(300)
+def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sim_*` start from the same row; what they do then `tests/acceptance/test_bench_agent.py` runs on the simulated engine."""
+    monkeypatch.setattr("qlm_agent.vllm.engine.Template", lambda *arguments: QuickTemplate())
+    monkeypatch.setattr(measured_cluster, "PROFILE_LIMIT_LEAST_S", 8.0)
+    monkeypatch.setattr(measured_cluster, "SERVING_LOAD_LEAST_S", 6.0)
+    only = ("--only", "r2_wait")
+    ran = CliRunner().invoke(main, ["bench", "agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout.splitlines()[-1])
+    told = found["context"]["parts"]["wait"]
+    assert told["requests"] == 30
+    assert 0.0 <= told["actual_s"]["median"] <= told["actual_s"]["max"]
+    assert found["r2_wait"] <= 1.0
+    # The row is the engine's own, made as slow or as quick as the runs in the cluster were.
+    factor = told["serving"]["times_as_slow_as_by_itself"]
+    assert told["serving"]["runs"] >= 20
+    for figure in ("decode_a_ms", "decode_b_ms_per_seq", "prefill_base_ms"):
+        assert told["profile"][figure] == pytest.approx(factor * told["by_itself"][figure], rel=1e-3)

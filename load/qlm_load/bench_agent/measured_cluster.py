@@ -41,7 +41,10 @@ OUTPUT_TOKENS = (100, 300)
 CONTEXT_TOKENS = 1024
 KV_GB = 0.5
 PROFILE_LIMIT_S = 60.0
+PROFILE_LIMIT_LEAST_S = 30.0
 SERVING_LOAD_S = 60.0
+SERVING_LOAD_LEAST_S = 15.0
+"""However few repetitions are asked for."""
 SERVING_SEED = 10_000
 """Above the seeds of what is judged."""
 START_S = 240.0
@@ -104,7 +107,7 @@ class RunningCluster:
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
     """Measures the engine as `qlm profile` does it, first by itself and then in a cluster in `folder`, which is stopped."""
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
-    limit_s = max(30.0, PROFILE_LIMIT_S * plan.scale)
+    limit_s = max(PROFILE_LIMIT_LEAST_S, PROFILE_LIMIT_S * plan.scale)
     found = await profile_engine(config, shipped_snapshot(), [], limit_s=limit_s, say=plan.say, clock=time.monotonic)
     alone = MeasuredAgent(config=config, row=found[0].row, profiles=parse_profiles(table_text(found)))
     async with serving(alone, folder, vocabulary_of(plan.model)) as cluster:
@@ -114,7 +117,7 @@ async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
             config.models[0].spec(),
             instance=INSTANCE,
             seats=SEATS,
-            load_s=max(15.0, SERVING_LOAD_S * plan.scale),
+            load_s=max(SERVING_LOAD_LEAST_S, SERVING_LOAD_S * plan.scale),
             seed=SERVING_SEED + plan.seed,
         )
     plan.say(f"{served.evidence} ({served.completed} requests in all)")
