@@ -63,6 +63,8 @@ def test_a_cluster_is_held_against_what_clients_were_told_and_against_virtual_ti
     for side in sides.values():
         assert 0.0 <= side["attainment"] <= 1.0
         assert 0.0 < side["wait_p50_s"] <= side["wait_p99_s"]
+    assert len(simulated["shifted"][0]) >= 2
+    assert all(side["wait_p99_s"] > 0.0 for side in simulated["shifted"][0])
     assert found["sim_attainment_gap"] == pytest.approx(100 * abs(sides["real"]["attainment"] - sides["simulated"]["attainment"]))
     # The same requests, and an engine that is up to 15% off its row: waits are of one size.
     assert 0.0 < found["sim_wait_p50_err"] < 1.0
