@@ -9,7 +9,7 @@ from qlm_core.request import RequestState, Slo, SloKind
 from qlm_load.comparison import PolicyRun
 from qlm_load.ledger import quantile
 from qlm_load.workload import Workload
-from qlm_sim.comparison import PlannedKill, RequestOutcome, simulate
+from qlm_sim.comparison import PlannedKill, SimulationResult, simulate
 from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest
 
@@ -55,10 +55,11 @@ def simulated_run(
     followed = policy_of(file.path, {**file.overrides, "planner.policy": policy})
     cluster = describe(file.path, file.agents, file.overrides, gateways=file.gateways, planners=file.planners)
     result = simulate(cluster, requests, followed, seed=workload.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=LIMIT_S, kills=kills)
-    return _measured(policy, workload, time_scale, result.outcomes, sum(max(0, swaps - 1) for swaps in result.swaps.values()))
+    return _measured(policy, workload, time_scale, result)
 
 
-def _measured(policy: str, workload: Workload, time_scale: float, outcomes: Sequence[RequestOutcome], swaps: int) -> PolicyRun:
+def _measured(policy: str, workload: Workload, time_scale: float, result: SimulationResult) -> PolicyRun:
+    outcomes = result.outcomes
     attained: dict[str, list[bool]] = {}
     for request, outcome in sorted(zip(workload.requests, outcomes, strict=True), key=lambda pair: pair[0].slo_s):
         completed = outcome.state is RequestState.COMPLETED
@@ -75,5 +76,6 @@ def _measured(policy: str, workload: Workload, time_scale: float, outcomes: Sequ
         wait_p50_s=quantile(waits, 0.5),
         wait_p99_s=quantile(waits, 0.99),
         run_s=max((outcome.finished_s for outcome in ended), default=0.0) * time_scale,
-        swaps=swaps,
+        swaps=sum(result.swaps.values()),
+        gave_way=result.gave_way,
     )

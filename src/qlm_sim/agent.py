@@ -53,6 +53,7 @@ class SimAgent:
         self.process = site.process(description.name)
         self.description = description
         self.drained = False  # it stopped by itself
+        self._past_swaps = 0  # of the lives before this one
         self._site = site
         self._tell_planner = tell_planner
         self._models = _models(site, description)
@@ -83,11 +84,15 @@ class SimAgent:
                 poll_s=description.poll_s,
                 owned_check_s=description.owned_check_s,
                 drain_finish_s=description.drain_finish_s,
+                hardware={name: model.profile.scaled(description.time_scale) for name, model in self._models.items()},
+                host_memory_gb=description.host_memory_gb,
+                slo_band=description.slo_band,
+                evict=description.evict,
+                kv_swap=description.kv_swap,
+                warm_ahead=description.warm_ahead,
+                displacements_max=description.displacements_max,
+                offloaded_max_s=description.offloaded_max_s,
                 operations=description.operations,
-                # Without operations an agent here does with what it learns by itself.
-                hardware={
-                    name: model.profile.scaled(description.time_scale) for name, model in self._models.items() if description.operations
-                },
             )
         )
         self.calls_under_way: dict[int, str] = {}
@@ -119,11 +124,17 @@ class SimAgent:
         )
         self._driver = EngineDriver(self.engine, self._held, telemetry, now_s=process.now_s, step=self._step, engine_clock=process.now_s)
 
+    @property
+    def swaps(self) -> int:
+        """Of one model for another, over all its lives."""
+        return self._past_swaps + max(0, self.machine.swapping.swaps - 1)
+
     # Life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """A new process of this name."""
         self.process.begin()
+        self._past_swaps = self.swaps
         self.begin_life()
         self._alarm = self.process.alarm(lambda: self._step(TimePassed()))
         after = f"{int(self.process.now_s() * 1000)}-0"

@@ -39,6 +39,10 @@ PROFILES_EVERY_S = 5.0
 """How often the estimator's findings are published and read in comparison runs, where nobody waits for them."""
 
 
+GAVE_WAY = (("qlm_agent_returned_requests_total", {"cause": "evicted"}), ("qlm_agent_lso_total", {"lso": "kv_offload"}))
+"""Counters of agents: requests that made room for others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end."""
@@ -84,12 +88,13 @@ class QueueSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: models made active by instance. `ended_s`:
-    when the last request ended."""
+    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: of one model for another, by
+    instance. `gave_way`: evictions and KV swaps. `ended_s`: when the last request ended."""
 
     outcomes: tuple[RequestOutcome, ...]
     history: tuple[QueueSample, ...]
     swaps: dict[str, int]
+    gave_way: int
     ended_s: float
     events: int
 
@@ -182,7 +187,8 @@ class _Comparison:
         return SimulationResult(
             outcomes=tuple(map(self._outcome, self._workload)),
             history=tuple(self._history),
-            swaps={agent.process.name: agent.machine.swapping.swaps for agent in cluster.agents},
+            swaps={agent.process.name: agent.swaps for agent in cluster.agents},
+            gave_way=round(sum(cluster.site.agent_metrics.registry.get_sample_value(*counter) or 0.0 for counter in GAVE_WAY)),
             ended_s=cluster.elapsed_s,
             events=cluster.schedule.happened,
         )

@@ -33,10 +33,16 @@ class InstanceDescription:
     buffer_tokens_max: int = 500_000
     poll_s: float = 1.0
     owned_check_s: float = 15.0
+    slo_band: int = 0
+    evict: bool = True
+    kv_swap: bool = True
+    warm_ahead: bool = True
+    displacements_max: int = 3
+    offloaded_max_s: float = 300.0
+    operations: tuple[str, ...] = ()
     drain_finish_s: float = 20.0
     heartbeat_s: float = 1.0
     wake_min_s: float = 0.002
-    operations: tuple[str, ...] = ()
 
     @property
     def limits(self) -> SimulatedLimits:

@@ -51,6 +51,13 @@ def _instance(agent: AgentSettings, models: tuple[str, ...]) -> InstanceDescript
         coalesce_s=agent.coalesce_s,
         buffer_tokens_max=agent.buffer_tokens_max,
         poll_s=agent.poll_s,
+        slo_band=agent.slo_band,
+        evict=agent.evict,
+        kv_swap=agent.kv_swap,
+        warm_ahead=agent.warm_ahead,
+        displacements_max=agent.displacements_max,
+        offloaded_max_s=agent.offloaded_max_s,
+        operations=agent.operations,
         drain_finish_s=agent.drain_finish_s,
         heartbeat_s=agent.heartbeat_s,
     )
