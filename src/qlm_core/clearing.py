@@ -1,7 +1,7 @@
 """Whether the agent would clear its engine for a head of another model: `qlm_core.preemption.clear` in closed form over groups.
 
 Who predicts knows what runs by group and not by request: all of a group count as due at the group's first deadline, as half done, and as
-giving way by the dearer way. So an eviction is expected less often than agents evict, not more often.
+able to go back to the queue, at once. So an eviction is expected less often than agents evict, not more often.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qlm_core.prediction_service import Service
-from qlm_core.preemption import Way, displacement_s
+from qlm_core.preemption import Way, displacement_s, swap_back_s
 from qlm_core.profile import HardwareProfile
 
 
@@ -31,11 +31,11 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivingWay:
-    """What it takes that a batch gives way. `clear_s`: until all of it could have; `displacement_s`: what each request loses;
-    `runs_left_s`: how long it would run on in the mean."""
+    """What it takes that a batch goes back to the queue. `displacement_s`: what each request loses; `swap_back_s`: to make their model
+    active again; `runs_left_s`: how long each would run on in the mean."""
 
-    clear_s: float
     displacement_s: float
+    swap_back_s: float
     runs_left_s: float
 
 
@@ -50,13 +50,13 @@ class Head:
     service_s: float
 
 
-def giving_way(running: Service, prompt_tokens: float, count: int, hardware: HardwareProfile) -> GivingWay:
-    """Of `count` requests that run, with prompts of so many tokens in the mean. What one has made is in the mean what it has still to make
-    (the age of a renewal process). How much host memory is left for KV is not known: the dearer way is assumed."""
+def giving_way(running: Service, prompt_tokens: float, hardware: HardwareProfile) -> GivingWay:
+    """Of requests that run, with prompts of so many tokens in the mean. What one has made is in the mean what it has still to make
+    (the age of a renewal process)."""
     context_tokens = round(prompt_tokens + running.left_tokens)
     return GivingWay(
-        clear_s=count * displacement_s(Way.OFFLOAD, context_tokens, hardware) / 2.0,
         displacement_s=displacement_s(Way.ABORT, context_tokens, hardware),
+        swap_back_s=swap_back_s(hardware),
         runs_left_s=running.left_tokens * running.step_s,
     )
 
@@ -69,12 +69,13 @@ def would_clear(runners: Sequence[Runner], drain_s: float, way: GivingWay, head:
     slack_s = head.deadline_s - now_s - head.service_s if head.deadline_s < math.inf else 0.0
     if drain_s <= slack_s:
         return False
-    harmed, displaced_s = 0, 0.0
+    harmed, displaced_s = 0, way.swap_back_s
+    loses_s = way.displacement_s + way.swap_back_s
     for runner in runners:
         if (runner.band, runner.deadline_s) <= (head.band, head.deadline_s):
             return False
         displaced_s += runner.count * way.displacement_s
-        if runner.band == head.band and 0.0 <= runner.deadline_s - now_s - way.runs_left_s < way.displacement_s + head.service_s:
+        if runner.band == head.band and 0.0 <= runner.deadline_s - now_s - way.runs_left_s < loses_s + head.service_s:
             harmed += runner.count
     worth_it = slack_s >= 0.0 or drain_s > displaced_s
     return worth_it and harmed < head.requests

@@ -116,7 +116,7 @@ def _cleared(
         )
         way = reader.giving_way(view)
         if would_clear(view.runners, float(lead[LEAD_DRAIN, number]), way, head, now_s):
-            lead[LEAD_DRAIN, number], lead[LEAD_DRAIN_VARIANCE, number] = way.clear_s, 0.0
+            lead[LEAD_DRAIN, number], lead[LEAD_DRAIN_VARIANCE, number] = 0.0, 0.0
     return lead
 
 

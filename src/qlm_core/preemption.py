@@ -8,7 +8,8 @@ The paper evicts whenever the head of the virtual queue changes. These rules evi
 - One late request is not traded for another: inside a band nobody gives way who would be late by it and else would not be.
 - Who gave way `displacements_max` times is protected, so that nothing waits for ever.
 - A head of another model needs the whole GPU (section 5: model swapping flushes the KV): all give way or nobody does, and while one of the
-  batch may not, the others go on beside it.
+  batch may not, the others go on beside it. Who can be continued from its tokens goes back to the queue: KV in host memory would tie it to
+  this engine, which would have to swap models back for it, whatever the planner plans. That swap is part of what it costs.
 
 Since who gives way is always less urgent than who takes the place, and comes back behind it, the two never push each other out in turn.
 
@@ -109,6 +110,11 @@ def displacement_s(way: Way, context_tokens: int, hardware: HardwareProfile | No
     return 2.0 * hardware.kv_swap_s(context_tokens) if way is Way.OFFLOAD else hardware.recompute_s(context_tokens)
 
 
+def swap_back_s(hardware: HardwareProfile | None) -> float:
+    """To make the active model active again, which has left the GPU for another one, from host memory. 0 where nobody measured it."""
+    return 0.0 if hardware is None else hardware.swap_s(warm=True)
+
+
 def offload_pays(hardware: HardwareProfile) -> tuple[float, float]:
     """From which to which context, in tokens, KV swap costs less than to compute again (figure 4 of the paper); equal bounds: never."""
     fixed_us = 1e3 * (2.0 * hardware.kv_swap_base_ms - hardware.recompute_base_ms)
@@ -192,8 +198,9 @@ def clear(
 ) -> tuple[Victim, ...]:
     """Who gives way to a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
     head is in time when the batch ends by itself, where one of the batch may not give way, where as many requests would be late by it as
-    it brings, or where it is late in any case and loses the engine less time by waiting."""
+    it brings, or where it is late in any case and loses the engine less time by waiting. `hardware`: of the model that is active."""
     slack_s = head.slack_s(now_s)
+    back_s = swap_back_s(hardware)
     drain_s = max((occupant.left_s for occupant in batch), default=0.0)
     if drain_s <= slack_s:
         return ()
@@ -203,15 +210,15 @@ def clear(
     for occupant in _by_rank(now_s, batch):
         if not _may_yield(occupant, head, rule):
             return ()
-        victim = way_out(occupant, host_kv_tokens, hardware)
+        victim = way_out(occupant, 0 if occupant.abortable else host_kv_tokens, hardware)
         if victim is None:
             return ()
         if occupant.left_s <= victim.cost_s:
             continue
         chosen.append(victim)
-        harmed += _made_late(now_s, occupant, victim.cost_s, head)
+        harmed += _made_late(now_s, occupant, back_s + victim.cost_s, head)
         host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
-    worth_it = slack_s >= 0.0 or drain_s > sum(victim.cost_s for victim in chosen)
+    worth_it = slack_s >= 0.0 or drain_s > back_s + sum(victim.cost_s for victim in chosen)
     return tuple(chosen) if worth_it and harmed < head.requests else ()
 
 

@@ -106,7 +106,7 @@ class QueueReader:
         workload = self.profiles.workload_for(view.active_model, "", "")
         hardware, batch_max = self._profiles_of[self.engine(view, view.active_model)]
         running = service(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch_max)
-        return giving_way(running, workload.prompt_tokens_mean, view.running, hardware)
+        return giving_way(running, workload.prompt_tokens_mean, hardware)
 
     def model_code(self, model: str) -> float:
         """The number that stands for a model here; "" is that of no model."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.calibration_arrays import FIGURES
 from qlm_core.group import GroupKey
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.length_curve import LONGEST_OF
@@ -26,7 +25,6 @@ from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine
 from qlm_planner.timeline import (
     BAND,
-    CALIBRATION,
     COUNT,
     DEADLINE,
     DRAIN,
@@ -76,10 +74,9 @@ COLUMNS_FIRST = 256
     WARM_S,
     ANSWERS,
 ) = range(17)
-"""Rows of what a class's groups share. `ANSWERS`: 1 where the SLO bounds the first token; behind it the calibration and the table of the
-longest outputs. Times are NaN where the instance does not serve the model."""
-FIGURES_AT = 17
-LONGEST_AT = FIGURES_AT + FIGURES
+"""Rows of what a class's groups share. `ANSWERS`: 1 where the SLO bounds the first token; behind it the table of the longest
+outputs. Times are NaN where the instance does not serve the model."""
+LONGEST_AT = 17
 ROWS = LONGEST_AT + len(LONGEST_OF)
 
 
@@ -220,7 +217,6 @@ class ClassTerms:
         rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], shared[COLD_S]), shared[WARM_S]
         rows[MODEL], rows[BAND], rows[WEIGHT] = groups.model, groups.band, groups.weight
         rows[WORK] = count * (made.prefill_s + made.decode_s)
-        rows[CALIBRATION:] = shared[FIGURES_AT:LONGEST_AT]
         unserved = np.isnan(shared[TOKEN_S])
         if unserved.any():
             rows[:, unserved] = _weightless(groups.model[unserved], groups.band[unserved])
@@ -292,7 +288,7 @@ class ClassTerms:
             return column
         served, hardware = told.service, told.hardware
         scale = hardware.slowdown * 1e-3
-        column[:FIGURES_AT] = (
+        column[:LONGEST_AT] = (
             served.output.mean,
             served.output.variance,
             served.batch,
@@ -311,7 +307,6 @@ class ClassTerms:
             hardware.swap_s(warm=True),
             float(key.slo_kind is SloKind.FIRST_TOKEN),
         )
-        column[FIGURES_AT:LONGEST_AT] = told.calibration
         column[LONGEST_AT:] = told.longest
         return column
 
@@ -374,7 +369,6 @@ def _weightless(model: Integers, band: Floats) -> Floats:
     rows[SUMS + STEP] = rows[SUMS + CHUNK] = 1.0
     rows[DEADLINE] = rows[SLO] = FAR_S
     rows[MODEL], rows[BAND], rows[WEIGHT] = model, band, 1.0
-    rows[CALIBRATION], rows[CALIBRATION + 1] = 1.0, 1.0
     return rows
 
 

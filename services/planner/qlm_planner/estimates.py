@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.calibration import CalibratedTime
-from qlm_core.calibration_arrays import Figures, figures_of
 from qlm_core.clearing import giving_way
 from qlm_core.distribution import Normal
 from qlm_core.group import MEGA, GroupKey
@@ -29,7 +27,7 @@ from qlm_core.request import SloKind
 from qlm_planner.board import Group, Running, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.tenants import weight_of
-from qlm_planner.terms import NO_CALIBRATION, Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless
+from qlm_planner.terms import Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless
 
 PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""
@@ -52,7 +50,6 @@ class ClassFacts:
     service: Service
     hardware: HardwareProfile
     prompt_variance: float
-    calibration: Figures
     longest: Sequence[float]
 
 
@@ -105,11 +102,9 @@ class Estimates:
         return self._hardware[key]
 
     def likeness(self, facts: InstanceFacts) -> Likeness:
-        """Its profiles and calibration for each model, and its own settings."""
+        """Its profiles for each model, and its own settings."""
         measured = tuple(self.hardware(facts, model) for model in facts.models)
-        table = None if self._profiles is None else self._profiles.calibration
-        rows = () if table is None else tuple(table.row(time, model, facts) for model in facts.models for time in CalibratedTime)
-        return (facts.models, facts.batch_max, facts.time_scale, measured, rows)
+        return (facts.models, facts.batch_max, facts.time_scale, measured)
 
     def can_serve(self, slot: Slot, model: str) -> bool:
         """It may be given groups, and has the model and a profile of it."""
@@ -158,7 +153,6 @@ class Estimates:
             drain_s=own_prefill_s + served.drain(count, full=count > served.batch, behind=0.0, longest_tokens=longest).mean,
             cold_s=hardware.swap_s(warm=False),
             warm_s=hardware.swap_s(warm=True),
-            calibration=self._calibration(slot.facts, key),
             weight=weight_of(key.tenant_class),
         )
 
@@ -176,16 +170,8 @@ class Estimates:
             service=served,
             hardware=hardware,
             prompt_variance=self._prompt_variance(key),
-            calibration=self._calibration(slot.facts, key),
             longest=self._profiles.longest_output_for(key.model, key.slo_class, key.token_class),
         )
-
-    def _calibration(self, facts: InstanceFacts, key: GroupKey) -> Figures:
-        """Of the time that a group's SLO bounds, on an instance."""
-        if self._profiles is None or not self._profiles.calibration.rows:
-            return NO_CALIBRATION
-        bounded = CalibratedTime.WAIT if key.slo_kind is SloKind.FIRST_TOKEN else CalibratedTime.COMPLETION
-        return figures_of(self._profiles.calibration.row(bounded, key.model, facts))
 
     def _longest(self, key: GroupKey, count: float) -> float:
         """Tokens of the longest output of so many requests of a class."""
@@ -213,7 +199,7 @@ class Estimates:
             return Engine(active_model=slot.active_model, model_code=code)
         workload = self._profiles.workload_for(slot.active_model, "", "")
         running = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
-        way = giving_way(running, workload.prompt_tokens_mean, slot.running, hardware)
+        way = giving_way(running, workload.prompt_tokens_mean, hardware)
         drain = running.drain(slot.running, full=True, behind=0.0)
         return Engine(
             active_model=slot.active_model,

@@ -242,7 +242,7 @@ def _engine_row(policy: Policy, engine: Engine, names: Sequence[str]) -> tuple[f
     active = names.index(engine.active_model) if engine.active_model in names else -1
     clear_s, clear_cost = engine.drain_s, 0.0
     if engine.way is not None:
-        clear_s = engine.way.clear_s
+        clear_s = 0.0
         displaced = sum(runner.count for runner in engine.runners)
         # They come back behind the head: after two swaps at the least.
         away_s = 2.0 * max((runner.warm_s for runner in engine.runners), default=0.0) + engine.way.displacement_s

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qlm_core.calibration import UNCALIBRATED
-from qlm_core.calibration_arrays import Figures, figures_of
 from qlm_core.clearing import GivingWay
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.prediction import Service
@@ -20,8 +18,6 @@ Sums = tuple[float, float, float, float, float, float]
 Ends = tuple[float, float, float, float, float]
 """What ends a run, in the order of the rows of `qlm_core.run_lengths`."""
 
-NO_CALIBRATION = figures_of(UNCALIBRATED)
-
 NOTHING: Sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -31,9 +27,8 @@ class Term:
     along a queue (the rows of `qlm_core.queue_model`), `ends`: what it adds to the end of its run (those of `qlm_core.run_lengths`).
     `own_s`, `own_variance`: from a request's start to what its SLO bounds. `drain_s`: from the group's last start to its last end.
     `cold_s`, `warm_s`: making its model the active one. `model_code`: stands for the model in arrays.
-    `calibration`: of the time that its SLO bounds. `band`: the rank of the group (its band and its tier there);
-    of what runs the band alone, as agents know it. `weight`: of a late request
-    and of a request-second of tardiness."""
+    `band`: the rank of the group (its band and its tier there); of what runs the band alone, as agents know it. `weight`: of a late
+    request and of a request-second of tardiness."""
 
     group_id: str
     model: str
@@ -50,7 +45,6 @@ class Term:
     drain_s: float
     cold_s: float
     warm_s: float
-    calibration: Figures = NO_CALIBRATION
     weight: float = 1.0
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from qlm_core.calibration_arrays import FIGURES, calibrated
 from qlm_core.clearing import Head, would_clear
 from qlm_core.queue_model import (
     DECODE,
@@ -47,6 +46,10 @@ WEIGHTS = np.full(len(SHARES), 1.0 / len(SHARES))
 
 FAR_S = 1e12
 """Stands for "no deadline": infinite values would make NaN of a product with 0."""
+
+RELATIVE_DEVIATION = 0.03
+"""Of a time, beside what the formulas say of their own error: output lengths drift together while requests wait (the estimator's prior, ADR
+29). What it learned from clients' predictions is not used here: that holds who was let by later (ADR 38)."""
 
 DEVIATION_MIN_S = 1e-3
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
@@ -88,7 +91,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group, calibrated. `clears`:
+    """Times of the groups of one order, in seconds from now. `end_s`, `end_variance`: completion of the whole group. `clears`:
     what runs is expected to give way to the head; the cost is that of the order beyond what they would cost if they went on."""
 
     cost: Cost
@@ -143,9 +146,8 @@ class Columns:
 
 
 (OWN, OWN_VARIANCE, COUNT, DEADLINE, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT) = range(SUMS + ENDS, SUMS + ENDS + 12)
-"""Rows behind those of what adds up along a queue, and of what ends a run; behind them those of the calibration."""
-CALIBRATION = SUMS + ENDS + 12
-FIELDS = CALIBRATION + FIGURES
+"""Rows behind those of what adds up along a queue, and of what ends a run."""
+FIELDS = SUMS + ENDS + 12
 
 
 def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
@@ -164,7 +166,6 @@ def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
         min(term.slo_s, FAR_S),
         term.work_s,
         term.weight,
-        *term.calibration,
     )
 
 
@@ -208,7 +209,7 @@ def _prepared(engine: Engine, rows: Floats, now_s: float) -> _Order:
     at = behind_head + int(same[0]) if len(same) else behind_head
     victims = np.array([_column(runner, ()) for runner in engine.runners]).T
     return _Order(
-        engine=replace(engine, left=NOTHING, drain_s=engine.way.clear_s, drain_variance=0.0, runners=()),
+        engine=replace(engine, left=NOTHING, drain_s=0.0, drain_variance=0.0, runners=()),
         rows=np.concatenate((rows[:, :at], victims, rows[:, at:]), axis=1),
         begin=at,
         end=at + victims.shape[1],
@@ -273,13 +274,14 @@ def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
     served, spread = _along(each, waits, count)
     served += start + rows[OWN]
     spread += variance + rows[OWN_VARIANCE]
-    served, spread = calibrated(rows[CALIBRATION:], served, spread)
+    spread += _unexplained(served)
     late, tardiness = _lateness(served - (rows[DEADLINE] - now_s), np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
     weight = rows[WEIGHT]
     each_of = np.array((late, (weight - 1.0) * late, weight * tardiness, WEIGHTS @ served))
     sums = np.add.reduceat(count * each_of, first, axis=1).T.tolist()
     start_s = start + waits.wait_s[0]
-    end_s, end_variance = calibrated(rows[CALIBRATION:], start + ended, variance + ended_variance)
+    end_s = start + ended
+    end_variance = variance + ended_variance + _unexplained(end_s)
     runs = np.append(waits.queue_run, swaps.size).tolist()
     ends = bounds.tolist()
     return [
@@ -320,6 +322,12 @@ def _along(each: Floats, waits: RunWaits, count: Floats) -> tuple[Floats, Floats
     seat = np.maximum(0.0, ahead[DECODE] + place * each[DECODE] - in_flight)
     seat *= ahead[SEATS] + place * each[SEATS] > 1.0
     return ahead[PREFILL] + place * each[PREFILL] + seat, ahead[VARIANCE] + place * each[VARIANCE]
+
+
+def _unexplained(time_s: Floats) -> Floats:
+    """Variance that the formulas leave out."""
+    found: Floats = np.square(RELATIVE_DEVIATION * np.maximum(time_s, 0.0))
+    return found
 
 
 def _lateness(gap_s: Floats, deviation_s: Floats) -> tuple[Floats, Floats]:

@@ -77,7 +77,8 @@ def test_who_cannot_be_offloaded_is_evicted() -> None:
 
 def test_no_more_than_host_memory_holds() -> None:
     t = full(host_kv_tokens=150)
-    assert head(t, "n", due=7.0) == ["abort 2", "offload 1", "load n warm", "give back 2 evicted"]
+    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.answer_pull(head=group("m", name="urgent", waiting=2, due=3.0)) == ["abort 2", "offload 1", "pull m x1", "give back 2 evicted"]
 
 
 def test_a_slow_bus_makes_eviction_the_better_way() -> None:
@@ -197,15 +198,20 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
 # Another model --------------------------------------------------------------------------------------------------------------
 
 
-def swapped_over(**settings: object) -> Transcript:
-    """Both runs of m are in host memory, n is active and runs u; the queue is as told next."""
-    t = full(**settings)  # type: ignore[arg-type]
+def swapped_over() -> Transcript:
+    """Both runs of m, which cannot be continued elsewhere, are in host memory, n is active and runs u; the queue is as told next."""
+    t = full(resumable=False)
     assert head(t, "n", due=6.0)[0] == "offload 1 2"
     lines = t.offloaded("1", "2")
     if "load n active" not in lines:
         assert t.loaded("n", Tier.WARM, warm=("n",), active="m") == ["load n active"]
     assert t.loaded("n", warm=("m",)) == ["pull n x2"]
     return t
+
+
+def test_who_can_be_continued_goes_back_to_the_queue_for_another_model() -> None:
+    """So that the plan says where and when, and no model comes back for what waits in host memory alone."""
+    assert head(full(), "n", due=6.0) == ["abort 1 2", "load n active", "give back 1 2 evicted"]
 
 
 def test_the_whole_batch_waits_while_another_model_is_active() -> None:
@@ -232,21 +238,14 @@ def test_it_swaps_back_for_who_is_more_urgent_than_the_head() -> None:
 
 
 def test_a_model_that_cannot_be_active_again_holds_up_nobody() -> None:
+    """Its runs have failed then."""
     t = swapped_over()
     t.answer_pull(pulled("u", model="n", due=6.0), head=group("n", name="later", due=7_200.0))
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
     assert "load m active" in t.end(ended("u", 5))
     failed = ModelNotLoaded(model="m", tier=Tier.ACTIVE, message="broken", active="n", warm=())
-    assert t.step(failed) == ["abort 1 2", "pull n x2", "give back 1 2 evicted"]
-
-
-def test_who_cannot_be_continued_elsewhere_has_failed_then() -> None:
-    t = swapped_over(resumable=False)
-    t.answer_pull(pulled("u", model="n", due=6.0), head=group("n", name="later", due=7_200.0))
-    t.end(ended("u", 5))
-    failed = ModelNotLoaded(model="m", tier=Tier.ACTIVE, message="broken", active="n", warm=())
-    assert t.step(failed)[-1] == "give back 1 2 failed"
+    assert t.step(failed) == ["abort 1 2", "pull n x2", "give back 1 2 failed"]
 
 
 def test_it_stays_for_a_head_that_is_more_urgent() -> None:
@@ -278,7 +277,7 @@ def test_a_drain_returns_it_at_once() -> None:
 
 
 def test_a_drain_finishes_here_who_cannot_be_continued_elsewhere() -> None:
-    t = swapped_over(resumable=False)
+    t = swapped_over()
     t.answer_pull(pulled("u", model="n", due=6.0))
     t.produce(("u", 1))
     t.answer_items("emit", DONE)

@@ -117,12 +117,13 @@ def test_a_late_single_request_is_put_in_front_of_a_running_head() -> None:
 def test_it_expects_what_the_agents_rule_does() -> None:
     """Where the batch is as the planner believes (alike, half done), `would_clear` says what `preemption.clear` does."""
     answers = [expects_what_the_rule_does(seed) for seed in range(200)]
-    assert 40 < sum(answers) < 160, "both answers are tried"
+    assert 25 < sum(answers) < 160, "both answers are tried"
 
 
 def expects_what_the_rule_does(seed: int) -> bool:
     chance = random.Random(seed)
-    made = estimates(swap_s=chance.choice((0.5, 2.0, 10.0)))
+    swap_s = chance.choice((0.5, 2.0, 10.0))
+    made = estimates(swap_s=swap_s)
     runs = [
         (group(number, "alpha", chance.choice((2.0, 6.0, 20.0, 300.0)), 100, slo_s=300.0), chance.randrange(1, 80))
         for number in range(chance.randrange(1, 4))
@@ -150,9 +151,10 @@ def expects_what_the_rule_does(seed: int) -> bool:
         for each in range(count)
     ]
     contender = Contender(urgency=Urgency(0, head.deadline_s), requests=head.requests, kv_tokens=300, service_s=head.service_s)
-    victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), hardware("big", "alpha"), Rule())
+    row = hardware("big", "alpha", swap_s=swap_s)
+    victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), row, Rule())
     expected = would_clear(engine.runners, engine.drain_s, engine.way, head, START_S)
-    if not math.isclose(sum(victim.cost_s for victim in victims), engine.drain_s, rel_tol=0.1):
+    if not math.isclose(engine.way.swap_back_s + sum(victim.cost_s for victim in victims), engine.drain_s, rel_tol=0.1):
         assert expected == bool(victims), seed
     return expected
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.class_terms import ROWS, ClassTerms
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import LoadReported, ReplanAsked, Solved, SolveFailed
 from qlm_planner.judging import current, plan_cost, plan_costs, worth
@@ -78,7 +78,7 @@ def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatc
     board, made = random_board(1), estimates()
     terms = ClassTerms(estimates=made)
     shared = terms._shared
-    monkeypatch.setattr(ClassTerms, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(33)])
+    monkeypatch.setattr(ClassTerms, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(ROWS - 1)])
     with pytest.raises(ProblemError, match="no number"):
         draft(board, made, terms, START_S)
 

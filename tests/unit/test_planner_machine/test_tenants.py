@@ -261,6 +261,6 @@ def test_the_weight_decides_who_is_late() -> None:
     rival = weighty(2, "beta", 14.0, "1")
     for tenant_class, expected in (("16", 1), ("1", 2)):
         made = estimates()
-        place = best_place([line([head, rival], made, active="alpha")], made, weighty(3, "gamma", 15.0, tenant_class), START_S)
+        place = best_place([line([head, rival], made, active="alpha")], made, weighty(3, "gamma", 18.0, tenant_class), START_S)
         assert place is not None
         assert place.position == expected, tenant_class
