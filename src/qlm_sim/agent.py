@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from qlm_agent.control import control_events
 from qlm_agent.effects import (
@@ -57,6 +57,7 @@ class SimAgent:
         self._site = site
         self._tell_planner = tell_planner
         self._models = _models(site, description)
+        self.settings = _settings(description, self._models)
         self._noise = Straggler(
             seed=site.chance.part(description.name).below(1 << 31),
             instance=description.name,
@@ -74,27 +75,7 @@ class SimAgent:
         site, description = self._site, self.description
         process = self.process
         names = tuple(self._models)
-        self.machine = AgentMachine(
-            MachineSettings(
-                models=names,
-                batch_max=description.batch_max,
-                lookahead_requests=description.lookahead_requests,
-                coalesce_s=description.coalesce_s,
-                buffer_tokens_max=description.buffer_tokens_max,
-                poll_s=description.poll_s,
-                owned_check_s=description.owned_check_s,
-                drain_finish_s=description.drain_finish_s,
-                hardware={name: model.profile.scaled(description.time_scale) for name, model in self._models.items()},
-                host_memory_gb=description.host_memory_gb,
-                slo_band=description.slo_band,
-                evict=description.evict,
-                kv_swap=description.kv_swap,
-                warm_ahead=description.warm_ahead,
-                displacements_max=description.displacements_max,
-                offloaded_max_s=description.offloaded_max_s,
-                operations=description.operations,
-            )
-        )
+        self.machine = AgentMachine(self.settings)
         self.calls_under_way: dict[int, str] = {}
         self._held: dict[str, HeldRun] = {}
         self._effects: deque[EngineEffect] = deque()
@@ -236,6 +217,29 @@ def _models(site: Site, description: InstanceDescription) -> dict[str, Simulated
         assert profile is not None, (description.gpu, description.n_gpu, name)
         found[name] = SimulatedModel(spec=site.catalogue[name], profile=profile)
     return found
+
+
+def _settings(description: InstanceDescription, models: Mapping[str, SimulatedModel]) -> MachineSettings:
+    """What `qlm_agent.config.machine_settings` makes of the same settings."""
+    return MachineSettings(
+        models=tuple(models),
+        batch_max=description.batch_max,
+        lookahead_requests=description.lookahead_requests,
+        coalesce_s=description.coalesce_s,
+        buffer_tokens_max=description.buffer_tokens_max,
+        poll_s=description.poll_s,
+        owned_check_s=description.owned_check_s,
+        drain_finish_s=description.drain_finish_s,
+        hardware={name: model.profile.scaled(description.time_scale) for name, model in models.items()},
+        host_memory_gb=description.host_memory_gb,
+        slo_band=description.slo_band,
+        evict=description.evict,
+        kv_swap=description.kv_swap,
+        warm_ahead=description.warm_ahead,
+        displacements_max=description.displacements_max,
+        offloaded_max_s=description.offloaded_max_s,
+        operations=description.operations,
+    )
 
 
 def _facts(description: InstanceDescription, models: tuple[str, ...]) -> InstanceFacts:

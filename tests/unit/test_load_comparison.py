@@ -14,13 +14,19 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from qlm.api.v1.request_pb2 import Request, SamplingParams
+from qlm_agent.config import AgentConfig, machine_settings, served_models
 from qlm_core.model import ModelSpec
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_load import simulations
 from qlm_load.__main__ import main
 from qlm_load.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
+from qlm_load.settings import demo_config_path
 from qlm_load.simulations import NoRun, simulated_runs
-from qlm_planner.policy import Order
+from qlm_planner.policy import Order, Policy
+from qlm_process.config import load_config
 from qlm_sim import SimRequest
+from qlm_sim.cluster import Cluster
+from qlm_sim.from_config import describe
 from qlm_sim.requests import message
 
 SMALL = ("--requests", "60", "--seed", "2")
@@ -71,6 +77,23 @@ def test_a_simulated_run_ends_every_request_and_is_the_same_again() -> None:
     assert set(first.attainment) == {"interactive", "batch-1", "batch-2"}
     assert 0.0 < first.wait_p50_s <= first.wait_p99_s <= first.run_s
     assert simulated() == first
+
+
+def test_simulated_agents_are_set_as_live_ones() -> None:
+    path = demo_config_path()
+    overrides = {"agent.kv_swap": False, "agent.displacements_max": 2, "agent.warm_ahead": False, "agent.simulated.host_memory_gb": 20.0}
+    agents = ("a100-0", "h100-0")
+    cluster = Cluster(describe(path, agents, overrides), 1, Policy())
+    for agent in cluster.agents:
+        config = load_config(AgentConfig, path, "agents", agent.process.name, overrides)
+        assert agent.settings == machine_settings(config.agent, served_models(config, shipped_snapshot()))
+
+
+def test_swaps_are_counted_over_all_lives_of_an_agent() -> None:
+    """A killed agent's count begins anew; the first model of a life replaces none."""
+    workload = ("--requests", "500", "--rate", "10")
+    kills = ("--kill", "a100-0@11+1", "--kill", "h100-0@11+1")  # close to the end
+    assert simulated(*workload, *kills).swaps >= simulated(*workload).swaps / 2 > 1
 
 
 def test_simulated_clients_say_what_live_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,19 @@ def test_for_another_model_that_is_late_anyway_not_at_the_cost_of_more_time() ->
     batch = [runs(f"r{number}", left_s=3.0, tokens=4_000) for number in range(10)]  # 4 s to compute them again
     assert empties(waits(due_s=1.0, service_s=2.0), *batch) == []
     assert len(empties(waits(due_s=2.5, service_s=2.0), *batch)) == 10
+    # What is lost is 0.5 s to compute them again, and a second for their model, which has to come back.
+    assert empties(waits(due_s=1.0, service_s=2.0), runs("a", left_s=1.4, tokens=5_000)) == []
+    assert empties(waits(due_s=1.0, service_s=2.0), runs("a", left_s=1.6, tokens=5_000)) == ["a"]
+
+
+def test_for_another_model_who_can_be_continued_goes_back_to_the_queue() -> None:
+    """KV in host memory would tie it to this engine and to its model; it is for who cannot be continued otherwise."""
+    room = Room(seats=0, kv_tokens=10_000, host_kv_tokens=10_000)
+    batch = [runs("a", offloadable=True), runs("seeded", offloadable=True, abortable=False)]
+    assert {victim.run_id: victim.way for victim in clear(NOW_S, waits(), batch, room, GPU, RULE)} == {
+        "a": Way.ABORT, "seeded": Way.OFFLOAD
+    }  # fmt: skip
+    assert [victim.way for victim in make_room(NOW_S, waits(2), batch, room, GPU, RULE)] == [Way.OFFLOAD, Way.OFFLOAD]
 
 
 # For any batch ------------------------------------------------------------------------------------------------------------
