@@ -8,7 +8,6 @@ one each: the next page of a scan, the read of arrivals, of lifecycle events, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import assert_never
 
 from qlm_core.overload import Overload
@@ -146,10 +145,11 @@ class PlannerMachine:
             effects.extend(self._calls(now_s))
         # A placement leaves at once: the order around it is looked at in the next step.
         placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
-        self._again_s = now_s if placing and self.reshaping.repair_s <= now_s else math.inf
+        sending = self._writing.room and any(isinstance(effect, ApplyChunk) for effect in effects)
+        self._again_s = now_s if sending or (placing and self.reshaping.repair_s <= now_s) else math.inf
         if self.ready and not placing:
             self.reshaping.repair(self.board, now_s)
-        effects.extend(self.reshaping.solving.take_effects())
+        effects.extend(self.reshaping.take_jobs(now_s))
         answered = self.reshaping.take_answers()
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
@@ -333,7 +333,8 @@ class PlannerMachine:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def _calls(self, now_s: float) -> list[Effect]:
-        calls: list[Effect] = list(self._next_in_lane(now_s))
+        first = self._next_in_lane(now_s)
+        calls: list[Effect] = [] if first is None else [first]
         if not self._loaded:
             return calls
         page = self.intake.next_page() if self.ready else None
@@ -366,18 +367,18 @@ class PlannerMachine:
         due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
         return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
 
-    def _next_in_lane(self, now_s: float) -> Sequence[Call]:
+    def _next_in_lane(self, now_s: float) -> Call | None:
         if self._lane is not None:
-            return ()
+            return None
         # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
         due = now_s >= self._overview_s
         if (due or self._repeat is not None) and self._writing.under_way:
-            return ()  # it is its turn when they are answered
+            return None  # it is its turn when they are answered
         first: Call | None = self._repeat or (self._history.overview_begins(self.board) if due else None)
         if first is None and self.ready:
-            chunks = self._chunks(now_s)
-            if chunks or self._writing.under_way:
-                return chunks
+            chunk = self._chunk(now_s)
+            if chunk is not None or self._writing.under_way:
+                return chunk
             if self.intake.pending:
                 self._grouping.baseline = self.reshaping.deciding
                 first = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
@@ -387,13 +388,13 @@ class PlannerMachine:
             self._repeat = None
         elif isinstance(first, ReadOverview):
             self._overview_last_s = now_s
-        return () if first is None else (first,)
+        return first
 
-    def _chunks(self, now_s: float) -> Sequence[Call]:
-        """The next chunks of the change under way."""
+    def _chunk(self, now_s: float) -> ApplyChunk | None:
+        """The next chunk of the change under way."""
         while (target := self.reshaping.target) is not None:
-            chunks = self._writing.more(self.board, target)
-            if chunks or self._writing.under_way:
-                return chunks
+            chunk = self._writing.more(self.board, target)
+            if chunk is not None or self._writing.under_way:
+                return chunk
             self.reshaping.reached(self.board, now_s)
-        return ()
+        return None

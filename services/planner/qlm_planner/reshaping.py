@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from qlm_core.overload import Overload
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
-from qlm_planner.effects import ApplyChunk, PlanApplied, PlanCause, Stage
+from qlm_planner.effects import ApplyChunk, JobEnded, PlanApplied, PlanCause, Solve, Stage
 from qlm_planner.estimates import Estimates
 from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.judging import Target, current, plan_cost
@@ -146,6 +146,13 @@ class Reshaping:
         """Replans that are done -> groups named in their chunks."""
         answers, self.answers = self.answers, {}
         return answers
+
+    def take_jobs(self, now_s: float) -> list[Solve | JobEnded]:
+        """What the solver is to do, and what came of it. A first plan is polished when it is in the queue, or as far as it comes: solver,
+        planner and server share the cores."""
+        if self.target is None:
+            self.solving.go_on(now_s)
+        return self.solving.take_effects()
 
     def take_done(self) -> list[PlanApplied]:
         """Changes of the plan that came to their end."""

@@ -8,7 +8,7 @@ for a board that is gone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
@@ -62,7 +62,7 @@ class Judged:
 @dataclass(slots=True, kw_only=True)
 class Solving:
     """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `judged`: the plan in force,
-    while the solver worked. `effects`: what is to be done, since it was asked last."""
+    while the solver worked. `later`: a job that does not leave yet. `effects`: what is to be done, since it was asked last."""
 
     policy: Policy
     terms: ClassTerms
@@ -71,6 +71,7 @@ class Solving:
     failures: int = 0
     blocked_until_s: float = -math.inf
     judged: Judged | None = None
+    later: Solve | None = None
     effects: list[Solve | JobEnded] = field(default_factory=list)
 
     def take_effects(self) -> list[Solve | JobEnded]:
@@ -98,18 +99,27 @@ class Solving:
             return False
         if made is None:
             return False
-        self._begin(stage, cause, made, made.orders if stage is Stage.REPAIR else None, now_s, asks)
+        self.effects.append(self._begin(stage, cause, made, made.orders if stage is Stage.REPAIR else None, now_s, asks))
         return True
 
     def polish(self, job: Job, orders: Orders, now_s: float) -> None:
-        """Goes on from a first order."""
-        self._begin(Stage.POLISHED, job.cause, job.draft, orders, now_s, job.asks)
+        """Goes on from a first order, when it is told to."""
+        self.later = self._begin(Stage.POLISHED, job.cause, job.draft, orders, now_s, job.asks)
 
-    def _begin(self, stage: Stage, cause: PlanCause, made: Draft, orders: Orders | None, now_s: float, asks: tuple[int, ...]) -> None:
+    def go_on(self, now_s: float) -> None:
+        """What does not leave yet leaves now."""
+        if self.later is not None:
+            assert self.job is not None, "it is the one that counts"
+            self.job = replace(self.job, began_s=now_s)
+            self.effects.append(self.later)
+            self.later = None
+
+    def _begin(self, stage: Stage, cause: PlanCause, made: Draft, orders: Orders | None, now_s: float, asks: tuple[int, ...]) -> Solve:
         self.number += 1
+        self.later = None
         moves = moves_of(self.policy, stage, made.problem.groups)
         self.job = Job(number=self.number, stage=stage, cause=cause, draft=made, moves=moves, began_s=now_s, asks=asks)
-        self.effects.append(Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number))
+        return Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number)
 
     # Meanwhile --------------------------------------------------------------------------------------------------------
 

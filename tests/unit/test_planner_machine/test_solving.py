@@ -13,7 +13,7 @@ import pytest
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ROWS, ClassTerms
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
-from qlm_planner.events import LoadReported, ReplanAsked, Solved, SolveFailed
+from qlm_planner.events import LoadReported, ReplanAsked, Solved, SolveFailed, Tick
 from qlm_planner.judging import current, plan_cost, plan_costs, worth
 from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
@@ -379,3 +379,41 @@ async def test_an_adversary_makes_no_swaps() -> None:
     served = await serve_by_plan(jobs)
     assert served.late == 0
     assert served.swaps <= 12, served
+
+
+async def scrambled(world: World) -> None:
+    """The groups behind the head in the opposite of a good order, and nothing else to do."""
+    await crowded(world)
+    await world.advance(1.0)
+    assert world.machine is not None
+    [head, *rest] = world.machine.board.queues["a"]
+    world.machine.reshaping.begin(PlanCause.ASKED, {**current(world.machine.board), "a": [head, *rest[::-1]]}, world.now_s)
+    await world.tell(Tick())
+    for told in (world.solves, world.applied, world.jobs, world.changes):
+        told.clear()
+
+
+async def test_a_first_plan_is_polished_when_it_is_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solver, planner and server share the cores."""
+    monkeypatch.setattr("qlm_planner.chunks.BATCH_MAX", 2)
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await scrambled(world)
+    asked: list[int] = []
+
+    async def look() -> None:
+        asked.append(len(world.solves))
+
+    world.before_chunk = look
+    await world.tell(ReplanAsked(ask=1))
+    assert [job.stage for job in world.solves] == [Stage.FIRST, Stage.POLISHED]
+    chunks = world.applied[0].chunks
+    assert chunks > 2
+    assert asked[:chunks] == [1] * chunks
+
+
+async def test_a_first_plan_that_is_not_written_is_polished_all_the_same() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await scrambled(world)
+    world.faults = lambda call: "before" if isinstance(call, ApplyChunk) else ""
+    await world.tell(ReplanAsked(ask=1))
+    assert [job.stage for job in world.solves] == [Stage.FIRST, Stage.POLISHED]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from qlm_planner.board import Board
 from qlm_planner.chunks import apply_to_board
 from qlm_planner.effects import ApplyChunk, PlanCause
 from qlm_planner.events import Tick
@@ -18,11 +19,21 @@ from .world import World
 FORTH, BACK = list(range(3000)), list(range(2999, -1, -1))
 
 
+def _sent(writing: Writing, board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
+    """All that may leave now."""
+    return list(iter(lambda: writing.more(board, target), None))
+
+
 def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
     board, writing, target = board_of({"a": FORTH}), Writing(), {"a": ids(BACK)}
-    waiting = writing.more(board, target)
-    assert len(waiting) == UNDER_WAY_MAX
-    assert writing.more(board, target) == []
+    waiting: list[ApplyChunk] = []
+    for sent in range(UNDER_WAY_MAX):
+        assert writing.room is (sent > 0)
+        chunk = writing.more(board, target)
+        assert chunk is not None, "one at a time"
+        waiting.append(chunk)
+    assert not writing.room
+    assert writing.more(board, target) is None
     seen = 0
     while waiting:
         chunk = waiting.pop(0)
@@ -31,7 +42,7 @@ def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
         seen += 1
         writing.answered(applied=True)
         more = writing.more(board, target)
-        waiting += more
+        waiting += [] if more is None else [more]
         assert writing.under_way == len(waiting) <= UNDER_WAY_MAX
     assert board.queues["a"] == target["a"]
     assert seen == 6
@@ -39,24 +50,24 @@ def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
 
 def test_behind_one_that_was_not_applied_nothing_leaves_until_all_are_answered() -> None:
     board, writing, target = board_of({"a": FORTH}), Writing(), {"a": ids(BACK)}
-    writing.more(board, target)
+    _sent(writing, board, target)
     writing.answered(applied=False)
-    assert writing.more(board, target) == []
+    assert writing.more(board, target) is None
     writing.answered(applied=False)
     board.versions["a"] = 7
-    assert [chunk.versions for chunk in writing.more(board, target)] == [{"a": 7}, {"a": 8}]
+    assert [chunk.versions for chunk in _sent(writing, board, target)] == [{"a": 7}, {"a": 8}]
 
 
 def test_another_target_begins_where_the_chunks_under_way_lead() -> None:
     board, writing = board_of({"a": FORTH}), Writing()
-    first, second = writing.more(board, {"a": ids(BACK)})
+    first, second = _sent(writing, board, {"a": ids(BACK)})
     other = {"a": ids([*BACK[:1500], *FORTH[:1500]])}
     for chunk in (first, second):
-        assert writing.more(board, other) == []
+        assert writing.more(board, other) is None
         apply_to_board(board, chunk)
         board.versions["a"] += 1
         writing.answered(applied=True)
-    [last, _] = writing.more(board, other)
+    [last, _] = _sent(writing, board, other)
     assert last.versions == {"a": 5}
 
 

@@ -220,6 +220,12 @@ class World:
         for _ in range(ROUNDS_MAX):
             while self._events:
                 self._step(self._events.pop(0))
+                if (
+                    any(isinstance(call, ApplyChunk) for call in self._waiting)
+                    and self.machine is not None
+                    and self.machine.wake_s <= self.now_s
+                ):
+                    self._step(Tick())  # the next chunk leaves while one is under way
             ready = [call for call in self._waiting if not isinstance(call, ReadArrivals | ReadEvents)]
             reads = [call for call in self._waiting if isinstance(call, ReadArrivals | ReadEvents)]
             for call in [*ready, *reads]:
