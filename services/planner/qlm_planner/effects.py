@@ -192,7 +192,8 @@ class Stage(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solve:
     """Look for a better order, beside everything else; answered by `Solved` or `SolveFailed`. A job with a higher number takes the place
-    of one that is under way. `orders`: where to start, None for anew; `moves` bound the search. A function of these fields alone."""
+    of one that is under way. `orders`: where to start, None for anew; of a first plan those in force, to compare with. `moves` bound the
+    search. `rule`: the only one to construct a first plan by, "" for all. A function of these fields alone."""
 
     job: int
     stage: Stage
@@ -200,6 +201,7 @@ class Solve:
     orders: Orders | None
     moves: int
     seed: int
+    rule: str = ""
 
 
 class Outcome(StrEnum):

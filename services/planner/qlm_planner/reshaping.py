@@ -17,7 +17,6 @@ from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import in_rank
 from qlm_planner.reshape import homeless, relocate, settle
-from qlm_planner.solver.problem import Orders
 from qlm_planner.solving import Job, Plan, Solving
 from qlm_planner.timeline import Cost
 
@@ -28,8 +27,8 @@ LATE_LOOKS_MIN = 4
 """Overviews in a row that expect misses before the fallback decides: better orders were tried meanwhile."""
 
 
-Answer = tuple[Job, Orders, str]
-"""What the solver said: the job, its orders, and what made them."""
+Answer = tuple[Job, Solved]
+"""What the solver said, and to which job."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,8 +252,8 @@ class Reshaping:
             self._over(job)
             return
         if job.stage is Stage.FIRST:
-            self.solving.polish(job, event.orders, now_s)
-        answer = (job, event.orders, event.rule)
+            self.solving.polish(job, now_s)
+        answer = (job, event)
         if self.change is not None and self.change.answer is None:
             self.held = answer
         else:
@@ -264,8 +263,8 @@ class Reshaping:
 
     def _judge(self, answer: Answer, board: Board, now_s: float) -> None:
         """Begins the change that an answer of the solver asks for, if that is worth it."""
-        job, orders, rule = answer
-        plan: Plan | None = self.solving.solved(job, orders, rule, board, now_s)
+        job, event = answer
+        plan: Plan | None = self.solving.solved(job, event, board, now_s)
         if plan is not None and self.deciding is None:
             self._end(whole=False)
             self.begin(job.cause, plan.target, now_s, answer)

@@ -19,6 +19,7 @@ from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.solver import Orders, ProblemError, evaluate
 from qlm_planner.solver_jobs import answer
+from qlm_planner.solving import CLEAR, FIRST_RULE
 from qlm_planner.solving import Job as Asked
 from qlm_planner.timeline import Cost
 from qlm_queue.values import Owned, RequeueCause
@@ -278,21 +279,22 @@ async def test_many_groups_first_get_a_plan_that_is_constructed() -> None:
     await world.tell(ReplanAsked(ask=1))
     stages = [job.stage for job in world.solves]
     assert stages[:2] == [Stage.FIRST, Stage.POLISHED]
-    assert world.solves[1].orders is not None, "it goes on from there"
+    assert [job.rule for job in world.solves[:2]] == [FIRST_RULE, ""], "one rule is quick, and the others are tried when it is polished"
     assert sum(1 in change.replans for change in world.changes) == 1, "answered once, when it is polished"
 
 
 async def unanswered(changed: bool) -> tuple[World, Asked]:
-    """A replan of many groups that the solver is at, and the plan in force judged meanwhile; then perhaps a request more."""
+    """A polished plan of many groups that the solver is at, and the plan in force judged meanwhile; then perhaps a request more."""
     world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
     await crowded(world)
     await world.advance(1.0)
-    world.solver = lambda job: None
+    world.solver = lambda job: answer(job) if job.stage is Stage.FIRST else None
     await world.tell(ReplanAsked(ask=1))
     machine = world.machine
     assert machine is not None
     solving = machine.reshaping.solving
     assert solving.job is not None
+    assert solving.job.stage is Stage.POLISHED
     assert solving.judged is None or solving.judged.job != solving.job.number, "the job leaves before anything else is worked out"
     await world.advance(0.01)
     assert solving.job is not None
@@ -417,3 +419,56 @@ async def test_a_first_plan_that_is_not_written_is_polished_all_the_same() -> No
     world.faults = lambda call: "before" if isinstance(call, ApplyChunk) else ""
     await world.tell(ReplanAsked(ask=1))
     assert [job.stage for job in world.solves] == [Stage.FIRST, Stage.POLISHED]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.99 / CLEAR, 0.9, 1.1, 1.01 * CLEAR, 2.0])
+async def test_a_first_plan_is_judged_by_the_solver_where_that_is_sure(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    """Far better or far worse than the plan in force: what the solver says is enough. Else the model of queues decides, which knows that
+    the plan which is offered here is the better one."""
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await scrambled(world)
+    world.solver = lambda job: replace(first(job), costs=(1e9, ratio * 1e9)) if job.stage is Stage.FIRST else None
+    await world.tell(ReplanAsked(ask=1))
+    [ended] = world.jobs
+    sure = not 1.0 / CLEAR <= ratio <= CLEAR
+    assert ended.outcome is (Outcome.KEPT if ratio > CLEAR else Outcome.APPLIED)
+    assert (ended.gain == pytest.approx((1.0 - ratio) * 1e9)) is sure
+
+
+async def test_what_the_solver_says_of_both_plans_is_near_the_model_of_queues() -> None:
+    """Of a board that nobody changes, both are worth much the same by either."""
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await scrambled(world)
+    machine = world.machine
+    assert machine is not None
+    asked: list[Solve] = []
+    world.solver = asked.append
+    await world.tell(ReplanAsked(ask=1))
+    solving, [job] = machine.reshaping.solving, asked
+    found = first(job)
+    assert solving.job is not None
+    assert found.costs is not None
+    target = reconciled(machine.board, solving.job.draft, found.orders)
+    by_queues = plan_costs(machine.board, solving.terms, world.now_s, [current(machine.board), target])
+    for told, cost in zip(found.costs, by_queues, strict=True):
+        assert told == pytest.approx(cost.weighed(world.policy), rel=0.1)
+
+
+async def test_the_next_first_plan_is_constructed_as_the_last_whole_plan_began() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, first_groups=5, replan_every_s=1e6, repair_every_s=1e6))
+    await scrambled(world)
+    world.solver = lambda job: first(job) if job.stage is Stage.FIRST else replace(first(job), construction="edf", costs=None)
+    await world.tell(ReplanAsked(ask=1))
+    await world.tell(ReplanAsked(ask=2))
+    assert [(job.stage, job.rule) for job in world.solves] == [
+        (Stage.FIRST, FIRST_RULE),
+        (Stage.POLISHED, ""),
+        (Stage.FIRST, "edf"),
+        (Stage.POLISHED, ""),
+    ]
+
+
+def first(job: Solve) -> Solved:
+    found = answer(job)
+    assert isinstance(found, Solved)
+    return found

@@ -15,6 +15,7 @@ from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf, evaluate, improve, insert, solve
 from qlm_planner.solver.chance import chance_of
+from qlm_planner.solver.construction import RULES
 from qlm_planner.solver.cost import lateness
 from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, no_walks, put_back, put_in, take_out
 from qlm_planner.solver.normal import probability_and_excess, unbranched
@@ -84,8 +85,11 @@ def test_the_table_is_the_normal_distribution(z: float) -> None:
 def test_all_ways_to_orders_keep_what_holds_for_every_problem(problem: Problem, seed: int) -> None:
     built, solved = construct(problem), solve(problem, moves=400, seed=seed)
     better = improve(problem, built.orders, moves=200, seed=seed)
-    for each in (built, edf(problem), solved, better):
+    by_rule = [construct(problem, rule) for rule in RULES]
+    for each in (built, edf(problem), solved, better, *by_rule):
         holds(problem, each)
+    assert built.cost == min((each.cost for each in by_rule), key=lambda cost: cost.total)
+    assert solved.construction == built.construction == built.rule
     assert solved.cost.total <= built.cost.total
     assert better.cost.total <= built.cost.total
 

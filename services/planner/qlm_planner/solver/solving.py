@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import anneal
 from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.compiled import alone
-from qlm_planner.solver.construction import EDF, constructions
+from qlm_planner.solver.construction import EDF, PORTFOLIO, RULES, Rule, constructions
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
@@ -51,9 +51,9 @@ class _Work:
     def of(cls, problem: Problem) -> _Work:
         return cls(problem=problem, packed=packed(problem))
 
-    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
+    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str, construction: str = "") -> Solved:
         evaluation = evaluated(self.packed, first, groups, self.problem.count)
-        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule)
+        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule, construction=construction)
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
         size = self.problem.groups
@@ -70,7 +70,7 @@ class _Work:
         temperature = hot * min(late_cost or math.inf, MEAN_COSTS_MAX * mean_cost)
         capacity = self.capacity(orders.first)
         first, groups, _ = anneal(self.packed, orders.first, orders.groups, capacity, moves, temperature, chance_of(seed))
-        found = self.solved(first, groups, rule)
+        found = self.solved(first, groups, rule, start.construction)
         return found if found.cost.total < start.cost.total else start
 
     def recreated(self, start: Solved, moves: int, seed: int, rule: str) -> Solved:
@@ -79,7 +79,7 @@ class _Work:
             return start
         capacity = self.capacity(orders.first)
         first, groups = recreate(self.packed, terms_of(self.packed), orders.first, orders.groups, capacity, moves, chance_of(seed))
-        found = self.solved(first, groups, rule)
+        found = self.solved(first, groups, rule, start.construction)
         return found if found.cost.total < start.cost.total else start
 
 
@@ -93,9 +93,11 @@ def evaluate(problem: Problem, orders: Orders) -> Evaluation:
     return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.count)
 
 
-def construct(problem: Problem) -> Solved:
-    """The cheapest of a portfolio of list schedules."""
-    return _constructed(_Work.of(problem))[0]
+def construct(problem: Problem, rule: str = "") -> Solved:
+    """The cheapest of a portfolio of list schedules, or that of one rule. Raises ProblemError for a rule that is none."""
+    if rule and rule not in RULES:
+        raise ProblemError(f"rule: must be one of {', '.join(RULES)}, got {rule}")
+    return _constructed(_Work.of(problem), (RULES[rule],) if rule else PORTFOLIO)[0]
 
 
 def edf(problem: Problem) -> Solved:
@@ -152,9 +154,9 @@ def _total(solved: Solved) -> float:
     return solved.cost.total
 
 
-def _constructed(work: _Work) -> list[Solved]:
-    """Of all rules, the cheapest first."""
-    found = [work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed)]
+def _constructed(work: _Work, rules: tuple[Rule, ...] = PORTFOLIO) -> list[Solved]:
+    """By each rule, the cheapest first."""
+    found = [work.solved(first, groups, rule, rule) for rule, first, groups in constructions(work.packed, rules)]
     return sorted(found, key=_total)
 
 
