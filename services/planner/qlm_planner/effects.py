@@ -218,7 +218,8 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
     """A job of the solver is over; no answer. `gain`: of the plan's cost, by the model of queues, on the board as it was then; of a first
-    plan where that is sure (`solving.CLEAR`), by the solver's model. For people: `reason`, why it failed, and `rule`, what made the order."""
+    plan where that is sure (`solving.CLEAR`), by the solver's model. For people: `reason`, why it failed, and `rule`, what made the
+    order."""
 
     job: int
     stage: Stage
