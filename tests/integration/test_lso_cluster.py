@@ -50,14 +50,14 @@ def cluster(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 class Request:
     """One streamed request."""
 
-    def __init__(self, client: qlm.AsyncClient, model: str, number: int, output_tokens: int, slo_s: float) -> None:
+    def __init__(self, client: qlm.AsyncClient, model: str, number: int, output_tokens: int, slo_s: float, seed: int | None = None) -> None:
         self.prompt = [number, 17, LENGTH_TOKEN_BASE + output_tokens]
         self.model = model
         self.output_tokens = output_tokens
         self.tokens: list[int] = []
         self.logprobs: list[qlm.TokenLogprobs] = []
         self.top = TOP if number % 2 else None
-        self._stream = client.generate(model, self.prompt, slo_s=slo_s, logprobs=self.top)
+        self._stream = client.generate(model, self.prompt, slo_s=slo_s, logprobs=self.top, seed=seed)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> qlm.Result:
@@ -91,9 +91,9 @@ class Request:
         return list(logprobs_value(Result.FromString(answer.records(0, self.output_tokens)).logprobs))
 
 
-async def full_engine(client: qlm.AsyncClient, count: int) -> list[Request]:
-    """Long requests with an hour of time, of which a batch runs."""
-    long = [Request(client, MODEL, number, LONG_TOKENS, 3_600.0) for number in range(count)]
+async def full_engine(client: qlm.AsyncClient, count: int, seed: int | None = None) -> list[Request]:
+    """Long requests with an hour of time, of which a batch runs. With a seed they are continued here or nowhere."""
+    long = [Request(client, MODEL, number, LONG_TOKENS, 3_600.0, seed) for number in range(count)]
     async with asyncio.timeout(PATIENCE_S):
         while sum(bool(request.tokens) for request in long) < BATCH:
             await asyncio.sleep(0.02)
@@ -125,7 +125,7 @@ async def test_of_the_same_model(cluster: RunningCluster, way: str) -> None:
 
 async def test_of_another_model(cluster: RunningCluster, way: str) -> None:
     async with qlm.AsyncClient(cluster.address) as client:
-        long = await full_engine(client, BATCH)
+        long = await full_engine(client, BATCH, seed=1 if way == "offloaded" else None)
         (result,) = await ends(Request(client, OTHER_MODEL, 100, URGENT_TOKENS, URGENT_SLO_S))
         assert not any(request.task.done() for request in long)
         assert took_s(result) < URGENT_SLO_S

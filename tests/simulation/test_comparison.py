@@ -47,7 +47,6 @@ def test_every_request_completes_with_its_times(order: str) -> None:
         assert outcome.instance in {"a100-0", "a100-1"}
     assert {sample.at_s for sample in result.history} >= {0.0, 2.0, 4.0}
     assert any(sample.groups for sample in result.history)
-    assert sum(result.swaps.values()) >= 2
 
 
 def test_the_same_arguments_give_the_same() -> None:
@@ -65,8 +64,11 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
     """Both models come at once for one instance, which in the order of arrival changes its model again and again."""
     one = replace(CLUSTER, instances=CLUSTER.instances[:1])
     requests = [replace(request, arrival_s=request.arrival_s / 4, output_tokens=100) for request in workload(60)]
-    late = {order: sum(not outcome.in_time for outcome in simulate(one, requests, order).outcomes) for order in ("slo", "fcfs")}
+    results = {order: simulate(one, requests, order) for order in ("slo", "fcfs")}
+    late = {order: sum(not outcome.in_time for outcome in result.outcomes) for order, result in results.items()}
     assert late["slo"] < late["fcfs"]
+    swaps = {order: sum(result.swaps.values()) for order, result in results.items()}
+    assert 1 <= swaps["slo"] < swaps["fcfs"]
 
 
 def test_gateways_go_by_what_was_learned() -> None:

@@ -131,8 +131,9 @@ async def test_who_cannot_be_continued_elsewhere_is_never_aborted(rig: Rig) -> N
 
 
 async def test_offloaded_requests_survive_a_model_swap(rig: Rig) -> None:
+    """Those that cannot be continued otherwise; others go back to the queue for another model."""
     agent = await rig.agent(batch_max=2, simulated={"time_scale": TIME_SCALE})
-    long = await full(rig, agent)
+    long = await full(rig, agent, seed=7)
     soon = await rig.accept(1, model="n", slo_s=4.0)
     await rig.place(soon, group="urgent", model="n", before="long", slo_s=4.0)
     await rig.results_of(soon)

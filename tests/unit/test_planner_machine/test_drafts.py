@@ -1,0 +1,132 @@
+"""The board as a problem of the solver, and its orders back on a board that went on meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlm_planner.class_terms import ROWS, ClassTerms
+from qlm_planner.judging import plan_costs
+from qlm_planner.problems import Draft, draft, reconciled
+from qlm_planner.solver import Orders, ProblemError, evaluate
+
+from .test_class_terms import estimates, random_board
+from .world import START_S
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_board_as_a_problem(seed: int) -> None:
+    board, made = random_board(seed, unequal=True), estimates()
+    terms = ClassTerms(estimates=made)
+    found = draft(board, made, terms, START_S)
+    assert found is not None
+    assert found.lists(found.orders) == {name: queue for name, queue in board.queues.items() if name in board.slots}
+    problem = found.problem
+    assert problem.cold_s.shape[0] == 2, "two kinds of four instances"
+    assert [int(kind) for kind in problem.kind] == [0, 1, 0, 1]
+    for number, group_id in enumerate(found.groups):
+        group = board.groups[group_id]
+        term = made.term(board.slots["i-0"], group)
+        assert problem.work_s[0, number] == pytest.approx(term.work_s)
+        assert problem.deadline_s[number] == pytest.approx(group.first_deadline_s - START_S)
+        assert (problem.weight[number], problem.band[number]) == (term.weight, group.rank)
+    assert len(set(problem.weight)) == len(set(problem.band)) == 3
+
+
+def test_what_cannot_be_served_has_no_finite_work() -> None:
+    board, made = random_board(1), estimates()
+    for name in ("i-0", "i-2"):
+        slot = board.slots[name]
+        slot.facts = replace(slot.facts, models=("alpha",))
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    model = np.array([board.groups[group_id].traits.key.model for group_id in found.groups])
+    assert np.isinf(found.problem.work_s[0, model != "alpha"]).all()
+    assert np.isfinite(found.problem.work_s[1]).all()
+
+
+def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, made = random_board(1), estimates()
+    terms = ClassTerms(estimates=made)
+    shared = terms._shared
+    monkeypatch.setattr(ClassTerms, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(ROWS - 1)])
+    with pytest.raises(ProblemError, match="no number"):
+        draft(board, made, terms, START_S)
+
+
+def test_both_models_of_a_queue_agree_which_order_is_better() -> None:
+    """The solver's linear costs against those of the one model of queues, over shuffled orders of random boards."""
+    agree, pairs = 0, 0
+    for seed in range(8):
+        board, made = random_board(seed, instances=2, groups=24), estimates()
+        terms = ClassTerms(estimates=made)
+        found = draft(board, made, terms, START_S)
+        assert found is not None
+        chance = random.Random(seed)
+        told = []
+        for _ in range(6):
+            lists = found.orders.lists()
+            for queue in lists:
+                rest = queue[1:]
+                chance.shuffle(rest)
+                queue[1:] = rest
+            orders = Orders.of(lists)
+            [cost] = plan_costs(board, terms, START_S, [found.lists(orders)])
+            told.append((evaluate(found.problem, orders).cost.late, cost.late))
+        for one, left in enumerate(told):
+            for right in told[:one]:
+                if abs(left[1] - right[1]) > 30.0:
+                    pairs += 1
+                    agree += (left[0] < right[0]) == (left[1] < right[1])
+    assert pairs >= 20
+    assert agree >= 0.85 * pairs, (agree, pairs)
+
+
+# Reconciling ----------------------------------------------------------------------------------------------------------
+
+
+def reversed_orders(found: Draft) -> Orders:
+    """All groups but the heads the other way round."""
+    return Orders.of([[*queue[:1], *reversed(queue[1:])] for queue in found.orders.lists()])
+
+
+def test_groups_that_left_are_left_out_and_those_that_came_are_kept() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    gone, came = board.queues["i-0"][2], replace(board.groups[board.queues["i-1"][3]], group_id="g1-900")
+    board.groups[gone].waiting = 0
+    board.queues["i-0"].remove(gone)
+    board.groups["g1-900"] = came
+    board.queues["i-1"].insert(2, "g1-900")
+    target = reconciled(board, found, reversed_orders(found))
+    assert sorted(group_id for queue in target.values() for group_id in queue) == sorted(
+        group_id for queue in board.queues.values() for group_id in queue
+    )
+    at = target["i-1"].index("g1-900")
+    assert target["i-1"][at - 1] == board.queues["i-1"][1], "behind who is before it"
+
+
+def test_an_instance_that_is_gone_keeps_what_it_had() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    lists = found.orders.lists()
+    orders = Orders.of([[], [*lists[1], *lists[0]], *lists[2:]])
+    board.slots["i-0"].alive = False
+    target = reconciled(board, found, orders)
+    assert target["i-0"] == board.queues["i-0"]
+    assert not set(target["i-1"]) & set(target["i-0"])
+
+
+def test_a_head_that_came_to_its_place_meanwhile_stays_there() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    first, second = board.queues["i-0"][:2]
+    board.groups[first].waiting = 0
+    board.queues["i-0"].remove(first)
+    assert reconciled(board, found, reversed_orders(found))["i-0"][0] == second
