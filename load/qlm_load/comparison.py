@@ -86,7 +86,7 @@ def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
         ["model swaps", *(f"{run.swaps:,}" for run in runs)],
     ]
     if any(run.gave_way is not None for run in runs):
-        rows.append(["evictions and KV swaps", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
+        rows.append(["gave way", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
     return rows
 
 
