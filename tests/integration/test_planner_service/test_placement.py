@@ -158,7 +158,12 @@ async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
         stub = planner_pb2_grpc.PlannerStub(channel)
 
         async def advised() -> bool:
-            return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).made_s > 0
+            try:
+                return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).made_s > 0
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                return False  # it does not lead at this moment: on a busy machine a lease may be lost, and won again
 
         await until(advised, "advice")
         advice = await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)
