@@ -48,8 +48,8 @@ FAR_S = 1e12
 """Stands for "no deadline": infinite values would make NaN of a product with 0."""
 
 RELATIVE_DEVIATION = 0.03
-"""Of a time, beside what the formulas say of their own error: output lengths drift together while requests wait (the estimator's prior, ADR
-29). What it learned from clients' predictions is not used here: that holds who was let by later (ADR 38)."""
+"""Of a time, beside what the formulas say of their own error: output lengths drift together while requests wait (ADR 29). What the
+estimator learned from clients' predictions is not used here: that holds who was let by later (ADR 38)."""
 
 DEVIATION_MIN_S = 1e-3
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
