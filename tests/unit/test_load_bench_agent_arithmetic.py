@@ -14,6 +14,7 @@ from qlm_load.bench_agent.intervals import ratio_of_pairs
 from qlm_load.bench_agent.model_config import vllm_settings
 from qlm_load.bench_agent.model_swap import planned_swaps
 from qlm_load.bench_agent.resuming import INSTANCES, LEFT_TOKENS, Evicted, differences, draw_cases
+from qlm_load.bench_agent.waiting import Wait, tenths
 
 WARMED, SWAPPED, COMPLETED = events_pb2.EVENT_KIND_MODEL_WARMED, events_pb2.EVENT_KIND_MODEL_SWAPPED, events_pb2.EVENT_KIND_COMPLETED
 
@@ -107,3 +108,13 @@ def test_events_are_read_by_their_time_and_not_by_when_they_were_told() -> None:
 def test_a_number_format_that_vllm_does_not_have_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"agent\.vllm\.dtype"):
         vllm_settings(dtype="float63")
+
+
+def test_waits_that_drift_are_told_by_tenths_of_arrival() -> None:
+    """Twenty waits, predicted at 5 s each: 0 to 19 s came. Means of pairs by hand."""
+    found = tenths([Wait(predicted_s=5.0, actual_s=float(number)) for number in range(20)])
+    assert [each["actual_s"] for each in found] == [0.5 + 2 * number for number in range(10)]
+    assert {each["predicted_s"] for each in found} == {5.0}
+    assert [each["off_s"] for each in found] == [4.5, 2.5, 0.5, 1.5, 3.5, 5.5, 7.5, 9.5, 11.5, 13.5]
+    assert len(tenths([Wait(predicted_s=1.0, actual_s=1.0)] * 3)) == 3
+    assert tenths([]) == []
