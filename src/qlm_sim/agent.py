@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from qlm_agent.config import AgentSettings, ServedModel, instance_facts, machine_settings, simulated_limits, simulated_models
 from qlm_agent.control import control_events
 from qlm_agent.effects import (
     Complete,
@@ -26,12 +28,10 @@ from qlm_agent.engine_policy import FirstComeFirstServed
 from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
 from qlm_agent.held_run import HeldRun
 from qlm_agent.machine import AgentMachine
-from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.server_calls import ServerCalls, ServerEffect
-from qlm_agent.simulated.core import SimulatedCore, SimulatedModel
+from qlm_agent.simulated.core import SimulatedCore
 from qlm_agent.telemetry import AgentTelemetry
 from qlm_core.errors import LeaseLost, Unavailable
-from qlm_core.instance import InstanceFacts
 from qlm_planner.events import Event as PlannerEvent
 from qlm_planner.events import InstanceAnnounced, LoadReported
 from qlm_process.lease_keeper import LeaseKeeper
@@ -56,13 +56,13 @@ class SimAgent:
         self._past_swaps = 0  # of the lives before this one
         self._site = site
         self._tell_planner = tell_planner
-        self._models = _models(site, description)
-        self.settings = _settings(description, self._models)
+        self._served = _served(site, description.agent)
+        self.settings = replace(machine_settings(description.agent, self._served), owned_check_s=description.owned_check_s)
         self._noise = Straggler(
             seed=site.chance.part(description.name).below(1 << 31),
             instance=description.name,
-            step_noise=description.step_noise,
-            bias_max=description.bias_max,
+            step_noise=description.agent.simulated.step_noise,
+            bias_max=description.agent.simulated.bias_max,
         )
         self.begin_life()
 
@@ -74,7 +74,6 @@ class SimAgent:
         """Everything that a process begins with; `start` runs it."""
         site, description = self._site, self.description
         process = self.process
-        names = tuple(self._models)
         self.machine = AgentMachine(self.settings)
         self.calls_under_way: dict[int, str] = {}
         self._held: dict[str, HeldRun] = {}
@@ -84,7 +83,7 @@ class SimAgent:
         telemetry = AgentTelemetry(description.name, site.agent_metrics, site.tracing)
         self.calls = ServerCalls(
             self._queue,
-            _facts(description, names),
+            instance_facts(description.agent, tuple(self._served), f"{description.name}:0"),
             self._held,
             telemetry,
             now_s=process.now_s,
@@ -95,7 +94,7 @@ class SimAgent:
             engine_clock=process.now_s,
             keep=self._keep,
         )
-        core = SimulatedCore(self._models, self._noise, FirstComeFirstServed(), description.limits)
+        core = SimulatedCore(simulated_models(self._served), self._noise, FirstComeFirstServed(), simulated_limits(description.agent))
         self.engine = VirtualEngine(
             process,
             core,
@@ -207,50 +206,13 @@ class SimAgent:
                 if address:
                     load = LoadReported(incarnation=facts.incarnation, active_model=active, warm_models=tuple(stats.warm_models))
                     self._tell_planner(self.process, address, load)
-            await self.process.sleep(self.description.heartbeat_s)
+            await self.process.sleep(self.description.agent.heartbeat_s)
 
 
-def _models(site: Site, description: InstanceDescription) -> dict[str, SimulatedModel]:
-    found: dict[str, SimulatedModel] = {}
-    for name in description.models:
-        profile = site.shipped.hardware_of_pair(description.gpu, description.n_gpu, site.catalogue[name])
-        assert profile is not None, (description.gpu, description.n_gpu, name)
-        found[name] = SimulatedModel(spec=site.catalogue[name], profile=profile)
+def _served(site: Site, agent: AgentSettings) -> dict[str, ServedModel]:
+    found: dict[str, ServedModel] = {}
+    for name in agent.models:
+        profile = site.shipped.hardware_of_pair(agent.gpu, agent.n_gpu, site.catalogue[name])
+        assert profile is not None, (agent.gpu, agent.n_gpu, name)
+        found[name] = ServedModel(spec=site.catalogue[name], profile=profile)
     return found
-
-
-def _settings(description: InstanceDescription, models: Mapping[str, SimulatedModel]) -> MachineSettings:
-    """What `qlm_agent.config.machine_settings` makes of the same settings."""
-    return MachineSettings(
-        models=tuple(models),
-        batch_max=description.batch_max,
-        lookahead_requests=description.lookahead_requests,
-        coalesce_s=description.coalesce_s,
-        buffer_tokens_max=description.buffer_tokens_max,
-        poll_s=description.poll_s,
-        owned_check_s=description.owned_check_s,
-        drain_finish_s=description.drain_finish_s,
-        hardware={name: model.profile.scaled(description.time_scale) for name, model in models.items()},
-        host_memory_gb=description.host_memory_gb,
-        slo_band=description.slo_band,
-        evict=description.evict,
-        kv_swap=description.kv_swap,
-        warm_ahead=description.warm_ahead,
-        displacements_max=description.displacements_max,
-        offloaded_max_s=description.offloaded_max_s,
-        operations=description.operations,
-    )
-
-
-def _facts(description: InstanceDescription, models: tuple[str, ...]) -> InstanceFacts:
-    return InstanceFacts(
-        name=description.name,
-        incarnation="",
-        gpu=description.gpu,
-        n_gpu=description.n_gpu,
-        engine="simulated",
-        models=models,
-        address=f"{description.name}:0",
-        time_scale=description.time_scale,
-        batch_max=description.batch_max,
-    )

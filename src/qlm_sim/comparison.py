@@ -13,7 +13,7 @@ from qlm_core.request import RequestKey, RequestState, Slo
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import PLANNER_ROLE
 from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs
-from qlm_sim.description import ClusterDescription
+from qlm_sim.description import ClusterDescription, InstanceDescription
 from qlm_sim.gateway import ServerCall, SimGateway
 from qlm_sim.network import Command
 from qlm_sim.requests import SimRequest, message
@@ -140,15 +140,7 @@ class _Comparison:
         sample_every_s: float,
         look_every_s: float,
     ) -> None:
-        coarse = tuple(
-            replace(
-                each,
-                wake_min_s=max(each.wake_min_s, look_every_s),
-                tell_every_s=max(each.tell_every_s, look_every_s),
-                coalesce_s=max(each.coalesce_s, 10 * look_every_s),
-            )
-            for each in description.instances
-        )
+        coarse = tuple(_coarse(each, look_every_s) for each in description.instances)
         self._workload = workload
         self._sample_every_s = sample_every_s
         self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S), seed, policy)
@@ -254,6 +246,14 @@ class _Comparison:
                 )
             )
         self._cluster.schedule.after(self._sample_every_s, self._sample)
+
+
+def _coarse(instance: InstanceDescription, look_every_s: float) -> InstanceDescription:
+    agent = instance.agent
+    changed = instance.changed(
+        {"coalesce_s": max(agent.coalesce_s, 10 * look_every_s)}, {"tell_every_s": max(agent.simulated.tell_every_s, look_every_s)}
+    )
+    return replace(changed, wake_min_s=max(instance.wake_min_s, look_every_s))
 
 
 def _after_start(time_s: float) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from qlm_agent.simulated.core import SimulatedLimits
+from qlm_agent.config import AgentSettings
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_queue.values import Bounds
@@ -12,50 +13,21 @@ from qlm_queue.values import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDescription:
-    """One agent and its engine. `models`: names out of the cluster's. The other fields are settings of the agent and its engine, with the
-    meaning and the defaults of the configuration; `wake_min_s`: least time between two looks at the engine."""
+    """One agent and its engine. `agent`: its settings, as a live one reads them, `models` named. `owned_check_s`: as in MachineSettings.
+    `wake_min_s`: least time between two looks at the engine."""
 
-    name: str
-    gpu: str = "A100-80GB"
-    n_gpu: int = 1
-    models: tuple[str, ...]
-    time_scale: float = 1.0
-    batch_max: int = 256
-    prefill_chunk_tokens: int = 2048
-    host_memory_gb: float = 64.0
-    host_kv_gb: float = 16.0
-    kv_capacity_tokens: int = 0
-    tell_every_s: float = 0.02
-    step_noise: float = 0.05
-    bias_max: float = 0.15
-    lookahead_requests: int = 0
-    coalesce_s: float = 0.05
-    buffer_tokens_max: int = 500_000
-    poll_s: float = 1.0
+    agent: AgentSettings
     owned_check_s: float = 15.0
-    slo_band: int = 0
-    evict: bool = True
-    kv_swap: bool = True
-    warm_ahead: bool = True
-    displacements_max: int = 3
-    offloaded_max_s: float = 300.0
-    operations: tuple[str, ...] = ()
-    drain_finish_s: float = 20.0
-    heartbeat_s: float = 1.0
     wake_min_s: float = 0.002
 
     @property
-    def limits(self) -> SimulatedLimits:
-        """What the engine takes of this."""
-        return SimulatedLimits(
-            time_scale=self.time_scale,
-            batch_max=self.batch_max,
-            prefill_chunk_tokens=self.prefill_chunk_tokens,
-            host_memory_gb=self.host_memory_gb,
-            host_kv_gb=self.host_kv_gb,
-            kv_capacity_tokens=self.kv_capacity_tokens,
-            tell_every_s=self.tell_every_s,
-        )
+    def name(self) -> str:
+        return self.agent.name
+
+    def changed(self, agent: Mapping[str, object], simulated: Mapping[str, object]) -> InstanceDescription:
+        """With these settings of the agent and of its engine in place of its own; they are not checked."""
+        engine = self.agent.simulated.model_copy(update=simulated)
+        return replace(self, agent=self.agent.model_copy(update={**agent, "simulated": engine}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qlm_agent.config import AgentConfig, AgentSettings, served_models
+from qlm_agent.config import AgentConfig, served_models
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import Policy
@@ -20,7 +20,7 @@ def describe(
     models = configs[0].models if configs else ()
     return ClusterDescription(
         models=tuple(model.spec() for model in models),
-        instances=tuple(_instance(config.agent, tuple(served_models(config, shipped_snapshot()))) for config in configs),
+        instances=tuple(_instance(config) for config in configs),
         gateways=gateways,
         planners=planners,
     )
@@ -31,33 +31,6 @@ def policy_of(path: str, overrides: Mapping[str, object]) -> Policy:
     return load_config(PlannerConfig, path, overrides=overrides).policy()
 
 
-def _instance(agent: AgentSettings, models: tuple[str, ...]) -> InstanceDescription:
-    engine = agent.simulated
-    return InstanceDescription(
-        name=agent.name,
-        gpu=agent.gpu,
-        n_gpu=agent.n_gpu,
-        models=models,
-        time_scale=engine.time_scale,
-        batch_max=agent.batch_max,
-        prefill_chunk_tokens=engine.prefill_chunk_tokens,
-        host_memory_gb=engine.host_memory_gb,
-        host_kv_gb=engine.host_kv_gb,
-        kv_capacity_tokens=engine.kv_capacity_tokens,
-        tell_every_s=engine.tell_every_s,
-        step_noise=engine.step_noise,
-        bias_max=engine.bias_max,
-        lookahead_requests=agent.lookahead_requests,
-        coalesce_s=agent.coalesce_s,
-        buffer_tokens_max=agent.buffer_tokens_max,
-        poll_s=agent.poll_s,
-        slo_band=agent.slo_band,
-        evict=agent.evict,
-        kv_swap=agent.kv_swap,
-        warm_ahead=agent.warm_ahead,
-        displacements_max=agent.displacements_max,
-        offloaded_max_s=agent.offloaded_max_s,
-        operations=agent.operations,
-        drain_finish_s=agent.drain_finish_s,
-        heartbeat_s=agent.heartbeat_s,
-    )
+def _instance(config: AgentConfig) -> InstanceDescription:
+    served = tuple(served_models(config, shipped_snapshot()))
+    return InstanceDescription(agent=config.agent.model_copy(update={"models": served}))

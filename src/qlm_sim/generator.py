@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qlm_agent.config import AgentSettings, SimulatedSettings
 from qlm_core.model import ModelSpec
 from qlm_core.request import Slo, SloKind
 from qlm_queue.values import Bounds
@@ -54,23 +55,28 @@ def scenario_of(chance: Chance) -> Scenario:
 def _instance(chance: Chance, number: int, models: Sequence[ModelSpec]) -> InstanceDescription:
     # The first serves all models; others perhaps only some.
     served = tuple(model.name for model in models) if number == 0 else tuple(model.name for model in models[: chance.whole(1, len(models))])
-    return InstanceDescription(
-        name=f"agent-{number}",
-        models=served,
-        time_scale=chance.pick((2.0, 5.0)),
-        batch_max=chance.pick((2, 6, 64)),
+    time_scale, batch_max = chance.pick((2.0, 5.0)), chance.pick((2, 6, 64))
+    engine = SimulatedSettings(
+        time_scale=time_scale,
         prefill_chunk_tokens=chance.pick((64, 2048)),
         host_memory_gb=chance.pick((0.0, 20.0, 64.0)),
         host_kv_gb=chance.pick((0.0, 0.2, 16.0, 16.0)),
         kv_capacity_tokens=chance.pick((900, 3_000, 20_000)),
         tell_every_s=0.04,
-        lookahead_requests=chance.pick((0, 0, 3)),
-        coalesce_s=chance.pick((0.05, 0.2)),
-        buffer_tokens_max=chance.pick((150, 500_000)),
-        owned_check_s=chance.pick((5.0, 15.0)),
-        drain_finish_s=chance.pick((0.5, 5.0)),
-        wake_min_s=0.02,
     )
+    lookahead_requests, coalesce_s = chance.pick((0, 0, 3)), chance.pick((0.05, 0.2))
+    buffer_tokens_max, owned_check_s = chance.pick((150, 500_000)), chance.pick((5.0, 15.0))
+    agent = AgentSettings(
+        name=f"agent-{number}",
+        models=served,
+        batch_max=batch_max,
+        lookahead_requests=lookahead_requests,
+        coalesce_s=coalesce_s,
+        buffer_tokens_max=buffer_tokens_max,
+        drain_finish_s=chance.pick((0.5, 5.0)),
+        simulated=engine,
+    )
+    return InstanceDescription(agent=agent, owned_check_s=owned_check_s, wake_min_s=0.02)
 
 
 def _request(chance: Chance, number: int, models: Sequence[ModelSpec]) -> SimRequest:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from qlm_agent.config import AgentSettings
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestState, Slo, SloKind
 from qlm_planner.policy import Policy, TokenClasses
@@ -15,7 +16,10 @@ from qlm_sim.cluster import Cluster
 
 MODELS = (ModelSpec(name="mistral-7b", profile="Mistral-7B"), ModelSpec(name="vicuna-13b", profile="Vicuna-13B"))
 CLUSTER = ClusterDescription(
-    models=MODELS, instances=tuple(InstanceDescription(name=f"a100-{number}", models=("mistral-7b", "vicuna-13b")) for number in range(2))
+    models=MODELS,
+    instances=tuple(
+        InstanceDescription(agent=AgentSettings(name=f"a100-{number}", models=("mistral-7b", "vicuna-13b"))) for number in range(2)
+    ),
 )
 
 
@@ -74,7 +78,7 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
 def test_gateways_go_by_what_was_learned() -> None:
     """As live, a gateway reads the profiles: once answers are seen to be as long as clients allow, long ones get groups of their own. And
     the estimator hears what clients were told, and calibrates it."""
-    one = replace(CLUSTER, models=MODELS[:1], instances=(replace(CLUSTER.instances[0], models=("mistral-7b",), batch_max=8),))
+    one = replace(CLUSTER, models=MODELS[:1], instances=(CLUSTER.instances[0].changed({"models": ("mistral-7b",), "batch_max": 8}, {}),))
     lengths = (12, 400)
     requests = [
         replace(each, model="mistral-7b", arrival_s=number / 2, prompt_tokens=64, output_tokens=tokens, output_tokens_max=tokens)

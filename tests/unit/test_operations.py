@@ -110,7 +110,7 @@ def test_short_slos_are_met_beside_a_flood_where_the_batch_is_limited() -> None:
     flood = [_request(f"f{number}", 12.0 + 0.005 * number, 300, 3600.0) for number in range(300)]
     late, ended_s = {}, {}
     for operations in ((), ("batch_limit",)):
-        instance = InstanceDescription(name="a", models=(MODEL.name,), operations=operations)
+        instance = InstanceDescription(agent=AgentSettings(name="a", models=(MODEL.name,), operations=operations))
         cluster = ClusterDescription(models=(MODEL,), instances=(instance,))
         result = simulate(cluster, sorted([*hurry, *flood], key=lambda each: each.arrival_s), Policy(operations=operations))
         late[operations] = sum(not each.in_time for each in result.outcomes if each.request_id.startswith("t"))

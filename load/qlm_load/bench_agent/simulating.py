@@ -219,7 +219,7 @@ async def _served(client: AsyncClient, ask: Ask, prompt: list[int]) -> Went:
 def in_virtual_time(asked: Sequence[Ask], path: Path, profiles: ProfileSnapshot, seed: int) -> list[Went]:
     """The cluster of the file, with a simulated engine that is as fast as `profiles` says: no bias, and STEP_NOISE a step."""
     cluster = describe(str(path), [INSTANCE], {})
-    instance = replace(cluster.instances[0], host_kv_gb=0.0, step_noise=STEP_NOISE, bias_max=0.0, models=(MODEL,))
+    instance = cluster.instances[0].changed({"models": (MODEL,)}, {"host_kv_gb": 0.0, "step_noise": STEP_NOISE, "bias_max": 0.0})
     # As on the real cluster, a batch is served before: the model's load is no part of the comparison.
     warm_up = [Ask(at_s=0.0, output_tokens=WARM_UP_TOKENS, slo_s=WARM_UP_S)] * SEATS
     row = profiles.hardware[0]

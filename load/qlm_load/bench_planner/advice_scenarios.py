@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qlm_agent.config import AgentSettings
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
@@ -54,7 +55,8 @@ class Scenario:
         return tuple(dict.fromkeys(stream.model for stream in self.streams))
 
     def instance(self, number: int) -> InstanceDescription:
-        return InstanceDescription(name=f"i{number:02d}", gpu=self.gpu, models=self.models, batch_max=self.batch_max)
+        agent = AgentSettings(name=f"i{number:02d}", gpu=self.gpu, models=self.models, batch_max=self.batch_max)
+        return InstanceDescription(agent=agent)
 
     def requests(self) -> list[SimRequest]:
         """Poisson arrivals until the horizon, outputs geometric above a tenth of their mean."""

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.openai.settings import OpenAiSettings
-from qlm_agent.simulated.core import SimulatedLimits
+from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
@@ -131,6 +131,11 @@ def served_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str
     if not found:
         raise ConfigError(f"agent.models: no model of models has a profile on {agent.n_gpu} x {agent.gpu}")
     return found
+
+
+def simulated_models(models: Mapping[str, ServedModel]) -> dict[str, SimulatedModel]:
+    """Those of the models that the simulated engine can serve: it needs their profiles."""
+    return {name: SimulatedModel(spec=model.spec, profile=model.profile) for name, model in models.items() if model.profile is not None}
 
 
 def simulated_limits(agent: AgentSettings) -> SimulatedLimits:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from qlm_agent.config import AgentConfig, AgentSettings, ServedModel, served_models, simulated_limits, time_scale
+from qlm_agent.config import AgentConfig, AgentSettings, ServedModel, served_models, simulated_limits, simulated_models, time_scale
 from qlm_agent.engine import Engine
 from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.simulated.core import SimulatedModel
 from qlm_agent.simulated.engine import SimulatedEngine
 from qlm_agent.simulated.timing import InstanceNoise
 from qlm_agent.vllm.engine import VllmEngine
@@ -46,9 +45,8 @@ def engine_of(config: AgentConfig, profiles: ProfileSnapshot, *, clock: Callable
 
 def _simulated(config: AgentConfig, models: Mapping[str, ServedModel], clock: Callable[[], float]) -> tuple[Engine, int]:
     agent, simulated = config.agent, config.agent.simulated
-    known = {name: SimulatedModel(spec=model.spec, profile=model.profile) for name, model in models.items() if model.profile is not None}
     noise = InstanceNoise(seed=simulated.seed, instance=agent.name, step_noise=simulated.step_noise, bias_max=simulated.bias_max)
-    engine = SimulatedEngine(known, noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock)
+    engine = SimulatedEngine(simulated_models(models), noise, FirstComeFirstServed(), simulated_limits(agent), clock=clock)
     return engine, simulated.prefill_chunk_tokens
 
 
