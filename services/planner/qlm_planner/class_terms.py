@@ -1,6 +1,7 @@
 """Terms of many groups at once: what `Estimates.term` says of one, on arrays.
 
-A class is (instance, or all that serve alike, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once
+A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
+clusters, so a group that is taken into another one keeps its terms. What its groups share is worked out once
 for each snapshot of the profiles and kept as a column of a table; what a group adds (its count, its prompt tokens, its deadline) are
 arrays. So the terms of 10,000 groups cost a few operations on arrays, however often their counts change.
 """
@@ -8,7 +9,7 @@ arrays. So the terms of 10,000 groups cost a few operations on arrays, however o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,9 @@ SIZES = 96
 
 TRAITS_MAX = 50_000
 """Groups whose key is remembered; beyond it all are looked up again."""
+
+KEYS_MAX = 5_000
+"""Keys that have numbers: names of tenants are in them, which come and go. With more all begin anew."""
 
 COLUMNS_FIRST = 256
 """Columns of a new table; it doubles."""
@@ -135,6 +139,8 @@ class ClassTerms:
     def columns(self, groups: Sequence[Group]) -> GroupColumns:
         """Costs O(groups), and nothing but reading their counts for those that were read before."""
         self._refresh()
+        if len(self._keys) > KEYS_MAX:
+            self._forget_keys()
         known = self._traits
         if len(known) > TRAITS_MAX:
             known.clear()
@@ -172,7 +178,7 @@ class ClassTerms:
         )
 
     def _number(self, group: Group) -> int:
-        key = group.traits.key
+        key = replace(group.traits.key, cluster="")
         number = self._key_numbers.get(key)
         if number is None:
             number = self._key_numbers[key] = len(self._keys)
@@ -252,11 +258,22 @@ class ClassTerms:
     def _refresh(self) -> None:
         if self._version != self.estimates.version:
             self._version = self.estimates.version
-            self._used = 0
             self._slots.clear()
             self._kinds.clear()
             self._engines.clear()
-            self._column_of = np.full((0, 0, SIZES), -1, dtype=np.int32)
+            self._forget_columns()
+
+    def _forget_columns(self) -> None:
+        self._used = 0
+        self._column_of = np.full((0, 0, SIZES), -1, dtype=np.int32)
+
+    def _forget_keys(self) -> None:
+        self._keys.clear()
+        self._models.clear()
+        self._weights.clear()
+        self._key_numbers.clear()
+        self._traits.clear()
+        self._forget_columns()
 
     def _slot_number(self, slot: Slot) -> int:
         """Instances that serve alike have one."""

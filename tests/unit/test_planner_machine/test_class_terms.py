@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qlm_core.group import LEARNED
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner import class_terms
 from qlm_planner.board import TIERS, Board, Group, Slot
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
@@ -112,3 +114,36 @@ def test_who_shares_a_batch_is_served_slower() -> None:
     alone, beside = terms.order_rows(slots, on, columns), terms.order_rows(slots, on, columns, columns.count + 100.0)
     assert (beside >= alone - 1e-12).all()
     assert (beside > alone).any()
+
+
+def rows_of(terms: ClassTerms, board: Board, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    queue = board.queue_groups(name)
+    return terms.order_rows([board.slots[name]], np.zeros(len(queue), dtype=np.int64), terms.columns(queue))
+
+
+def test_a_group_of_another_cluster_keeps_its_terms_and_takes_no_more_memory() -> None:
+    """Profiles know no clusters; every learning may name new ones."""
+    made, board = estimates(), random_board(4)
+    terms = ClassTerms(estimates=made)
+    before, keys = rows_of(terms, board, "i-0"), len(terms._keys)
+    for learning in range(20):
+        for each in board.queue_groups("i-0"):
+            board.change_key(each, replace(each.traits.key, cluster=f"{LEARNED}1.{learning}"))
+        if learning % 2:
+            terms._traits.clear()
+        assert (rows_of(terms, board, "i-0") == before).all()
+    assert len(terms._keys) == keys
+
+
+def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants come and go: their names are forgotten, and what is there has its terms all the same."""
+    monkeypatch.setattr(class_terms, "KEYS_MAX", 30)
+    made, board = estimates(), random_board(5)
+    terms = ClassTerms(estimates=made)
+    before = rows_of(terms, board, "i-0")
+    for number in range(40):
+        for each in board.queue_groups("i-0"):
+            each.traits = replace(each.traits, key=replace(each.traits.key, tenant_class=f"1/{number}"))
+        terms._traits.clear()  # as groups of their own would have it
+        assert (rows_of(terms, board, "i-0") == before).all()
+        assert len(terms._keys) <= 30 + len(board.queue_groups("i-0"))
