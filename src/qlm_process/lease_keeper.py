@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -28,6 +29,9 @@ class LeaseKeeper:
 
     `lost` is set when the server says so (or a bug ended the renewing); a lost lease is never renewed. While the server is away the
     keeper goes on trying: nobody can take a lease there, and scripts with an old one change nothing.
+
+    A process that does not run for `ttl_s` - `renew_s`, or a server that takes so long, costs the lease. The log line of a loss says which:
+    how late this process came to renew, how long the last call was under way, and how long ago the lease was renewed.
     """
 
     def __init__(
@@ -38,14 +42,23 @@ class LeaseKeeper:
         ttl_s: float,
         renew_s: float,
         sleep: Sleep = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`monotonic`: a clock for what the log says."""
         self.lease = lease
         self.lost = asyncio.Event()
         self._queue = queue
         self._ttl_s = ttl_s
         self._renew_s = renew_s
         self._sleep = sleep
+        self._monotonic = monotonic
+        self._renewed_s = monotonic()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def renewed_before_s(self) -> float:
+        """Seconds since the last renewal that was answered had been asked for, or since the lease was won."""
+        return self._monotonic() - self._renewed_s
 
     async def start(self) -> None:
         """Begins to renew. Safe twice."""
@@ -76,14 +89,25 @@ class LeaseKeeper:
 
     async def _renew_until_lost(self) -> None:
         while True:
+            slept_s = self._monotonic()
             await self._sleep(self._renew_s)
+            asked_s = self._monotonic()
             try:
                 await self._queue.renew_lease(self.lease, self._ttl_s)
-            except LeaseLost as error:
-                structlog.get_logger().warning("lease_lost", role=self.lease.role, error=str(error))
-                return
-            except Unavailable as error:
-                structlog.get_logger().warning("lease_not_renewed", role=self.lease.role, error=str(error))
+            except (LeaseLost, Unavailable) as error:
+                lost = isinstance(error, LeaseLost)
+                structlog.get_logger().warning(
+                    "lease_lost" if lost else "lease_not_renewed",
+                    role=self.lease.role,
+                    error=str(error),
+                    woke_late_s=round(max(0.0, asked_s - slept_s - self._renew_s), 3),
+                    answered_after_s=round(self._monotonic() - asked_s, 3),
+                    renewed_before_s=round(self.renewed_before_s, 3),
+                )
+                if lost:
+                    return
+            else:
+                self._renewed_s = asked_s
 
 
 class RoleElection:

@@ -17,7 +17,7 @@ class SimLeaseKeeper(LeaseKeeper):
     def __init__(
         self, process: Process, queue: Queue, lease: Lease, *, ttl_s: float, renew_s: float, on_lost: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(queue, lease, ttl_s=ttl_s, renew_s=renew_s, sleep=process.sleep)
+        super().__init__(queue, lease, ttl_s=ttl_s, renew_s=renew_s, sleep=process.sleep, monotonic=process.now_s)
         self._process = process
         self._on_lost = on_lost
         self._renewing: Task | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
@@ -106,6 +107,38 @@ async def test_a_server_that_is_away_does_not_lose_a_lease(queue: CountingQueue)
     async with asyncio.timeout(DEADLINE_S):
         await keeper.lost.wait()
     await keeper.stop(release=True)
+
+
+@pytest.mark.parametrize(
+    ("asleep_s", "under_way_s", "told"),
+    [
+        (4.5, 0.1, {"woke_late_s": 3.5, "answered_after_s": 0.1, "renewed_before_s": 4.6}),
+        (1.0, 3.5, {"woke_late_s": 0.0, "answered_after_s": 3.5, "renewed_before_s": 4.5}),
+    ],
+    ids=["this process did not run", "the server answered late"],
+)
+async def test_a_loss_says_where_the_time_went(clock: Clock, asleep_s: float, under_way_s: float, told: dict[str, float]) -> None:
+    class SlowQueue(MemoryQueue):
+        async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
+            clock.now_s += under_way_s
+            await super().renew_lease(lease, ttl_s)
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 1.0
+        clock.now_s += asleep_s
+
+    queue = SlowQueue("q", Bounds(), clock)
+    lease = await queue.acquire_lease(PLANNER_ROLE, "n", TTL_S, "a:1")
+    assert lease is not None
+    keeper = LeaseKeeper(queue, lease, ttl_s=TTL_S, renew_s=1.0, sleep=sleep, monotonic=clock)
+    with capture_logs() as lines:
+        await keeper.start()
+        async with asyncio.timeout(DEADLINE_S):
+            await keeper.lost.wait()
+    await keeper.stop()
+    (line,) = lines
+    assert line["event"] == "lease_lost"
+    assert {name: line[name] for name in told} == told
 
 
 async def test_a_bug_in_renewing_is_loss_and_is_raised_at_the_stop(queue: CountingQueue) -> None:

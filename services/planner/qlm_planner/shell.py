@@ -110,7 +110,8 @@ class PlannerShell:
             try:
                 await self._lead(keeper)
             except LeaseLost:
-                structlog.get_logger().warning("planner_leads_no_more", fence=keeper.lease.fence)
+                unrenewed_s = round(keeper.renewed_before_s, 3)
+                structlog.get_logger().warning("planner_leads_no_more", fence=keeper.lease.fence, renewed_before_s=unrenewed_s)
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
         """One term. Gives the lease back when the process stops, so that a standby need not wait for it to expire."""
