@@ -364,11 +364,14 @@ class Reshaping:
             return self.due
         if self.predicted.late >= MISS_REQUESTS:
             return PlanCause.MISS
-        return PlanCause.IDLE if _idle_beside_busy(board) else None
+        return PlanCause.IDLE if _idle_beside_busy(board, self.terms.estimates) else None
 
 
-def _idle_beside_busy(board: Board) -> bool:
-    """Somebody has nothing to do while groups wait behind another head."""
+def _idle_beside_busy(board: Board, estimates: Estimates) -> bool:
+    """Somebody has nothing to do while groups that it can serve wait behind another head."""
     serving = [(name, slot) for name, slot in board.slots.items() if slot.serving]
-    idle = any(slot.running == 0 and not board.queues[name] for name, slot in serving)
-    return idle and any(len(board.queues[name]) > 1 for name, _ in serving)
+    idle = [slot for name, slot in serving if slot.running == 0 and not board.queues[name]]
+    if not idle:
+        return False
+    waiting = dict.fromkeys(board.groups[each].traits.key.model for name, _ in serving for each in board.queues[name][1:])
+    return any(estimates.can_serve(slot, model) for model in waiting for slot in idle)

@@ -87,3 +87,14 @@ async def test_an_instance_without_work_beside_a_busy_one() -> None:
     await world.cancel(keys)
     await world.advance(5.0)
     assert PlanCause.IDLE in {job.cause for job in world.jobs}
+
+
+async def test_an_instance_that_could_not_help_is_no_reason() -> None:
+    """It serves another model than all that wait: a search would find the same order again and again."""
+    world = await resting()
+    await world.join("c", models=("delta",))
+    await world.advance(5.0)
+    world.jobs.clear()
+    await world.advance(5.0)
+    assert (await world.queues())["c"] == []
+    assert PlanCause.IDLE not in {job.cause for job in world.jobs}
