@@ -95,10 +95,10 @@ class Leadership:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
-        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics)
+        self._changed = asyncio.Event()
+        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics, self._changed)
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
-        self._changed = asyncio.Event()
         self._incarnations: frozenset[str] = frozenset()
         self._untraced: asyncio.Queue[Placed] = asyncio.Queue(UNTRACED_MAX)
         self.caught_up = asyncio.Event()
@@ -116,7 +116,7 @@ class Leadership:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set when the plan has changed; whoever waits clears it."""
+        """Set when the plan or the advice has changed; whoever waits clears it."""
         return self._changed
 
     def knows(self, incarnation: str) -> bool:

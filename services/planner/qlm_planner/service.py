@@ -124,7 +124,7 @@ def _check_incarnation(field: str, incarnation: str) -> None:
 
 
 async def publish(term: Leadership, watchers: Watchers, every_s: float) -> None:
-    """Sends the plan to those who watch, when it has changed, at most once in `every_s`. Runs until cancelled."""
+    """Sends the plan and the advice to those who watch, when one has changed, at most once in `every_s`. Runs until cancelled."""
     while True:
         await term.changed.wait()
         term.changed.clear()

@@ -27,9 +27,18 @@ class AdviceFigures(Protocol):
 
 class AdviceWatch:
     """`ask`: takes the picture, in a thread while nothing else has its `turn`; None while the queue is not known. `work`: answers it.
-    `latest`: None while nothing is to be advised."""
+    `changed`: set when there is other advice than before. `latest`: None while nothing is to be advised."""
 
-    def __init__(self, ask: Callable[[], Question | None], work: Work, turn: asyncio.Lock, every_s: float, figures: AdviceFigures) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Question | None],
+        work: Work,
+        turn: asyncio.Lock,
+        every_s: float,
+        figures: AdviceFigures,
+        changed: asyncio.Event,
+    ) -> None:
+        self._changed = changed
         self._ask = ask
         self._work = work
         self._turn = turn
@@ -56,6 +65,8 @@ class AdviceWatch:
             await asyncio.sleep(max(0.0, PAUSE_SHARE * (clock() - began_s) - self._every_s))
 
     def _tell(self, advice: Advice | None) -> None:
+        if advice is not None or self.latest is not None:
+            self._changed.set()
         self.latest = advice
         self._figures.show_advice(advice)
         said = "" if advice is None else advice.line
