@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+WOULD_BE_LATE = "WOULD_BE_LATE"
+"""Reason of the error for a request that is refused."""
+
 
 class Overload(StrEnum):
     """The fallback."""

@@ -9,6 +9,7 @@ from functools import partial
 from qlm.api.v1.gateway_pb2 import StreamResponse, SubmitRequest
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
+from qlm_core.overload import WOULD_BE_LATE
 from qlm_core.request import RequestKey, RequestState, Slo
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import PLANNER_ROLE
@@ -45,7 +46,8 @@ GAVE_WAY = (("qlm_agent_returned_requests_total", {"cause": "evicted"}), ("qlm_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end."""
+    """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end.
+    `refused`: it would have been late, and never came in (`Overload.REFUSE`)."""
 
     request_id: str
     model: str
@@ -57,6 +59,7 @@ class RequestOutcome:
     attempts: int
     output_tokens: int
     instance: str
+    refused: bool = False
 
     @property
     def in_time(self) -> bool:
@@ -111,10 +114,10 @@ def simulate(
     kills: Sequence[PlannedKill] = (),
     looks: Sequence[tuple[float, Callable[[Cluster], None]]] = (),
 ) -> SimulationResult:
-    """Runs until every request has ended, at most `limit_s` virtual seconds. `planner_policy`: a policy, or the name of an order ("slo",
-    "fcfs"). `look_every_s`: least time between two looks at an engine; waits are exact to that. `looks`: what is called with the cluster,
-    so many seconds after the start. The same arguments give the same result, everywhere. Raises ValueError for a kill of an unknown
-    process."""
+    """Runs until every request has ended or was refused for being late, at most `limit_s` virtual seconds. `planner_policy`: a policy, or
+    the name of an order ("slo", "fcfs"). `look_every_s`: least time between two looks at an engine; waits are exact to that. `looks`: what
+    is called with the cluster, so many seconds after the start. The same arguments give the same result, everywhere. Raises ValueError for
+    a kill of an unknown process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
     with quiet_logs():
         run = _Comparison(cluster, workload, policy, seed, sample_every_s, look_every_s)
@@ -147,6 +150,7 @@ class _Comparison:
         self._cluster.server.watchers.append(self)
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}
+        self._refused: set[RequestKey] = set()
         self._history: list[QueueSample] = []
 
     def plan(self, kill: PlannedKill) -> None:
@@ -174,7 +178,7 @@ class _Comparison:
             gateway = cluster.gateways[number % len(cluster.gateways)]
             cluster.schedule.at(START_S + request.arrival_s, partial(self._send, request, gateway))
         self._sample()
-        while len(self._ended) < len(self._workload) and cluster.step(limit_s):
+        while len(self._ended) + len(self._refused) < len(self._workload) and cluster.step(limit_s):
             pass
         return SimulationResult(
             outcomes=tuple(map(self._outcome, self._workload)),
@@ -190,7 +194,9 @@ class _Comparison:
 
     def _send(self, request: SimRequest, gateway: SimGateway) -> None:
         def answered(response: StreamResponse | None, error: QlmError | None) -> None:
-            if error is not None:
+            if error is not None and error.reason == WOULD_BE_LATE:
+                self._refused.add(request.key)
+            elif error is not None:
                 self._cluster.schedule.after(error.retry_after_s or SUBMIT_RETRY_S, lambda: self._send(request, gateway))
 
         submit = SubmitRequest(request=message(request, self._cluster.site.catalogue[request.model]))
@@ -223,6 +229,7 @@ class _Comparison:
             attempts=0 if result is None else result.attempts,
             output_tokens=0 if result is None else result.usage.output_tokens,
             instance="" if result is None else result.incarnation.rpartition("/")[0],
+            refused=request.key in self._refused,
         )
 
     def _sample(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from qlm.api.v1.gateway_pb2 import CancelRequest, GenerateRequest, StreamRequest, StreamResponse, SubmitRequest
 from qlm_core.errors import QlmError, Unavailable
+from qlm_core.overload import Overload
 from qlm_core.request import Slo, SloKind
 from qlm_gateway.admission import AdmissionLimits
 from qlm_gateway.catalogue import ModelEntry
@@ -137,6 +138,7 @@ class SimGateway:
             tracer=site.tracing.get_tracer("qlm_gateway"),
             new_request_id=site.new_id,
             monotonic=process.now_s,
+            refuse_late=site.policy.overload is Overload.REFUSE,
         )
         updates = OutlookUpdates(self._queue, watch, process.now_s)
         self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, watch, updates, site.gateway_metrics)

@@ -8,6 +8,7 @@ import pytest
 
 from qlm_agent.config import AgentSettings
 from qlm_core.model import ModelSpec
+from qlm_core.overload import Overload
 from qlm_core.request import RequestState, Slo, SloKind
 from qlm_planner.policy import Policy, TokenClasses
 from qlm_process import profile_wire
@@ -73,6 +74,22 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
     assert late["slo"] < late["fcfs"]
     swaps = {order: sum(result.swaps.values()) for order, result in results.items()}
     assert 1 <= swaps["slo"] < swaps["fcfs"]
+
+
+def test_what_would_be_late_is_refused_and_the_rest_does_better() -> None:
+    """More than one instance serves: under `refuse` some never come in, whoever came in is served, and more of all are in time."""
+    one = replace(CLUSTER, models=MODELS[:1], instances=(replace(CLUSTER.instances[0], models=("mistral-7b",), batch_max=4),))
+    slo = Slo(kind=SloKind.COMPLETION, seconds=20.0)
+    requests = [replace(each, model="mistral-7b", output_tokens=200, slo=slo) for each in workload(160)]
+    free, refusing = (simulate(one, requests, Policy(overload=each)) for each in (Overload.BEST_EFFORT, Overload.REFUSE))
+    assert not any(outcome.refused for outcome in free.outcomes)
+    refused = [outcome for outcome in refusing.outcomes if outcome.refused]
+    assert 0 < len(refused) < len(requests)
+    assert all(outcome.state is None and not outcome.accepted_s for outcome in refused)
+    assert all(outcome.state is RequestState.COMPLETED for outcome in refusing.outcomes if not outcome.refused)
+    in_time = [sum(outcome.in_time for outcome in result.outcomes) for result in (free, refusing)]
+    assert in_time[0] < in_time[1]
+    assert in_time[1] > 0.5 * (len(requests) - len(refused)), "most of those that are let in are in time"
 
 
 def test_gateways_go_by_what_was_learned() -> None:

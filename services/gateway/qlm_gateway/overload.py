@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from qlm_core.errors import QueueFull
+from qlm_core.overload import WOULD_BE_LATE
 from qlm_core.prediction import RequestPrediction, probability_late
 from qlm_core.request import Slo, SloKind
 
@@ -38,7 +39,7 @@ def late_refusal(prediction: RequestPrediction | None, slo: Slo, *, look_age_s: 
     retry_s = too_many / drain_per_s if drain_per_s > 0.0 else RETRY_MAX_S
     return QueueFull(
         f"a request like this would end {over_s:.1f} s beyond its SLO, with {prediction.requests_ahead} ahead of it",
-        reason="WOULD_BE_LATE",
+        reason=WOULD_BE_LATE,
         details={
             "probability_late": f"{late:.2f}",
             "retry_after_s": f"{min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S):.3f}",
