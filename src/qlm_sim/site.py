@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -48,7 +48,8 @@ def silent_tracing() -> TracerProvider:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """One per run. `effects`: what the machines of agents and planners wanted done, how often, by kind and cause."""
+    """One per run. `effects`: what the machines of agents and planners wanted done, how often, by kind and cause. `on_step`: told of the
+    effects of every step, before they are carried out."""
 
     description: ClusterDescription
     schedule: Schedule
@@ -58,6 +59,7 @@ class Site:
     shipped: ProfileSnapshot
     planner_policy: Policy
     effects: Counter[str] = field(default_factory=Counter)
+    on_step: Callable[[Process, Sequence[object]], None] | None = None
     tracing: TracerProvider = field(default_factory=silent_tracing)
     agent_metrics: AgentMetrics = field(default_factory=AgentMetrics)
     gateway_metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
@@ -87,6 +89,8 @@ class Site:
         for effect in effects:
             cause = getattr(effect, "cause", None) or getattr(effect, "tier", None)
             self.effects[type(effect).__name__ if cause is None else f"{type(effect).__name__} {cause.value}"] += 1
+        if self.on_step is not None:
+            self.on_step(process, effects)
 
     def new_id(self) -> str:
         """Never the same twice in a run."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar, assert_never
 
 from qlm_sim.agent import SimAgent
@@ -14,7 +16,7 @@ from qlm_sim.network import CALM
 from qlm_sim.planner import SimPlanner
 from qlm_sim.process import Process
 from qlm_sim.server import Condition
-from qlm_sim.weather import Fault, Strike, Weather
+from qlm_sim.weather import AMBUSH_S, Fault, Strike, Weather
 
 M = TypeVar("M", bound=Member)
 
@@ -39,10 +41,13 @@ class Storm:
         self._meetings = meetings
         self._over = False
         self._doubles: dict[SimAgent, None] = {}
+        self._ambushes: dict[Strike, SimAgent] = {}
 
     def begin(self) -> None:
         """Schedules all of it."""
         self._cluster.network.settings = self._weather.network
+        if any(strike.ambush for strike in self._weather.strikes):
+            self._cluster.site.on_step = self._stepped
         for strike in self._weather.strikes:
             self._cluster.schedule.at(START_S + strike.at_s, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
         self._cluster.schedule.at(START_S + self._weather.trouble_s, self._calm)
@@ -51,6 +56,8 @@ class Storm:
     def _strike(self, strike: Strike) -> None:
         cluster = self._cluster
         match strike.fault:
+            case _ if strike.ambush:
+                self._lie_in_wait(strike, _one_of(cluster.agents, strike))
             case Fault.KILL_AGENT | Fault.FREEZE_AGENT | Fault.CUT_AGENT | Fault.DRAIN_AGENT | Fault.DOUBLE_AGENT:
                 self._strike_agent(strike, _one_of(cluster.agents, strike))
             case Fault.SLOW_ENGINE | Fault.BREAK_RUNS:
@@ -65,6 +72,22 @@ class Storm:
                 self._strike_server(strike)
             case _:
                 assert_never(strike.fault)
+
+    # Ambushes ---------------------------------------------------------------------------------------------------------
+
+    def _lie_in_wait(self, strike: Strike, victim: SimAgent) -> None:
+        self._ambushes[strike] = victim
+        self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
+
+    def _stepped(self, process: Process, effects: Sequence[object]) -> None:
+        """Whoever waited for one of these calls strikes when it has left."""
+        for strike, victim in self._ambushes.items():
+            if victim.process is process and any(type(effect).__name__ == strike.ambush for effect in effects):
+                self._cluster.schedule.after(0.0, partial(self._spring, strike))
+
+    def _spring(self, strike: Strike) -> None:
+        if self._ambushes.pop(strike, None) is not None:
+            self._strike(replace(strike, ambush=""))
 
     # Processes --------------------------------------------------------------------------------------------------------
 
@@ -153,6 +176,7 @@ class Storm:
         """All faults end, and everything is running."""
         self._say("storm", "is over")
         self._over = True
+        self._ambushes.clear()
         cluster = self._cluster
         cluster.network.settings = CALM
         self._mend_server()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from qlm_sim.chance import Chance
@@ -33,16 +34,30 @@ class Fault(StrEnum):
     KILL_SERVER = "kill server"
 
 
+AMBUSHED = ("GiveBack", "GiveBack", "Complete", "ReadOwned", "Register")
+"""Calls of agents that are over so soon, and made so seldom, that a fault at any time hardly meets them. What is named twice is waited for
+twice as often."""
+
+AMBUSHES = (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT)
+
+AMBUSH_RUNS = 0.25
+"""Share of the runs in which agents are ambushed; there, every second of their faults is one."""
+
+AMBUSH_S = 10.0
+"""A fault that waited so long for a call strikes without it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
     """One fault: at `at_s` after the start, for `for_s`. `victim`: which of the processes of its kind, counted round. `severity`: 0 up
-    to 1."""
+    to 1. `ambush`: the kind of call that it waits for, at most `AMBUSH_S`, "" for none."""
 
     at_s: float
     fault: Fault
     for_s: float
     victim: int
     severity: float
+    ambush: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +81,16 @@ def weather_of(chance: Chance, lease_ttl_s: float) -> Weather:
         for_s = chance.wait_s(0.5) if chance.happens(0.5) else chance.between(0.5, 2.0) * lease_ttl_s
         strikes.append(Strike(at_s=at_s, fault=chance.pick(kinds), for_s=for_s, victim=chance.below(1000), severity=chance.level()))
         at_s += chance.wait_s(mean_gap_s)
-    return Weather(kinds=kinds, strikes=tuple(strikes), network=_network(chance), trouble_s=trouble_s)
+    return Weather(kinds=kinds, strikes=_ambushes(chance.part("ambush"), strikes), network=_network(chance), trouble_s=trouble_s)
+
+
+def _ambushes(chance: Chance, strikes: Sequence[Strike]) -> tuple[Strike, ...]:
+    """In some runs a part of the faults of agents waits for calls. From a source of its own: the other runs are as they would be."""
+    if not chance.happens(AMBUSH_RUNS):
+        return tuple(strikes)
+    return tuple(
+        replace(strike, ambush=chance.pick(AMBUSHED)) if strike.fault in AMBUSHES and chance.happens(0.5) else strike for strike in strikes
+    )
 
 
 def _network(chance: Chance) -> NetworkSettings:

@@ -6,9 +6,11 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from qlm_sim import weather
 from qlm_sim.coverage import COMMON, EFFECTS, missing
 from qlm_sim.many_seeds import failure_text, met
 from qlm_sim.seed_run import SeedReport, run_seed
@@ -53,6 +55,18 @@ def test_every_invariant_holds(report_of: ReportOf, seed: int) -> None:
 def test_every_kind_of_fault_met_the_work_that_it_is_for(report_of: ReportOf) -> None:
     reports = [report_of(seed) for seed in SEEDS]
     assert not missing(met(reports), COMMON)
+
+
+@pytest.mark.parametrize("seed", [12, 21])
+def test_a_fault_that_waits_for_a_call_meets_it(report_of: ReportOf, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of agents that are over soon: the same storm without ambushes meets none of them."""
+    waited = report_of(seed)
+    monkeypatch.setattr(weather, "AMBUSH_RUNS", 0.0)
+    at_once = run_seed(seed)
+    assert [replace(strike, ambush="") for strike in waited.weather.strikes] == list(at_once.weather.strikes)
+    awaited = {(strike.fault, f"agent {strike.ambush}") for strike in waited.weather.strikes if strike.ambush}
+    assert any(waited.meetings[each] for each in awaited)
+    assert not any(at_once.meetings[each] for each in awaited)
 
 
 def test_every_operation_happened(report_of: ReportOf) -> None:
