@@ -43,7 +43,7 @@ TICK_MAX_S = 1.0
 """Longest time between two steps."""
 
 THREAD_GROUPS = 200
-"""From so many open groups on, steps run in a thread, so that renewals and RPCs go on meanwhile."""
+"""From so many open groups on, steps run in a thread, so that renewals and RPCs go on meanwhile. With a slow policy all do."""
 
 SPANS_AT_ONCE = 50
 """Spans made before others have their turn."""
@@ -224,7 +224,8 @@ class Leadership:
         groups = self._machine.board.open_groups
         if isinstance(event, OverviewRead):
             groups = max(groups, len(event.snapshot.groups))  # the first one of a term brings them all
-        if groups >= THREAD_GROUPS:
+        baseline = self._machine.baseline
+        if groups >= THREAD_GROUPS or (baseline is not None and baseline.slow):
             effects = await asyncio.to_thread(self._machine.step, now_s, event)
         else:
             effects = self._machine.step(now_s, event)

@@ -22,6 +22,7 @@ class Balancer(ABC):
     """A policy that picks by `choose`, and never changes the order."""
 
     by_age = True
+    slow = False
     fallbacks = 0
 
     @abstractmethod

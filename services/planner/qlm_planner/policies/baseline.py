@@ -26,10 +26,14 @@ class Seating(Protocol):
 
 class Baseline(Protocol):
     """A policy. `by_age`: it keeps the order of arrival, in which bands and deadlines count nothing; else the order of deadlines inside
-    bands. `fallbacks`: orders for which it could not do what it stands for, and did something simpler."""
+    bands. `slow`: an order of few groups may take a second. `fallbacks`: orders for which it could not do what it stands for, and did
+    something simpler."""
 
     @property
     def by_age(self) -> bool: ...
+
+    @property
+    def slow(self) -> bool: ...
 
     @property
     def fallbacks(self) -> int: ...

@@ -190,6 +190,7 @@ class Edf:
     """The policy. Insertion keeps the order; all is ordered anew only where an instance has nothing to do beside one with several."""
 
     by_age = False
+    slow = False
 
     def __init__(self) -> None:
         self.fallbacks = 0

@@ -45,6 +45,7 @@ class Fcfs:
     """The policy."""
 
     by_age = True
+    slow = False
     fallbacks = 0
 
     def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:

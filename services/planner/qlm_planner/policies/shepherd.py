@@ -68,6 +68,8 @@ class FixedBatches:
 class Shepherd(Edf):
     """The policy. `fallbacks`: orders for which the program was not solved within its bounds, and that are by deadline alone."""
 
+    slow = True
+
     def __init__(self, *, nodes_max: int = NODES_MAX, time_limit_s: float = TIME_LIMIT_S) -> None:
         super().__init__()
         self._nodes_max = nodes_max
