@@ -41,7 +41,7 @@ class Storm:
         self._meetings = meetings
         self._over = False
         self._doubles: dict[SimAgent, None] = {}
-        self._ambushes: dict[Strike, SimAgent] = {}
+        self._ambushes: dict[Strike, Member] = {}
 
     def begin(self) -> None:
         """Schedules all of it."""
@@ -57,7 +57,7 @@ class Storm:
         cluster = self._cluster
         match strike.fault:
             case _ if strike.ambush:
-                self._lie_in_wait(strike, _one_of(cluster.agents, strike))
+                self._lie_in_wait(strike, self._victim(strike))
             case Fault.KILL_AGENT | Fault.FREEZE_AGENT | Fault.CUT_AGENT | Fault.DRAIN_AGENT | Fault.DOUBLE_AGENT:
                 self._strike_agent(strike, _one_of(cluster.agents, strike))
             case Fault.SLOW_ENGINE | Fault.BREAK_RUNS:
@@ -75,9 +75,14 @@ class Storm:
 
     # Ambushes ---------------------------------------------------------------------------------------------------------
 
-    def _lie_in_wait(self, strike: Strike, victim: SimAgent) -> None:
+    def _lie_in_wait(self, strike: Strike, victim: Member) -> None:
         self._ambushes[strike] = victim
         self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
+
+    def _victim(self, strike: Strike) -> Member:
+        cluster = self._cluster
+        planners = strike.fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER)
+        return _one_of(cluster.planners, strike) if planners else _one_of(cluster.agents, strike)
 
     def _stepped(self, process: Process, effects: Sequence[object]) -> None:
         """Whoever waited for one of these calls strikes when it has left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -34,14 +34,18 @@ class Fault(StrEnum):
     KILL_SERVER = "kill server"
 
 
-AMBUSHED = ("GiveBack", "GiveBack", "Complete", "ReadOwned", "Register")
-"""Calls of agents that are over so soon, and made so seldom, that a fault at any time hardly meets them. What is named twice is waited for
-twice as often."""
+_AGENT_CALLS = ("GiveBack", "GiveBack", "Complete", "ReadOwned", "Register")
+_PLANNER_CALLS = ("Reclaim", "Reclaim", "Place", "ReadOverview")
 
-AMBUSHES = (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT)
+AMBUSHED: Mapping[Fault, tuple[str, ...]] = {
+    **dict.fromkeys((Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT), _AGENT_CALLS),
+    **dict.fromkeys((Fault.KILL_PLANNER, Fault.FREEZE_PLANNER), _PLANNER_CALLS),
+}
+"""Calls that are over so soon, or made so seldom, that a fault at any time hardly meets them. What is named twice is waited for twice as
+often."""
 
 AMBUSH_RUNS = 0.25
-"""Share of the runs in which agents are ambushed; there, every second of their faults is one."""
+"""Share of the runs with ambushes; there, every second of these faults is one."""
 
 AMBUSH_S = 10.0
 """A fault that waited so long for a call strikes without it."""
@@ -85,11 +89,13 @@ def weather_of(chance: Chance, lease_ttl_s: float) -> Weather:
 
 
 def _ambushes(chance: Chance, strikes: Sequence[Strike]) -> tuple[Strike, ...]:
-    """In some runs a part of the faults of agents waits for calls. From a source of its own: the other runs are as they would be."""
+    """In some runs a part of the faults of agents and planners waits for calls. From a source of its own: the other runs stay as they
+    are."""
     if not chance.happens(AMBUSH_RUNS):
         return tuple(strikes)
     return tuple(
-        replace(strike, ambush=chance.pick(AMBUSHED)) if strike.fault in AMBUSHES and chance.happens(0.5) else strike for strike in strikes
+        replace(strike, ambush=chance.pick(AMBUSHED[strike.fault])) if strike.fault in AMBUSHED and chance.happens(0.5) else strike
+        for strike in strikes
     )
 
 
