@@ -43,7 +43,8 @@ TICK_MAX_S = 1.0
 """Longest time between two steps."""
 
 THREAD_GROUPS = 200
-"""From so many open groups on, steps run in a thread, so that renewals and RPCs go on meanwhile. With a slow policy all do."""
+"""From so many open groups on, steps and pictures of the plan are made in a thread, so that renewals and RPCs go on meanwhile. With a slow
+policy all steps are."""
 
 SPANS_AT_ONCE = 50
 """Spans made before others have their turn."""
@@ -124,8 +125,11 @@ class Leadership:
         return incarnation in self._incarnations
 
     async def plan(self) -> PlanView:
+        machine = self._machine
         async with self._turn:
-            return plan_view(self._machine.board, self._machine.estimates, self._now_s())
+            if machine.board.open_groups >= THREAD_GROUPS:
+                return await asyncio.to_thread(plan_view, machine.board, machine.estimates, self._now_s())
+            return plan_view(machine.board, machine.estimates, self._now_s())
 
     def _question(self) -> Question | None:
         machine = self._machine
