@@ -113,6 +113,22 @@ def test_predictions_kept_are_bounded() -> None:
     assert None not in found[:-1]
 
 
+def test_an_instance_has_its_share_of_all_that_ends() -> None:
+    """A request that is refused waits for those ahead of it on one instance, and not for all that end anywhere."""
+    other = replace(INSTANCE, name="a100-1", incarnation="a100-1/1")
+    idle = replace(INSTANCE, name="a100-2", incarnation="a100-2/1")
+    views = [
+        QueueView(instance=INSTANCE, active_model=MODEL, running=20, groups=(group("a", 50, 1010.0), group("b", 30, 1020.0))),
+        QueueView(instance=other, active_model=MODEL, running=100, groups=(group("c", 200, 1010.0),)),
+        QueueView(instance=idle, active_model=MODEL, running=0, groups=()),
+    ]
+    look = Outlook(outlook().overview, views, CATALOGUE, shipped_snapshot(), seen_s=0.0, made_s=1000.0)
+    assert look.share_of("a100-0") == pytest.approx(100 / 400)
+    assert look.share_of("a100-1") == pytest.approx(300 / 400)
+    # What has nothing makes nobody wait: nothing is known of its rate but that of all.
+    assert look.share_of("a100-2") == look.share_of("nobody's") == outlook().share_of("a100-0") == 1.0
+
+
 def test_a_waiting_request_is_told_by_its_place() -> None:
     look = outlook((group("first", 3000, 1010.0), group("second", 3001, 1020.0)))
     waits = [look.predict_waiting("second", ahead) for ahead in (3000, 4500, 6000)]

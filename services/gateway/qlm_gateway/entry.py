@@ -147,11 +147,13 @@ class Entry:
         outlook = self._watch.outlook
         if outlook is None:
             return
+        prediction = outlook.predict_new(asked)
+        share = 1.0 if prediction is None else outlook.share_of(prediction.instance)
         refusal = late_refusal(
-            outlook.predict_new(asked),
+            prediction,
             asked.slo,
             look_age_s=self._monotonic() - outlook.seen_s,
-            drain_per_s=self._watch.drain_rate.per_s,
+            drain_per_s=self._watch.drain_rate.per_s * share,
         )
         if refusal is None:
             return

@@ -72,6 +72,7 @@ class Outlook:
         self._by_name = {view.instance.name: view for view in self.views}
         self._assessed: Assessment | None = None
         self._slo_band: int | None = None
+        self._requests_on: dict[str, int] | None = None
         self._open_groups: OpenGroups | None = None
         self._joined = Joined()
         self._kept: dict[_Kind, _Kept] = {}
@@ -86,6 +87,15 @@ class Outlook:
     def instances_of(self, model: str) -> int:
         """Live instances that can serve a model."""
         return sum(1 for view in self.views if model in view.instance.models)
+
+    def share_of(self, instance: str) -> float:
+        """Of the requests that wait for the live instances, or run there, the share that one of them has: of those that end, about as
+        many are its own, where the instances' queues last about equally long. 1 where there is none, or for an instance that is not
+        there. Costs O(groups) once."""
+        if self._requests_on is None:
+            self._requests_on = {name: view.running + sum(group.waiting for group in view.groups) for name, view in self._by_name.items()}
+        own = self._requests_on.get(instance, 0)
+        return own / sum(self._requests_on.values()) if own else 1.0
 
     def predict_new(self, asked: Asked, accepted_s: float | None = None) -> RequestPrediction | None:
         """A request that joins now, or joined at `accepted_s` and is in no group yet: as the last of the group that it may join, else

@@ -24,8 +24,9 @@ RETRY_MAX_S = 300.0
 
 
 def late_refusal(prediction: RequestPrediction | None, slo: Slo, *, look_age_s: float, drain_per_s: float) -> QueueFull | None:
-    """The error for a request that would be late, None for one that may come in. `drain_per_s`: requests that end in a second, as measured;
-    it says when so many of those ahead will have gone that a request like this one would be in time."""
+    """The error for a request that would be late, None for one that may come in. `drain_per_s`: requests that end in a second on the
+    instance of the prediction, as measured; it says when so many of those ahead, who wait for the same one, will have gone that a
+    request like this one would be in time."""
     if prediction is None or look_age_s > LOOK_AGE_MAX_S or slo.kind is SloKind.PRIORITY or not math.isfinite(slo.seconds):
         return None
     first_token = slo.kind is SloKind.FIRST_TOKEN
