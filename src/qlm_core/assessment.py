@@ -23,7 +23,7 @@ from qlm_core.queue_columns import SERVICE, QueueGroups, together
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
-from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable
+from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, RequestTimes
 from qlm_core.service_arrays import ServiceColumns
 
 
@@ -158,17 +158,20 @@ class Assessment:
             }
         return self._place_of.get(group_id)
 
-    def waiting(self, group_id: str, requests_ahead: int, *, prompt_tokens: int | None = None) -> RequestPrediction | None:
-        """A request of a group with so many before it on its virtual queue; None where the group is not here. `prompt_tokens`: its own,
-        where they are known. Costs O(1)."""
+    def waiting(self, group_id: str, requests_ahead: int, *, request: GroupView | None = None) -> RequestPrediction | None:
+        """A request of a group with so many before it on its virtual queue; None where the group is not here. `request`: itself, as a
+        group of one, where more is known of it than of its group. Costs O(1)."""
         found = self.number_of(group_id)
         if found is None:
             return None
         instance, number = found
         position = min(max(requests_ahead - self._requests_before(instance, number), 0), max(int(self._groups.count[number]) - 1, 0))
-        prompt = None if prompt_tokens is None else [float(prompt_tokens)]
-        times = self.table.times([number], [float(position)], prompt_tokens=prompt, calibrated=False)
-        return prediction_of(self.profiles, self._views[instance], self._group(instance, number).model, times, 0, requests_ahead)
+        view, model = self._views[instance], self._group(instance, number).model
+        if request is None or request.model != model:
+            times = self.table.times([number], [float(position)], calibrated=False)
+        else:
+            times = self._times_of(view, number, float(position), request)
+        return prediction_of(self.profiles, view, model, times, 0, requests_ahead)
 
     def joining(self, group_id: str, request: GroupView) -> RequestPrediction | None:
         """A new request, as a group of one, that becomes the last of a group of its model; None where that group is not here. Who waits
@@ -178,15 +181,7 @@ class Assessment:
             return None
         instance, number = found
         view, waiting = self._views[instance], float(self._groups.count[number])
-        own = ServiceColumns(*self._reader.request_rows([view], request)[SERVICE:])
-        times = self.table.times(
-            [number],
-            [waiting],
-            prompt_tokens=[float(request.waiting_prompt_tokens)],
-            output_tokens=own.output,
-            output_variance=own.output_variance,
-            calibrated=False,
-        )
+        times = self._times_of(view, number, waiting, request)
         return prediction_of(self.profiles, view, request.model, times, 0, self._requests_before(instance, number) + int(waiting))
 
     def arriving(self, request: GroupView, group_id: str, now_s: float) -> RequestPrediction | None:
@@ -198,6 +193,18 @@ class Assessment:
         serves its model can be predicted. `now_s`: the clock that deadlines have, to tell where the agent would evict what runs. Costs one
         pass over the groups."""
         return predict_new(self._reader, list(self._views.values()), self._groups, request, now_s)
+
+    def _times_of(self, view: QueueView, number: int, place: float, request: GroupView) -> RequestTimes:
+        """One request at a place of a group of its model, with its own prompt and output, as the formulas have them."""
+        own = ServiceColumns(*self._reader.request_rows([view], request)[SERVICE:])
+        return self.table.times(
+            [number],
+            [place],
+            prompt_tokens=[float(request.waiting_prompt_tokens)],
+            output_tokens=own.output,
+            output_variance=own.output_variance,
+            calibrated=False,
+        )
 
     def _group(self, instance: str, number: int) -> GroupView:
         return self._views[instance].groups[number - int(self._groups.first[self._index[instance]])]

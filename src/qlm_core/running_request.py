@@ -1,4 +1,5 @@
-"""When a request that runs now will end: what it has left, given what it has made, in the batch that it runs in (QLM equation 4)."""
+"""When a request that has made some of its output will end: one that runs, in the batch that it runs in (QLM equation 4), and what is left
+to make of one that waits again."""
 
 from __future__ import annotations
 
@@ -23,8 +24,7 @@ def predict_running(
         return None
     key = (request.model, request.slo_class, request.token_class)
     served = service(request.waiting_prompt_tokens, profiles.workload_for(*key).output_tokens, hardware, view.instance.batch_max)
-    room_tokens = max(1.0, request.output_tokens_max - produced_tokens)
-    left = _between(profiles.output_curve_for(*key).left(float(produced_tokens)), 1.0, room_tokens)
+    left = output_left(profiles, request, produced_tokens)
     behind = sum(group.waiting for group in view.groups if group.model == request.model)
     decode = replace(served, output=left).decode(view.running, behind)
     return RequestPrediction(
@@ -34,6 +34,24 @@ def predict_running(
         requests_ahead=0,
         profile_version=profiles.version,
         prefill_s=0.0 if produced_tokens else served.prefill_s,
+    )
+
+
+def output_left(profiles: ProfileSnapshot, request: GroupView, produced_tokens: int) -> Normal:
+    """Output tokens that a request still makes, by its class and its limit, having made so many: at least one. Raises ValueError for a
+    negative output."""
+    room_tokens = max(1.0, request.output_tokens_max - produced_tokens)
+    curve = profiles.output_curve_for(request.model, request.slo_class, request.token_class)
+    return _between(curve.left(float(produced_tokens)), 1.0, room_tokens)
+
+
+def resumed(profiles: ProfileSnapshot, request: GroupView, produced_tokens: int) -> GroupView:
+    """A request that ran, as a group of one, and waits again with what it made: its prefill takes in that too, and it has the rest to
+    make."""
+    return replace(
+        request,
+        waiting_prompt_tokens=request.waiting_prompt_tokens + produced_tokens,
+        output_tokens=output_left(profiles, request, produced_tokens),
     )
 
 

@@ -20,7 +20,7 @@ from qlm.errors import InvalidRequest, QueueFull
 from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
 from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
-from qlm_queue.values import Bounds
+from qlm_queue.values import Bounds, Owned, RequeueCause, StepStatus
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
 
@@ -91,6 +91,46 @@ async def test_acceptance_and_status_tell_when_it_starts_and_ends_and_how_likely
         assert check(nearly_done.prediction).completion_p50_s < left.completion_p50_s  # of 8 tokens at most
         repeated = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r")
         assert (repeated.duplicate, repeated.prediction) == (True, None)
+
+
+async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
+    """Broken off after 280 of 300 tokens: it is told a later end than it had left, and an earlier one than a new request."""
+    gateway = await looking(rig)
+    async with qlm.AsyncClient(gateway.address) as client:
+        for name in ("r", "new"):
+            await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id=name)
+        await rig.agent.place()
+        waiting = (await client.status("r")).request
+        assert waiting is not None
+        before = check(waiting.prediction)
+        await rig.agent.pull()
+        await rig.agent.step(280)
+        owned = [
+            Owned(queue_id=each.pulled.queue_id, key=each.pulled.key, attempt=each.pulled.attempt) for each in rig.agent.running.values()
+        ]
+        assert await rig.queue.requeue(rig.agent.incarnation, owned, RequeueCause.EVICTED, b"") == [StepStatus.DONE] * 2
+        again = (await client.status("r")).request
+        assert again is not None
+        assert (again.state, again.output_tokens, again.attempts) == (RequestState.PLACED, 280, 1)
+        left = check(again.prediction)
+        own_s = left.completion_p50_s - left.wait_p50_s
+        assert 0.0 < own_s < 0.5 * (before.completion_p50_s - before.wait_p50_s)
+
+
+async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
+    """From an engine that tells only text: what is stored of it is no four bytes a token."""
+    gateway = await looking(rig)
+    rig.agent.tells_text = True
+    async with qlm.AsyncClient(gateway.address) as client:
+        await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id="r")
+        await rig.agent.start_all()
+        for made in (0, 1, 40, 299):
+            if made:
+                await rig.agent.step(made - sum(each.sent for each in rig.agent.running.values()))
+            running = (await client.status("r")).request
+            assert running is not None
+            assert running.output_tokens == made
+            check(running.prediction)
 
 
 async def test_a_stream_tells_its_outlook_while_it_waits_and_not_after(rig: Rig) -> None:

@@ -131,12 +131,29 @@ def test_an_instance_has_its_share_of_all_that_ends() -> None:
 
 def test_a_waiting_request_is_told_by_its_place() -> None:
     look = outlook((group("first", 3000, 1010.0), group("second", 3001, 1020.0)))
-    waits = [look.predict_waiting("second", ahead) for ahead in (3000, 4500, 6000)]
+    waits = [look.predict_waiting(ASKED, "second", ahead) for ahead in (3000, 4500, 6000)]
     means = [wait.wait.mean for wait in waits if wait is not None]
     assert means == sorted(means)
     assert means[0] < means[2]
     assert means[1] == pytest.approx((means[0] + means[2]) / 2)
-    assert look.predict_waiting("nobody's", 0) is None
+    assert look.predict_waiting(ASKED, "nobody's", 0) is None
+
+
+def test_a_waiting_request_has_its_own_prompt_and_limit_and_what_it_made() -> None:
+    look = outlook((group("g", 3000, 1010.0),))
+
+    def told(asked: Asked, produced_tokens: int = 0) -> tuple[float, float]:
+        found = look.predict_waiting(asked, "g", 2_000, produced_tokens)
+        assert found is not None
+        return found.wait.mean, found.completion.mean - found.wait.mean
+
+    wait_s, own_s = told(ASKED)
+    for asked, longer in ((replace(ASKED, prompt_tokens=8_000), True), (replace(ASKED, output_tokens_max=5), False)):
+        assert told(asked)[0] == wait_s
+        assert (told(asked)[1] > own_s) is longer, asked
+    # One that was broken off after 190 of 200 tokens has 10 to make at most.
+    assert told(ASKED, 190)[0] == wait_s
+    assert 0.0 < told(ASKED, 190)[1] < 0.5 * own_s
 
 
 def test_those_of_a_burst_are_told_of_those_who_came_before_them() -> None:
@@ -175,7 +192,7 @@ def test_nonsense_in_a_profile_costs_predictions_and_nothing_else(monkeypatch: p
     monkeypatch.setattr(Assessment, "arriving", overflow)
     monkeypatch.setattr(Assessment, "waiting", overflow)
     assert look.predict_new(ASKED) is None
-    assert look.predict_waiting("g", 3) is None
+    assert look.predict_waiting(ASKED, "g", 3) is None
     assert look.failures == ["OverflowError: out of range"] * 2
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
-from qlm_core.running_request import predict_running
+from qlm_core.running_request import output_left, predict_running, resumed
 from qlm_core.shipped_profiles import shipped_snapshot
 
 CATALOGUE = {"m": ModelSpec(name="m", profile="Mistral-7B")}
@@ -66,6 +66,21 @@ def test_it_ends_at_its_limit(produced_tokens: int, output_tokens_max: int) -> N
     step_s = 1.0  # no decode step of this engine is nearly that long
     assert 0.0 <= found.completion.mean <= room * step_s + found.prefill_s
     assert found.completion.variance >= 0.0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_one_that_waits_again_has_the_rest_to_make_and_more_to_prefill(produced_tokens: int, output_tokens_max: int) -> None:
+    before = request(output_tokens_max=float(output_tokens_max))
+    again = resumed(SHIPPED, before, produced_tokens)
+    assert again.waiting_prompt_tokens == before.waiting_prompt_tokens + produced_tokens
+    assert again.output_tokens == output_left(SHIPPED, before, produced_tokens)
+    assert again.output_tokens is not None
+    assert 1.0 <= again.output_tokens.mean <= max(1, output_tokens_max - produced_tokens)
+
+
+def test_no_output_is_negative() -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        resumed(SHIPPED, request(), -1)
 
 
 def test_without_a_profile_nothing_is_said() -> None:

@@ -14,7 +14,7 @@ from qlm_core.open_groups import OpenGroups
 from qlm_core.prediction import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
-from qlm_core.running_request import predict_running
+from qlm_core.running_request import predict_running, resumed
 from qlm_gateway.joined import Joined, is_stale
 from qlm_queue.values import Overview
 
@@ -136,9 +136,16 @@ class Outlook:
             request = self._request(asked)
             self._joined.add(instance, _kind(asked), request, self._group_for(request, asked))
 
-    def predict_waiting(self, group_id: str, requests_ahead: int) -> RequestPrediction | None:
-        """A request in a group, with so many before it on its virtual queue."""
-        return self._tried(lambda: self._assessment.waiting(group_id, requests_ahead))
+    def predict_waiting(self, asked: Asked, group_id: str, requests_ahead: int, produced_tokens: int = 0) -> RequestPrediction | None:
+        """A request in a group, with so many before it on its virtual queue. `produced_tokens`: made in runs that were broken off."""
+
+        def predict() -> RequestPrediction | None:
+            request = self._request(asked)
+            if produced_tokens:
+                request = resumed(self._profiles, request, produced_tokens)
+            return self._assessment.waiting(group_id, requests_ahead, request=request)
+
+        return self._tried(predict)
 
     def predict_running(self, asked: Asked, instance: str, produced_tokens: int) -> RequestPrediction | None:
         """A request that an instance runs, with so many output tokens made."""

@@ -8,7 +8,7 @@ from qlm.api.v1.gateway_pb2 import Outlook as OutlookMessage
 from qlm_core.errors import NotFound, Unavailable, invalid_field
 from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.queue_watch import QueueWatch
-from qlm_gateway.status import asked_of, predict_live
+from qlm_gateway.status import asked_of, predict_live, produced_tokens
 from qlm_gateway.wire import STATES
 from qlm_queue.port import Queue
 from qlm_queue.values import TerminalRecord
@@ -16,7 +16,8 @@ from qlm_queue.values import TerminalRecord
 EVERY_MIN_S = 1.0
 EVERY_MAX_S = 3_600.0
 LOOKS_PER_S_MAX = 50.0
-"""Of all streams of a gateway together, two calls to the queue each; a stream beyond it is told the next time."""
+"""Of all streams of a gateway together, two calls to the queue each, three of a request that ran before; a stream beyond it is told the
+next time."""
 
 
 class OutlookUpdates:
@@ -31,7 +32,7 @@ class OutlookUpdates:
 
     async def of(self, key: RequestKey) -> OutlookMessage | None:
         """A request that waits now; None for one that does not, and where it is too much to look."""
-        outlook = self._watch.outlook
+        outlook = self._watch.recent
         if outlook is None or not self._may_look():
             return None
         try:
@@ -39,9 +40,11 @@ class OutlookUpdates:
             if isinstance(found, TerminalRecord) or found.state is RequestState.RUNNING:
                 return None
             ahead = await self._queue.requests_ahead(key) if found.state is RequestState.PLACED else None
+            produced = await produced_tokens(self._queue, found)
         except (NotFound, Unavailable):  # the stream itself notices, and says so
             return None
-        return OutlookMessage(state=STATES[found.state], prediction=predict_live(found, asked_of(found), outlook, ahead=ahead))
+        prediction = predict_live(found, asked_of(found), outlook, ahead=ahead, produced_tokens=produced)
+        return OutlookMessage(state=STATES[found.state], prediction=prediction)
 
     def _may_look(self) -> bool:
         now_s = self._monotonic()

@@ -81,6 +81,12 @@ class QueueWatch:
         return self._outlook
 
     @property
+    def recent(self) -> Outlook | None:
+        """The last look, to predict from: None before the first, and where the queue is `away`. What was true a while ago says nothing of
+        a wait that begins now."""
+        return None if self.away else self._outlook
+
+    @property
     def profiles(self) -> ProfileSnapshot:
         """The newest that were read, or the shipped ones."""
         return self._profiles

@@ -83,9 +83,7 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
     if isinstance(found, TerminalRecord):
         return _ended_message(found)
     ahead = await queue.requests_ahead(key) if found.state is RequestState.PLACED else None
-    produced = 0
-    if found.state is RequestState.RUNNING or found.attempt:
-        produced = (await queue.attach(key, "", 0)).produced // TOKEN_BYTES
+    produced = await produced_tokens(queue, found)
     group = outlook.overview.groups.get(found.group_id)
     asked = asked_of(found)
     prediction = predict_live(found, asked, outlook, ahead=ahead, produced_tokens=produced)
@@ -105,6 +103,17 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
     )
 
 
+async def produced_tokens(queue: Queue, found: LiveRequest) -> int:
+    """Output tokens that a request had made when the queue was asked, or pieces, from engines that give only text. Raises NotFound,
+    Unavailable."""
+    if found.state is not RequestState.RUNNING and not found.attempt:
+        return 0
+    attached = await queue.attach(found.key, "", 0)
+    if attached.live is not None and attached.live.text:
+        return len(Result.FromString(attached.progress).output_pieces)
+    return attached.produced // TOKEN_BYTES
+
+
 def asked_of(found: LiveRequest) -> Asked:
     """A request as it was admitted."""
     model, slo, prompt_tokens, output_tokens_max, predicted_tokens = admission_of(found.body)
@@ -119,11 +128,11 @@ def asked_of(found: LiveRequest) -> Asked:
 
 def predict_live(found: LiveRequest, asked: Asked, outlook: Outlook, *, ahead: int | None, produced_tokens: int = 0) -> Prediction | None:
     """When a request that has not ended starts and ends; None where that cannot be said. `ahead`: before it on its virtual queue, where it
-    waits there."""
+    waits there. One whose group was opened after the look is predicted as it was before it came to that."""
     if found.state is RequestState.RUNNING:
         predicted = outlook.predict_running(asked, instance_of(found.incarnation), produced_tokens)
-    elif ahead is not None:
-        predicted = outlook.predict_waiting(found.group_id, ahead)
+    elif ahead is not None and found.group_id in outlook.overview.groups:
+        predicted = outlook.predict_waiting(asked, found.group_id, ahead, produced_tokens)
     else:
         predicted = outlook.predict_new(asked, found.accepted_s)
     return None if predicted is None else prediction_wire.to_proto(predicted, asked.slo, max(0.0, outlook.made_s - found.accepted_s))
