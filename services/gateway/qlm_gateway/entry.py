@@ -132,7 +132,7 @@ class Entry:
             receipt = await self._accept(acceptance)
         attributes["qlm.queue_id"] = receipt.queue_id
         prediction = None
-        outlook = self._watch.outlook
+        outlook = self._watch.recent
         if outlook is not None and receipt.state in (RequestState.ACCEPTED, RequestState.PLACED):
             found = outlook.predict_new(asked)
             prediction = None if found is None else prediction_wire.to_proto(found, admitted.slo)
@@ -144,7 +144,7 @@ class Entry:
 
     async def _check_in_time(self, asked: Asked, key: RequestKey) -> None:
         """Raises QueueFull WOULD_BE_LATE. One that is in the queue already is no new request, however late."""
-        outlook = self._watch.outlook
+        outlook = self._watch.recent
         if outlook is None:
             return
         prediction = outlook.predict_new(asked)

@@ -1,0 +1,118 @@
+"""What a request is told at the way in: of a queue that was looked at, on the memory twin of its server."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from opentelemetry.trace import NoOpTracer
+
+from qlm.api.v1.gateway_pb2 import Accepted
+from qlm.api.v1.instance_pb2 import Instance
+from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Request, Slo, TokenPrompt
+from qlm_core.errors import QueueFull
+from qlm_core.model import ModelSpec
+from qlm_core.request import RequestKey, SloKind
+from qlm_core.request import Slo as CoreSlo
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_gateway.admission import AdmissionLimits
+from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.drain_rate import PRIOR_PER_S
+from qlm_gateway.entry import Entry
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.model_text import ApproximateText
+from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.values import PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
+
+MODEL = "m"
+SPEC = ModelSpec(name=MODEL, profile="Mistral-7B", context_tokens_max=8_192)
+LONG_AHEAD_S = 1_000.0
+
+
+class World:
+    """A gateway's way in, and instances with what was put on them."""
+
+    def __init__(self, *, refuse_late: bool) -> None:
+        self.now_s = 1_000.0
+        self.queue = MemoryQueue("test", Bounds(), lambda: self.now_s)
+        metrics, ids = GatewayMetrics(), itertools.count()
+        self.watch = QueueWatch(
+            self.queue, {MODEL: SPEC}, metrics, lambda: self.now_s, lambda: self.now_s, lambda: 0.5, shipped=shipped_snapshot()
+        )
+        limits = AdmissionLimits(default_slo=CoreSlo(kind=SloKind.COMPLETION, seconds=60.0))
+        catalogue = {MODEL: ModelEntry(spec=SPEC)}
+        self.entry = Entry(
+            self.queue,
+            catalogue,
+            {MODEL: ApproximateText()},
+            limits,
+            self.watch,
+            metrics,
+            NoOpTracer(),
+            lambda: f"id{next(ids)}",
+            lambda: self.now_s,
+            refuse_late=refuse_late,
+        )
+
+    async def instances(self, *waiting: int) -> None:
+        """One for each number: so many requests wait there."""
+        planner = await self.queue.acquire_lease(PLANNER_ROLE, "p", LONG_AHEAD_S, "")
+        assert planner is not None
+        for number, count in enumerate(waiting):
+            name, group_id = f"a100-{number}", f"g{number}"
+            facts = Instance(name=name, gpu="A100-80GB", n_gpu=1, engine="simulated", models=[MODEL], time_scale=1.0)
+            await self.queue.register(name, name, facts.SerializeToString(), LONG_AHEAD_S)
+            meta = {"model": MODEL, "slo_kind": "completion", "slo_class": "32s", "token_class": "256"}
+            group = GroupPlacement(group_id=group_id, instance=name, before="", first_deadline_s=self.now_s, meta=meta, slo_least_s=1.0)
+            for begin in range(0, count, 500):
+                placements = []
+                for at in range(begin, min(begin + 500, count)):
+                    entered = await self.entry.enter(self.request(f"{name}/{at}", 1e6), (), "")
+                    placements.append(RequestPlacement(queue_id=entered.receipt.queue_id, key=entered.key, group_id=group_id))
+                await self.queue.place(planner, [group], placements)
+        await self.watch.fresh()
+
+    def request(self, request_id: str, slo_s: float) -> Request:
+        slo = Slo(kind=SLO_KIND_COMPLETION, seconds=slo_s)
+        return Request(model=MODEL, tokens=TokenPrompt(ids=[1, 2, 3]), request_id=request_id, slo=slo)
+
+    async def enter(self, request_id: str, slo_s: float) -> Accepted:
+        return (await self.entry.enter(self.request(request_id, slo_s), (), "")).message
+
+
+async def refused_for_s(*waiting: int) -> tuple[float, int]:
+    """When a request that would be late may come again, and how many were ahead of it."""
+    world = World(refuse_late=True)
+    await world.instances(*waiting)
+    with pytest.raises(QueueFull) as refused:
+        await world.enter("late", 10.0)
+    assert refused.value.reason == "WOULD_BE_LATE"
+    assert refused.value.retry_after_s is not None
+    assert world.watch.outlook is not None
+    return refused.value.retry_after_s, world.watch.outlook.overview.live
+
+
+async def test_who_would_be_late_waits_for_what_its_instance_ends() -> None:
+    """Four instances with as much each end four times as many requests as one, and a request waits behind those of one only."""
+    one_s, one = await refused_for_s(800)
+    four_s, four = await refused_for_s(800, 800, 800, 800)
+    assert (one, four) == (800, 3_200)
+    assert 1.0 < one_s <= one / PRIOR_PER_S
+    # The same rate for all of them together is a fourth for each.
+    assert four_s == pytest.approx(4.0 * one_s, rel=0.05)
+
+
+async def test_an_old_look_is_no_prediction_and_refuses_nobody() -> None:
+    world = World(refuse_late=True)
+    await world.instances(800)
+    with pytest.raises(QueueFull):
+        await world.enter("late", 10.0)
+    world.now_s += AWAY_AFTER_S
+    accepted = await world.enter("r", 10_000.0)
+    assert accepted.HasField("prediction")
+    world.now_s += 0.01
+    assert not (await world.enter("unpredicted", 10.0)).HasField("prediction")
+    await world.watch.fresh()
+    assert (await world.enter("again", 10_000.0)).HasField("prediction")
+    assert await world.queue.find(RequestKey("default", "unpredicted"))
