@@ -19,6 +19,7 @@ UNITS = {
     "up": ("SECTION.NAME=VALUE", "DIR", "FILE", "QLM_SECTION__NAME", "Exit codes"),
     "submit": ("SECONDS", "TOKENS", "Exit codes"),
     "status": ("SECONDS",),
+    "assess": ("COUNT", "HOST:PORT", "seconds from now", "Exit codes"),
     "top": ("SECONDS", "HOST:PORT", "Exit codes"),
     "health": ("SECONDS", "HOST:PORT", "Exit codes"),
     "profile": ("SECONDS", "FILE", "SECTION.NAME=VALUE", "Exit codes"),

@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
-import grpc
 from rich.console import Console, Group
 from rich.table import Table
 
-from qlm.api.v1 import estimator_pb2, gateway_pb2
-from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
-from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.api.v1 import estimator_pb2
+from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm.cli.options import address_option
-from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import InvalidRequest, QlmError, Unavailable
+from qlm_core.errors import InvalidRequest
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
 
-CALL_TIMEOUT_S = 10.0
-MESSAGE_BYTES_MAX = 64 << 20
-Answer = TypeVar("Answer")
-F = TypeVar("F", bound=Callable[..., Any])
-
 ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
-
-
-def _estimator_option(command: F) -> F:
-    return click.option(
-        "--estimator", metavar="HOST:PORT", help="An estimator. Default: the leader, as the gateway at --address names it."
-    )(command)
 
 
 @click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@_estimator_option
+@estimator_option
 @address_option
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses: tuple[str, ...]) -> None:
@@ -95,7 +79,7 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
         raise click.UsageError(f"{file}: {error}") from error
     request = estimator_pb2.ImportProfilesRequest(profiles=profile_wire.to_proto(snapshot))
     try:
-        answer = _asked(*where, lambda stub: stub.ImportProfiles(request, timeout=CALL_TIMEOUT_S))
+        answer = asked(*where, lambda stub: stub.ImportProfiles(request, timeout=CALL_TIMEOUT_S))
     except InvalidRequest as error:
         raise click.UsageError(f"{file}: {error.message}") from error
     click.echo(f"{answer.hardware} hardware and {answer.workload} workload rows are in version {answer.version}")
@@ -104,45 +88,8 @@ def import_profiles(where: tuple[str | None, tuple[str, ...]], file: str) -> Non
 def read_profiles(estimator: str | None, addresses: tuple[str, ...]) -> ProfileSnapshot:
     """What the estimator at that address knows, or the leader, as a gateway names it. Raises QlmError."""
     return profile_wire.from_proto(
-        _asked(estimator, addresses, lambda stub: stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=CALL_TIMEOUT_S))
+        asked(estimator, addresses, lambda stub: stub.GetProfiles(estimator_pb2.GetProfilesRequest(), timeout=CALL_TIMEOUT_S))
     )
-
-
-def _asked(estimator: str | None, addresses: tuple[str, ...], call: Callable[[EstimatorStub], Answer]) -> Answer:
-    """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
-    address = estimator or _leader(addresses)
-    try:
-        return _ask(address, call)
-    except QlmError as error:
-        leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
-        if not leader or leader == address:
-            raise
-        return _ask(leader, call)
-
-
-def _ask(address: str, call: Callable[[EstimatorStub], Answer]) -> Answer:
-    options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
-    with grpc.insecure_channel(address, options=options) as channel:
-        try:
-            return call(EstimatorStub(channel))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-
-
-def _leader(addresses: tuple[str, ...]) -> str:
-    """The leading estimator's address, as the first gateway that answers knows it."""
-    failures: list[QlmError] = []
-    for address in addresses:
-        with grpc.insecure_channel(address) as channel:
-            try:
-                found = GatewayStub(channel).QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=CALL_TIMEOUT_S).estimator
-            except grpc.RpcError as error:
-                failures.append(from_rpc_error(error))
-                continue
-        if found:
-            return found
-        failures.append(Unavailable("no estimator leads"))
-    raise failures[0]
 
 
 def _document(snapshot: ProfileSnapshot) -> dict[str, object]:

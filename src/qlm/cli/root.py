@@ -16,6 +16,7 @@ COMMANDS = {
     "agent": ("qlm.cli.services", "agent", "Run the agent of one instance."),
     "submit": ("qlm.cli.submit", "submit", "Send a prompt and print its answer."),
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
+    "assess": ("qlm.cli.assess", "assess", "Show which groups are expected to have how many late requests."),
     "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
     "health": ("qlm.cli.health", "health", "Ask one process whether it serves."),
     "profile": ("qlm.cli.profile", "profile", "Measure how fast an engine is: its hardware profile."),

@@ -1,0 +1,63 @@
+"""Calls of commands to the estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import grpc
+
+from qlm.api.v1 import gateway_pb2
+from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.wire_errors import from_rpc_error
+from qlm_core.errors import QlmError, Unavailable
+
+CALL_TIMEOUT_S = 10.0
+MESSAGE_BYTES_MAX = 64 << 20
+Answer = TypeVar("Answer")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def estimator_option(command: F) -> F:
+    return click.option(
+        "--estimator", metavar="HOST:PORT", help="An estimator. Default: the leader, as the gateway at --address names it."
+    )(command)
+
+
+def asked(estimator: str | None, addresses: tuple[str, ...], call: Callable[[EstimatorStub], Answer]) -> Answer:
+    """Asks the estimator; a standby names the leader, which is asked then. Raises QlmError."""
+    address = estimator or _leader(addresses)
+    try:
+        return _ask(address, call)
+    except QlmError as error:
+        leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
+        if not leader or leader == address:
+            raise
+        return _ask(leader, call)
+
+
+def _ask(address: str, call: Callable[[EstimatorStub], Answer]) -> Answer:
+    options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        try:
+            return call(EstimatorStub(channel))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def _leader(addresses: tuple[str, ...]) -> str:
+    """The leading estimator's address, as the first gateway that answers knows it."""
+    failures: list[QlmError] = []
+    for address in addresses:
+        with grpc.insecure_channel(address) as channel:
+            try:
+                found = GatewayStub(channel).QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=CALL_TIMEOUT_S).estimator
+            except grpc.RpcError as error:
+                failures.append(from_rpc_error(error))
+                continue
+        if found:
+            return found
+        failures.append(Unavailable("no estimator leads"))
+    raise failures[0]
