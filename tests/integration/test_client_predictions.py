@@ -10,17 +10,20 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
+from click.testing import CliRunner
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 import qlm
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.cli.root import root
 from qlm.errors import InvalidRequest, QueueFull
 from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
+from qlm_core.request import RequestKey
 from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
-from qlm_queue.values import Bounds, Owned, RequeueCause, StepStatus
+from qlm_queue.values import Bounds, LiveRequest, Owned, RequeueCause, StepStatus
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
 
@@ -115,6 +118,26 @@ async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
         left = check(again.prediction)
         own_s = left.completion_p50_s - left.wait_p50_s
         assert 0.0 < own_s < 0.5 * (before.completion_p50_s - before.wait_p50_s)
+
+
+async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_limit(rig: Rig) -> None:
+    gateway = await looking(rig)
+    for number, hint in enumerate(("7", "4294967295")):
+        words = ["submit", "-m", MODEL, "--no-wait", "--request-id", f"r{number}", "--max-tokens", "20", "--expected-output", hint, "hello"]
+        sent = await asyncio.to_thread(CliRunner().invoke, root, [*words, "--address", gateway.address])
+        assert sent.exit_code == 0, sent.output
+    hints = []
+    for number in range(2):
+        found = await rig.queue.find(RequestKey("default", f"r{number}"))
+        assert isinstance(found, LiveRequest)
+        guess = request_pb2.Request.FromString(found.body).admission.length_guess
+        hints.append(guess.hint_tokens)
+        assert guess.expected_tokens <= 20
+    assert hints == [7, 20]
+    for absurd in ("-1", "4294967296", "many"):
+        refused = await asyncio.to_thread(CliRunner().invoke, root, ["submit", "-m", MODEL, "--expected-output", absurd, "hello"])
+        assert refused.exit_code == 2
+        assert "--expected-output" in refused.output
 
 
 async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:

@@ -32,6 +32,7 @@ class Ask:
     temperature: float | None
     request_id: str | None
     expire_after_s: float | None
+    expected_output_tokens: int
 
 
 @click.command()
@@ -45,6 +46,14 @@ class Ask:
 )
 @click.option("--priority", type=int, metavar="N", help="Instead of an objective: strict priority, lower first (-1000 to 1000).")
 @click.option("--max-tokens", type=int, default=0, metavar="TOKENS", help="Most output tokens. Default: what the model's context holds.")
+@click.option(
+    "--expected-output",
+    "expected_output_tokens",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    metavar="TOKENS",
+    help="A hint: how long the answer will be. Followed as far as the tenant's hints proved right. Default: none.",
+)
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy; 0 to 2. Default: the model's.")
 @click.option("--expire-after", "expire_after_s", type=float, metavar="SECONDS", help="End the request unanswered after so many seconds.")
 @click.option("--request-id", metavar="ID", help="Idempotency key: the same id again is the same request. Default: a new one.")
@@ -61,6 +70,7 @@ def submit(
     first_token_s: float | None,
     priority: int | None,
     max_tokens: int,
+    expected_output_tokens: int,
     temperature: float | None,
     expire_after_s: float | None,
     request_id: str | None,
@@ -83,6 +93,7 @@ def submit(
         temperature=temperature,
         request_id=request_id,
         expire_after_s=expire_after_s,
+        expected_output_tokens=expected_output_tokens,
     )
     provider = configure_tracing("submit", tenant)
     try:
@@ -104,6 +115,7 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
         temperature=ask.temperature,
         request_id=ask.request_id,
         expire_after_s=ask.expire_after_s,
+        expected_output_tokens=ask.expected_output_tokens,
     )
     if as_json:
         click.echo(json.dumps(asdict(accepted)))
@@ -129,6 +141,7 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
         temperature=ask.temperature,
         request_id=ask.request_id,
         expire_after_s=ask.expire_after_s,
+        expected_output_tokens=ask.expected_output_tokens,
     )
     text: list[str] = []
     ended: QlmError | None = None
