@@ -96,6 +96,24 @@ async def test_acceptance_and_status_tell_when_it_starts_and_ends_and_how_likely
         assert (repeated.duplicate, repeated.prediction) == (True, None)
 
 
+async def test_one_that_is_sent_again_is_told_by_the_place_that_it_has(rig: Rig) -> None:
+    gateway = await looking(rig)
+    async with qlm.AsyncClient(gateway.address) as client:
+        for number in range(5):
+            await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id=f"r{number}")
+        again = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r1")
+        assert (again.duplicate, again.state) == (True, RequestState.ACCEPTED)
+        check(again.prediction)
+        await rig.agent.place()
+        await client.status()  # a look at the queue as it is now
+        again = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r1")
+        assert (again.duplicate, again.state, check(again.prediction).requests_ahead) == (True, RequestState.PLACED, 1)
+        stream = client.generate(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r3")
+        await stream.wait_accepted()
+        assert check(stream.prediction).requests_ahead == 3
+        assert check((await client.submit(MODEL, PROMPT, request_id="new")).prediction).requests_ahead == 5
+
+
 async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
     """Broken off after 280 of 300 tokens: it is told a later end than it had left, and an earlier one than a new request."""
     gateway = await looking(rig)

@@ -12,7 +12,7 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.request import RequestKey
 from qlm_gateway.admission import AdmissionLimits, admit, check
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.length_guess import guess_length
@@ -43,7 +43,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """A request that is in the queue now, or was before (`receipt.duplicate`)."""
+    """A request that is in the queue now, or was before (`receipt.duplicate`; `message` has no prediction then)."""
 
     key: RequestKey
     model: str
@@ -133,10 +133,10 @@ class Entry:
         attributes["qlm.queue_id"] = receipt.queue_id
         prediction = None
         outlook = self._watch.recent
-        if outlook is not None and receipt.state in (RequestState.ACCEPTED, RequestState.PLACED):
+        if outlook is not None and not receipt.duplicate:
             found = outlook.predict_new(asked)
-            prediction = None if found is None else prediction_wire.to_proto(found, admitted.slo)
-            if found is not None and not receipt.duplicate:
+            if found is not None:
+                prediction = prediction_wire.to_proto(found, admitted.slo)
                 outlook.join(asked, found.instance)
                 self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
         message = accepted_message(admitted, receipt, prediction)

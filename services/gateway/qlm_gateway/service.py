@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from qlm.api.v1.gateway_pb2 import (
+    Accepted,
     CancelRequest,
     CancelResponse,
     GenerateRequest,
@@ -32,7 +33,7 @@ from qlm_core.errors import invalid_field
 from qlm_core.request import RequestKey
 from qlm_gateway.admission import request_key
 from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.entry import Entry
+from qlm_gateway.entry import Entered, Entry
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
 from qlm_gateway.outlook_updates import OutlookUpdates, checked_every_s
@@ -86,7 +87,7 @@ class GatewayService(GatewayServicer):
                 self._hub.open(entered.key, ReaderKind.TOKENS, stream=stream)
             else:
                 self._hub.accepted(stream, entered.key, entered.receipt.queue_id, entered.model)
-            await context.write(StreamResponse(accepted=entered.message))
+            await context.write(StreamResponse(accepted=await self._told(entered)))
             await self._follow(stream, context, entered.key, every_s)
         finally:
             self._hub.close(stream)
@@ -105,7 +106,7 @@ class GatewayService(GatewayServicer):
         self._hub.check_open()
         # Nobody reads its tokens yet, so they are sent nowhere.
         entered = await self._entry.enter(request.request, _metadata(context), "")
-        return SubmitResponse(accepted=entered.message)
+        return SubmitResponse(accepted=await self._told(entered))
 
     async def Result(self, request: ResultRequest, context: Context) -> ResultResponse:
         key = request_key(request.tenant, request.request_id)
@@ -136,6 +137,14 @@ class GatewayService(GatewayServicer):
         if key is not None:
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
+
+    async def _told(self, entered: Entered) -> Accepted:
+        """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""
+        if entered.receipt.duplicate:
+            outlook = await self._updates.of(entered.key)
+            if outlook is not None and outlook.HasField("prediction"):
+                entered.message.prediction.CopyFrom(outlook.prediction)
+        return entered.message
 
     async def _follow(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
         """Writes what the reader is given, up to the result, and before the first output its outlook every so often (0: never). Raises what
