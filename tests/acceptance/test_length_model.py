@@ -12,10 +12,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
 import qlm
 from qlm.api.v1.estimator_pb2 import GetProfilesRequest
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.cli.root import root
 from qlm_core.length_features import LengthFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
@@ -47,6 +49,13 @@ def published(cluster: RunningCluster) -> ProfileSnapshot:
     (estimator,) = cluster.state.of("estimator")
     with grpc.insecure_channel(estimator.address) as channel:
         return profile_wire.from_proto(EstimatorStub(channel).GetProfiles(GetProfilesRequest(), timeout=PATIENCE_S))
+
+
+def profiles_command(cluster: RunningCluster, *words: str) -> str:
+    """What `qlm profiles` prints."""
+    shown = CliRunner().invoke(root, ["profiles", "--address", cluster.address, *words], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    return shown.output
 
 
 def expected(snapshot: ProfileSnapshot, tenant: str) -> int:
@@ -85,6 +94,16 @@ def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: R
     assert expected(before, "verbose") == pytest.approx(301, rel=0.25)
     (score,) = before.length_model.scores
     assert score.gain > 0.3
+
+    told = json.loads(profiles_command(cluster, "--json"))
+    assert [(each["model"], each["used"], each["gain"] > 0.3) for each in told["length_model"]] == [(MODEL, True, True)]
+    classes = {(row["slo_class"], row["token_class"]): row for row in told["workload"]}
+    assert classes["1024s", "64/o16"]["output_tokens_p50"] == pytest.approx(9, abs=3)
+    assert classes["1024s", "64/o1024"]["output_tokens_mean"] > 200.0
+    assert all(0.0 < row["output_tokens_p50"] <= row["output_tokens_p90"] for row in classes.values())
+    shown = profiles_command(cluster)
+    for word in ("64/o16", "64/o1024", "not ended", "gain", "yes"):
+        assert word in shown
 
     (estimator,) = cluster.state.of("estimator")
     os.kill(estimator.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -19,6 +20,8 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
 
+CLASSES_SHOWN = 20
+"""Classes of requests in the table: those that most is known of."""
 ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
 
 
@@ -28,10 +31,11 @@ ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
 @address_option
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses: tuple[str, ...]) -> None:
-    """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is; or export and import them.
+    """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is, how long answers are, and whether those of
+    single requests are predicted; or export and import them.
 
     `prior`: how much of an instance's slowdown still is what was believed before it ran anything. `drift`: since when it has run otherwise
-    than it did.
+    than it did. `not ended`: requests whose length so far counts as a lower bound.
 
     Exit codes: 0 done; 1 no estimator answered, or there is nothing to export; 2 wrong use, or a damaged file.
     """
@@ -42,7 +46,7 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
     if as_json:
         click.echo(json.dumps(_document(snapshot)))
         return
-    Console().print(Group(_pairs(snapshot), _instances(snapshot)))
+    Console().print(Group(_pairs(snapshot), _instances(snapshot), _classes(snapshot), _predicted(snapshot)))
 
 
 @profiles.command("export")
@@ -107,7 +111,30 @@ def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
         }
         for row in snapshot.hardware
     ]
-    return {"version": snapshot.version, "made_s": snapshot.made_s, "hardware": hardware, "workload_rows": len(snapshot.workload)}
+    workload = [
+        {
+            "model": row.model,
+            "slo_class": row.slo_class,
+            "token_class": row.token_class,
+            "prompt_tokens_mean": row.prompt_tokens_mean,
+            "output_tokens_mean": row.output_tokens_mean,
+            "output_tokens_variance": row.output_tokens_variance,
+            "output_tokens_p50": row.output_curve().quantile(0.5),
+            "output_tokens_p90": row.output_curve().quantile(0.9),
+            "samples": row.samples,
+            "censored": row.censored,
+        }
+        for row in snapshot.workload
+    ]
+    lengths = [{**asdict(score), "gain": score.gain} for score in snapshot.length_model.scores]
+    return {
+        "version": snapshot.version,
+        "made_s": snapshot.made_s,
+        "hardware": hardware,
+        "workload_rows": len(workload),
+        "workload": workload,
+        "length_model": lengths,
+    }
 
 
 def _pairs(snapshot: ProfileSnapshot) -> Table:
@@ -132,6 +159,29 @@ def _instances(snapshot: ProfileSnapshot) -> Table:
             drift = "" if not row.drifting_since_s else f"for {max(0.0, snapshot.made_s - row.drifting_since_s):,.0f} s"
             figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}", drift)
             table.add_row(row.instance, _gpus(row), row.model, ORIGINS[row.origin], *figures)
+    return table
+
+
+def _classes(snapshot: ProfileSnapshot) -> Table:
+    rows = sorted(snapshot.workload, key=lambda row: (-row.samples, row.key))
+    table = _table(f"classes of requests, as learned: {min(len(rows), CLASSES_SHOWN)} of {len(rows):,}", ("model", "SLO", "tokens"))
+    for name in ("prompt", "output", "p50", "p90", "requests", "not ended"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows[:CLASSES_SHOWN]:
+        curve = row.output_curve()
+        lengths = (row.prompt_tokens_mean, row.output_tokens_mean, curve.quantile(0.5), curve.quantile(0.9))
+        counts = (row.samples, row.censored)
+        table.add_row(row.model, row.slo_class or "any", row.token_class or "any", *(f"{round(each):,}" for each in (*lengths, *counts)))
+    return table
+
+
+def _predicted(snapshot: ProfileSnapshot) -> Table:
+    table = _table("outputs of single requests, mean errors in tokens", ("model", "predicted"))
+    for name in ("error", "of the median", "gain", "requests"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for score in snapshot.length_model.scores:
+        errors = (f"{score.model_error_tokens:,.1f}", f"{score.median_error_tokens:,.1f}")
+        table.add_row(score.model, "yes" if score.used else "no", *errors, f"{score.gain:.1%}", f"{score.samples:,}")
     return table
 
 
