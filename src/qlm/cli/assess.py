@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.request_pb2 import SloKind
 from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
+from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option
 
 GROUPS_SHOWN = 20
@@ -48,7 +48,7 @@ def assess(instances: tuple[str, ...], groups_max: int, as_json: bool, estimator
     rows.sort(key=lambda row: -row[1].late_expected)
     unpredictable = [queue.instance for queue in found.queues if queue.unpredictable]
     if as_json:
-        click.echo(json.dumps(_document(found, rows, unpredictable)))
+        click.echo(json_text(_document(found, rows, unpredictable)))
         return
     note = Text(f"nothing is known of a model on {', '.join(unpredictable)}: not assessed", style="yellow")
     Console().print(Group(_table(found, rows), *([note] if unpredictable else [])))
@@ -63,7 +63,7 @@ def _document(found: estimator_pb2.Assessment, rows: Sequence[Row], unpredictabl
             "slo_kind": _kind(group),
             "slo_class": group.slo_class,
             "waiting": group.waiting,
-            "first_deadline_s": group.first_deadline_s if math.isfinite(group.first_deadline_s) else None,
+            "first_deadline_s": group.first_deadline_s,
             "wait_p50_s": group.wait_p50_s,
             "wait_p90_s": group.wait_p90_s,
             "completion_p50_s": group.completion_p50_s,

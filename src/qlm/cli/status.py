@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from rich.text import Text
 
 import qlm
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option, tenant_option
 from qlm.values import GroupStatus
 
@@ -48,7 +48,7 @@ def status(
         if as_json:
             document: dict[str, object] = asdict(client.status(request_id))
             document["models"] = [asdict(model) for model in client.models()]
-            click.echo(json.dumps(document))
+            click.echo(json_text(document))
         elif every_s is None:
             console.print(_shown(client, request_id))
         else:

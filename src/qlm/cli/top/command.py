@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import asdict
 
@@ -11,6 +10,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option
 from qlm.cli.top.frame import frame
 from qlm_process.cluster_observer import ClusterObserver
@@ -48,7 +48,7 @@ def top(every_s: float, window_s: float, once: bool, as_json: bool, addresses: t
     if as_json or once or not console.is_terminal:
         view = asyncio.run(_look(addresses, window_s))
         if as_json:
-            click.echo(json.dumps(asdict(view)))
+            click.echo(json_text(asdict(view)))
         else:
             console.print(frame(view))
         sys.exit(0 if view.gateway_answered else EXIT_AWAY)
