@@ -136,7 +136,8 @@ class EstimatorShell:
             self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
-        """A machine with what was published last, and the entry that it had read by then; without one it reads all that is kept."""
+        """A machine with what was published last, and the entry id of that time, from which on it reads: what was told before and not read
+        by then is not learned. Without a publication it reads all that is kept."""
         machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
         version, body = await self._queue.read_profiles()
         snapshot = self._parsed(version, body)
