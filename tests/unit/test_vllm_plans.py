@@ -37,6 +37,20 @@ def test_a_folder_says_what_a_model_needs(tmp_path: Path) -> None:
     assert folder.kv_bytes_per_token("bfloat16") == TOKEN_BYTES // 2
 
 
+def test_weights_are_the_files_that_the_index_names(tmp_path: Path) -> None:
+    folder = Path(folder_of(tmp_path / "m"))
+    (folder / "consolidated.safetensors").write_bytes(bytes(77))  # the same once more, in another layout
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model.safetensors", "y": "model.safetensors"}}))
+    read = ModelFolder.read("m", str(folder))
+    assert (read.weights_bytes, [each.name for each in read.files]) == (100, ["model.safetensors"])
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadFailed, match=r"has no model\.safetensors"):
+        ModelFolder.read("m", str(folder))
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelLoadFailed, match=r"index\.json cannot be read"):
+        ModelFolder.read("m", str(folder))
+
+
 def test_models_of_one_shape_take_each_others_place(tmp_path: Path) -> None:
     first = ModelFolder.read("m", folder_of(tmp_path / "a", weights=10)).shape
     assert ModelFolder.read("m", folder_of(tmp_path / "b", {**CONFIG, "_name_or_path": "x"}, weights=20)).shape == first
@@ -68,10 +82,12 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
     plan = load_plan(model, folder, settings, batch_max=16, n_gpu=2)
     assert (plan.engine["max_model_len"], plan.engine["max_num_seqs"], plan.engine["seed"]) == (1024, 16, 7)
     assert (plan.host_kv_bytes, plan.kv_bytes_per_token) == (500_000_000, TOKEN_BYTES)
-    assert "tensor_parallel_size" not in plan.engine
+    assert not {"tensor_parallel_size", "gpu_memory_utilization"} & set(plan.engine)
     on_gpu = load_plan(model, folder, settings.model_copy(update={"device": "cuda"}), batch_max=16, n_gpu=2)
     assert (on_gpu.engine["tensor_parallel_size"], on_gpu.engine["enable_sleep_mode"]) == (2, True)
     assert on_gpu.device_bytes == 50 + 33 * 32 * TOKEN_BYTES
+    assert on_gpu.engine["max_model_len"] == 2048, "each GPU has the KV of one of the two heads"
+    assert on_gpu.engine["gpu_memory_utilization"] < 0.1, "vLLM would refuse to start beside models that sleep"
     assert not plan.forks
     assert load_plan(model, folder, settings.model_copy(update={"runner": "async"}), batch_max=16, n_gpu=1).forks
     on_gpu = load_plan(model, folder, settings.model_copy(update={"runner": "async", "device": "cuda"}), batch_max=16, n_gpu=1)

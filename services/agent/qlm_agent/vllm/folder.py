@@ -15,14 +15,18 @@ from qlm_core.model import ModelFacts
 NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 """Keys of config.json that say nothing of the shape."""
 
+INDEX = "model.safetensors.index.json"
+
 VALUE_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """`shape`: equal for models whose weights fit into each other's place, tokenizer and special tokens included."""
+    """`files`: of the weights, as its index names them where it has one (folders often hold the same weights in a second layout).
+    `shape`: equal for models whose weights fit into each other's place, tokenizer and special tokens included."""
 
     path: Path
+    files: tuple[Path, ...]
     weights_bytes: int
     shape: str
     config: Mapping[str, Any]
@@ -33,9 +37,9 @@ class ModelFolder:
         path = Path(weights)
         if not weights:
             raise ModelLoadFailed(f"model {model}: models.weights is empty: it names the folder of its weights")
-        files = sorted(path.glob("*.safetensors"))
+        files = _weight_files(model, path)
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        missing += [] if files else ["*.safetensors"]
+        missing += [file.name for file in files if not file.is_file()] if files else ["*.safetensors"]
         if missing:
             raise ModelLoadFailed(f"model {model}: models.weights: {weights} has no {', '.join(missing)}")
         try:
@@ -46,7 +50,7 @@ class ModelFolder:
             size = sum(file.stat().st_size for file in files)
         except (OSError, ValueError, AttributeError) as error:
             raise ModelLoadFailed(f"model {model}: {weights} cannot be read: {error}") from error
-        return cls(path=path.absolute(), weights_bytes=size, shape=shape.hexdigest(), config=config)
+        return cls(path=path.absolute(), files=files, weights_bytes=size, shape=shape.hexdigest(), config=config)
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -65,9 +69,20 @@ class ModelFolder:
         except (KeyError, TypeError, ValueError):
             return None
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """Keys and values of all layers. Raises ModelLoadFailed where config.json does not say."""
+    def kv_bytes_per_token(self, dtype: str, n_gpu: int = 1) -> int:
+        """Keys and values of all layers, on each of so many GPUs that share the model. Raises ModelLoadFailed where config.json does not
+        say."""
         facts = self.facts
         if facts is None:
             raise ModelLoadFailed(f"{self.path / 'config.json'} does not say layers, heads and hidden size")
-        return 2 * VALUE_BYTES[dtype] * facts.layers * facts.kv_heads * facts.head_size
+        return 2 * VALUE_BYTES[dtype] * facts.layers * max(1, facts.kv_heads // n_gpu) * facts.head_size
+
+
+def _weight_files(model: str, path: Path) -> tuple[Path, ...]:
+    index = path / INDEX
+    if not index.is_file():
+        return tuple(sorted(path.glob("*.safetensors")))
+    try:
+        return tuple(path / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadFailed(f"model {model}: {index} cannot be read: {error!r}") from error

@@ -12,6 +12,10 @@ from qlm_agent.vllm.folder import ModelFolder
 from qlm_agent.vllm.runner import LoadPlan, kv_limit_tokens
 from qlm_agent.vllm.settings import VllmSettings
 
+LEAST_UTILIZATION = 0.01
+"""vLLM refuses to start where less than this share of a GPU is free, whatever is said of KV; sleeping models keep a part of each GPU (their
+contexts and graphs), so its own 0.92 would be too much after some of them. Nothing else follows from it where KV is given in bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
@@ -27,11 +31,12 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
     """Raises ModelLoadFailed for KV that holds no request."""
     kv_bytes = math.floor(settings.kv_cache_gb * 1e9)
     per_token = folder.kv_bytes_per_token(settings.dtype)
-    longest = kv_limit_tokens(model.context_tokens_max, kv_bytes, per_token, settings.block_size)
+    gpus = n_gpu if settings.device == "cuda" else 1
+    longest = kv_limit_tokens(model.context_tokens_max, kv_bytes, folder.kv_bytes_per_token(settings.dtype, gpus), settings.block_size)
     if longest < 1:
         raise ModelLoadFailed(
             f"model {model.name}: agent.vllm.kv_cache_gb: {settings.kv_cache_gb:g} GB hold less than two blocks of "
-            f"{settings.block_size} tokens, {per_token} bytes each"
+            f"{settings.block_size} tokens, {folder.kv_bytes_per_token(settings.dtype, gpus)} bytes each"
         )
     engine: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -45,7 +50,7 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         "seed": 0,
     }
     if settings.device == "cuda":
-        engine |= {"tensor_parallel_size": n_gpu, "enable_sleep_mode": True}
+        engine |= {"tensor_parallel_size": n_gpu, "enable_sleep_mode": True, "gpu_memory_utilization": LEAST_UTILIZATION}
     return LoadPlan(
         weights=str(folder.path),
         engine={**engine, **settings.arguments},
@@ -58,7 +63,7 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
         asynchronous=settings.runner == "async",
         async_scheduling=settings.runner == "async" and settings.device == "cuda",  # vLLM has none on CPUs
         forks=settings.runner == "async" and settings.device == "cpu",
-        device_bytes=folder.weights_bytes // n_gpu + kv_bytes,
+        device_bytes=folder.weights_bytes // gpus + kv_bytes,
     )
 
 
