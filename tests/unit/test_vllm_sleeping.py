@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.vllm.sleeping import SleepFailed, SleepingModel
+from qlm_agent.vllm.sleeping import DeviceMemory, SleepFailed, SleepingModel
 
 HELD = 1_000
 TOTAL = 1_500
@@ -15,23 +15,29 @@ TOTAL = 1_500
 
 @dataclass
 class Device:
-    """Memory and an engine on it. `keeps`: of its memory in a sleep; `late`: looks until the memory is given back."""
+    """Memory and an engine on it. `keeps`: of its memory in a sleep; `late`: looks until the memory is given back; `known`: what vLLM says
+    that a sleep frees; `pinned`: host memory that nobody uses."""
 
     free: int = TOTAL - HELD
     keeps: int = 0
     late: int = 0
     gets: int = HELD
+    known: int = HELD
     stays_asleep: bool = False
     asleep: bool = False
     reloaded: list[str] = field(default_factory=list)
+    pinned: int = 0
     pending: int = 0
     now_s: float = 0.0
 
-    def free_bytes(self) -> int:
+    def look(self) -> list[DeviceMemory]:
         if self.pending and self.late <= 0:
             self.free, self.pending = self.free + self.pending, 0
         self.late -= 1
-        return self.free
+        return [DeviceMemory(self.free, self.known)]
+
+    def give_back(self) -> None:
+        self.pinned = 0
 
     def sleep(self, *, level: int, mode: str) -> None:
         assert mode == "keep", "vLLM aborts all requests otherwise"
@@ -41,6 +47,7 @@ class Device:
 
     def wake_up(self) -> None:
         self.free -= self.gets
+        self.pinned = HELD
         self.asleep = self.stays_asleep
 
     def is_sleeping(self) -> bool:
@@ -54,7 +61,15 @@ class Device:
 
 
 def model_on(device: Device) -> SleepingModel:
-    return SleepingModel(device, device, held_bytes=HELD, clock=lambda: device.now_s, wait=device.wait)
+    return SleepingModel(device, device, expected_bytes=HELD, clock=lambda: device.now_s, wait=device.wait)
+
+
+class TwoDevices(Device):
+    """The engine's other GPU, which does what it should."""
+
+    def look(self) -> list[DeviceMemory]:
+        good = DeviceMemory(TOTAL if self.asleep else TOTAL - HELD, HELD)
+        return [good, *super().look()]
 
 
 @pytest.mark.parametrize("late", [0, 20])
@@ -69,11 +84,43 @@ def test_a_model_sleeps_and_wakes(late: int) -> None:
     assert device.reloaded == ["w"]
 
 
-def test_a_warm_model_becomes_cold_without_freeing_twice() -> None:
+def test_a_sleeping_model_sleeps_no_deeper() -> None:
+    """vLLM would say nothing, and keep the weights in host memory."""
+    model = model_on(Device())
+    model.sleep(1)
+    with pytest.raises(SleepFailed, match="no deeper"):
+        model.sleep(2)
+
+
+def test_host_memory_of_earlier_sleeps_is_given_back() -> None:
     device = Device()
     model = model_on(device)
     model.sleep(1)
-    assert model.sleep(2) == HELD
+    model.wake(1, "w")
+    assert device.pinned == HELD
+    model.sleep(2)
+    assert device.pinned == 0
+    device.pinned = 5
+    model.give_back()
+    assert device.pinned == 0
+
+
+def test_a_model_that_vllm_does_not_keep_where_it_can_be_freed_is_noticed() -> None:
+    with pytest.raises(SleepFailed, match="vLLM would free 300 bytes of about 1,000"):
+        model_on(Device(known=300)).sleep(1)
+
+
+def test_each_gpu_of_an_engine_is_looked_at() -> None:
+    model = model_on(TwoDevices())
+    assert model.sleep(1) == HELD
+    model.wake(1, "w")
+    with pytest.raises(SleepFailed, match="on device 1: the memory is still held"):
+        model_on(TwoDevices(keeps=200)).sleep(1)
+    device = TwoDevices(gets=100)
+    model = model_on(device)
+    model.sleep(1)
+    with pytest.raises(SleepFailed, match="on device 1: weights or KV are not there"):
+        model.wake(1, "w")
 
 
 def test_memory_that_is_still_held_is_noticed() -> None:

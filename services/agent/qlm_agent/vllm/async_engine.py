@@ -21,7 +21,7 @@ from qlm_agent.engine import FailureKind
 from qlm_agent.vllm.in_process import FINISHES, engine_arguments, records_of, sampling_params
 from qlm_agent.vllm.prompts import ModelText
 from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
-from qlm_agent.vllm.sleeping import CudaProbe, SleepingModel
+from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 WAIT_S = 0.005
@@ -55,7 +55,8 @@ class AsyncRunner:
         self._weights = plan.weights
         if plan.host_kv_bytes:
             self._swap = self._call("qlm_swap_state")
-        self._sleeping = SleepingModel(_Synchronous(self._engine, self._do), CudaProbe(), held_bytes=plan.device_bytes)
+        engine = _Synchronous(self._engine, self._do)
+        self._sleeping = SleepingModel(engine, WorkerProbe(engine), expected_bytes=plan.device_bytes)
 
     async def _build(self, plan: LoadPlan) -> Any:
         from vllm import AsyncEngineArgs
@@ -163,6 +164,9 @@ class AsyncRunner:
     def wake(self, level: int) -> None:
         self._sleeping.wake(level, self._weights)
 
+    def trim(self) -> None:
+        self._sleeping.give_back()
+
     def stats(self) -> RunnerStats:
         return RunnerStats(
             running=self._running,
@@ -256,5 +260,5 @@ class _Synchronous:
     def is_sleeping(self) -> bool:
         return bool(self._do(self._engine.is_sleeping()))
 
-    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
-        self._do(self._engine.collective_rpc(method, kwargs=kwargs))
+    def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> Any:
+        return self._do(self._engine.collective_rpc(method, kwargs=kwargs))

@@ -101,6 +101,8 @@ class ChildLoop:
                 self._runner.sleep(head["level"])
             case "wake":
                 self._runner.wake(head["level"])
+            case "trim":
+                self._runner.trim()
             case "reload":
                 self._runner.reload(head["weights"])
             case "ping":

@@ -13,7 +13,8 @@ from qlm_agent.vllm.kv_settings import offloading_config
 from qlm_agent.vllm.prompts import ModelText
 from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sampling import vllm_arguments
-from qlm_agent.vllm.sleeping import CudaProbe, SleepingModel
+from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
+from qlm_agent.vllm.worker_memory import EXTENSION
 
 
 def records_of(completion: Any, sampling: Any) -> bytes:
@@ -40,6 +41,7 @@ def engine_arguments(plan: LoadPlan) -> dict[str, Any]:
         "disable_log_stats": True,
         "async_scheduling": plan.async_scheduling,
         "scheduler_cls": f"qlm_agent.vllm.scheduling.{scheduler}",
+        "worker_extension_cls": EXTENSION,
         "additional_config": {"qlm": {"policy": plan.policy, "policy_options": plan.policy_options}},
         **offloading_config(plan.host_kv_bytes),
         **plan.engine,
@@ -83,7 +85,7 @@ class InProcessRunner:
         self._pauses = {True: PauseState.PAUSED_ALL, False: PauseState.UNPAUSED}
         self._kv_bytes_per_token = plan.kv_bytes_per_token
         self._weights = plan.weights
-        self._sleeping = SleepingModel(self._engine, CudaProbe(), held_bytes=plan.device_bytes)
+        self._sleeping = SleepingModel(self._engine, WorkerProbe(self._engine), expected_bytes=plan.device_bytes)
 
     @property
     def busy(self) -> bool:
@@ -156,6 +158,9 @@ class InProcessRunner:
 
     def wake(self, level: int) -> None:
         self._sleeping.wake(level, self._weights)
+
+    def trim(self) -> None:
+        self._sleeping.give_back()
 
     def reload(self, weights: str) -> None:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})

@@ -1,8 +1,11 @@
 """Which engine processes there are, and the tier of each model.
 
 On a CPU a warm model is an idle process, and models kept so are bounded by a budget of host memory for their weights; the process of a
-model that no longer fits loads the next model's weights in place where the two have one shape. On CUDA a warm model is a sleeping process,
-and one that became cold may sleep without its weights.
+model that no longer fits loads the next model's weights in place where the two have one shape.
+
+On CUDA a warm model is a sleeping process with its weights in host memory (level 1) or, where the GPU was another's all the time, one whose
+files were read into host memory. A model that leaves the GPU and is not to stay in host memory sleeps without weights (level 2). vLLM takes
+a sleeping engine no deeper, so one that has to leave host memory later is ended (ADR 43).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
 from qlm_agent.vllm.folder import ModelFolder
 from qlm_agent.vllm.frames import Frame
 from qlm_agent.vllm.plans import VllmModel, load_plan
+from qlm_agent.vllm.read_ahead import read_ahead
 from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
@@ -115,10 +119,10 @@ class Placement:
                 await self._become_active(model, await self._load(model))
 
     async def tidy(self) -> None:
-        """Ends processes that were kept for their offloaded runs alone and have none now."""
+        """Ends processes that hold what host memory is not to hold any more, unless they have offloaded runs."""
         for model in list(self._children):
             wanted = model in (self.active, self._coming) or self.host.holds(model) or self._loading[model].locked()
-            if not wanted and model not in self._asleep:
+            if not wanted and self._asleep.get(model) != NOTHING_LEVEL:
                 await self._end(model)
 
     # Tiers ------------------------------------------------------------------------------------------------------------
@@ -131,18 +135,16 @@ class Placement:
             self._must_be_idle(previous)
         folder = self._folder(model)
         if self._sleeps and previous in self._children and previous != model:
-            await self._to_sleep(previous, WEIGHTS_LEVEL)
+            await self._leave(previous, beside=model)
         try:
             child = await self._woken(model) or await self._reloaded(model, folder, previous) or await self._load(model)
             await self._become_active(model, child)
         except BaseException:
-            if self._sleeps and previous in self._asleep:
-                await self._woken(previous)
+            if self._sleeps and previous in self._asleep and (back := await self._woken(previous)) is not None:
+                await self._become_active(previous, back)
             raise
         if self.host.fits(model):
             self.host.hold(model)
-        if self._sleeps and previous and previous != model:
-            self._hold_sleeping(previous)
         await self.tidy()
 
     async def _become_active(self, model: str, child: Child) -> None:
@@ -163,25 +165,64 @@ class Placement:
         if model == self.active:
             async with self._activating:
                 self._must_be_idle(model)
-                if self._sleeps:
-                    await self._to_sleep(model, WEIGHTS_LEVEL)
                 self.active = ""
+                if self._sleeps and not await self._to_sleep(model, WEIGHTS_LEVEL):
+                    raise ModelLoadFailed(f"model {model} did not fall asleep; its process was ended")
+        elif self._sleeps:
+            await self._warm_for_gpu(model, folder)
         elif model not in self._children:
-            if self._sleeps and self.active:
-                raise ModelLoadFailed(f"model {model} cannot be loaded beside {self.active}: on a GPU a model is warm after it was active")
             await self._load(model)
-            if self._sleeps:
-                await self._to_sleep(model, WEIGHTS_LEVEL)
         self.host.hold(model)
         await self.tidy()
+        if self._sleeps and self.active in self._children and not self.host.holds(self.active):
+            await self._trim(self._children[self.active])
+
+    async def _trim(self, child: Child) -> None:
+        """Takes back what a process keeps in host memory since its last sleep: that memory is another model's now."""
+        try:
+            await child.call("trim")
+        except (CallFailed, ChildEnded) as error:
+            structlog.get_logger().warning("vllm_keeps_host_memory", model=child.model, error=error.message)
+
+    async def _warm_for_gpu(self, model: str, folder: ModelFolder) -> None:
+        """By way of the GPU where nobody has it; else its files are read into host memory."""
+        if not self.active:
+            async with self._activating:
+                if not self.active:
+                    await self._woken(model) or await self._load(model)
+                    if not await self._to_sleep(model, WEIGHTS_LEVEL):
+                        raise ModelLoadFailed(f"model {model} did not fall asleep; its process was ended")
+                    return
+        try:
+            await read_ahead(folder.files)
+        except OSError as error:
+            raise ModelLoadFailed(f"model {model}: {error}") from error
 
     async def _chill(self, model: str) -> None:
-        if model == self.active:
+        left = model == self.active
+        if left:
             async with self._activating:
                 self._must_be_idle(model)
                 self.active = ""
         self.host.drop(model)
-        if self._sleeps and model in self._children and self._settings.keep_cold:
+        if left and self._sleeps:
+            await self._drop_weights(model)
+        elif self._asleep.get(model) != NOTHING_LEVEL:
+            await self._end(model)
+
+    async def _leave(self, model: str, *, beside: str) -> None:
+        """Takes the active model off the GPU, to host memory where that has room for both."""
+        if self._stays(model, beside=beside):
+            await self._to_sleep(model, WEIGHTS_LEVEL)
+        else:
+            self.host.drop(model)
+            await self._drop_weights(model)
+
+    async def _drop_weights(self, model: str) -> None:
+        """Off the GPU and out of host memory."""
+        if model not in self._children:
+            return
+        if self._settings.keep_cold or self._runs.of(model):  # offloaded ones need their process
             await self._to_sleep(model, NOTHING_LEVEL)
         else:
             await self._end(model)
@@ -190,10 +231,6 @@ class Placement:
         runs = self._runs.of(model, offloaded=False)
         if runs:
             raise EngineBusy(f"model {model} has {len(runs)} runs")
-
-    def _hold_sleeping(self, model: str) -> None:
-        if self.host.fits(model):
-            self.host.hold(model)
 
     # Processes --------------------------------------------------------------------------------------------------------
 
@@ -249,18 +286,19 @@ class Placement:
             return None
         return child
 
-    async def _to_sleep(self, model: str, level: int) -> None:
-        """A process that does not give its memory back is ended: that does."""
+    async def _to_sleep(self, model: str, level: int) -> bool:
+        """Of a model that is awake; whether it sleeps. A process that does not give its memory back is ended: that does."""
         child = self._children[model]
-        if self._asleep.get(model) == level:
-            return
-        try:
-            await child.call("sleep", timeout_s=self._settings.load_timeout_s, level=level)
-            self._asleep[model] = level
-        except (CallFailed, ChildEnded) as error:
-            structlog.get_logger().error("vllm_not_asleep", model=model, error=error.message, then="its process is ended")
-            self.host.drop(model)
-            await self._end(model, even_offloaded=True)
+        async with self._loading[model]:  # nobody tidies it away meanwhile
+            try:
+                await child.call("sleep", timeout_s=self._settings.load_timeout_s, level=level)
+                self._asleep[model] = level
+                return True
+            except (CallFailed, ChildEnded) as error:
+                structlog.get_logger().error("vllm_not_asleep", model=model, error=error.message, then="its process is ended")
+        self.host.drop(model)
+        await self._end(model, even_offloaded=True)
+        return False
 
     async def _reloaded(self, model: str, folder: ModelFolder, previous: str) -> Child | None:
         """The previous model's process with the model's weights, where both have one shape and only one of them may stay."""

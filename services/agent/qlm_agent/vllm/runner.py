@@ -142,6 +142,9 @@ class Runner(Protocol):
 
     def wake(self, level: int) -> None: ...
 
+    def trim(self) -> None:
+        """Gives back host memory that the last wake left with the process."""
+
     def stats(self) -> RunnerStats: ...
 
     def close(self) -> None: ...

@@ -20,7 +20,7 @@ class VllmSettings(Section):
     )
     python: str = Field("", description="Python interpreter that has vllm and this package; empty: the agent's own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
-    kv_cache_gb: float = Field(1.0, gt=0, allow_inf_nan=False, description="Memory for the KV of one model, in GB.")
+    kv_cache_gb: float = Field(1.0, gt=0, allow_inf_nan=False, description="Memory for the KV of one model, in GB; on CUDA of each GPU.")
     block_size: Count = Field(32, description="Tokens of one block of KV.")
     prefill_chunk_tokens: Count = Field(2048, description="Prompt tokens that one step takes in at most.")
     prefix_caching: bool = Field(True, description="Whether prompts with a common beginning share its KV.")
@@ -35,7 +35,10 @@ class VllmSettings(Section):
     host_kv_gb: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="Host memory for the KV of requests that make room, in GB; 0: none."
     )
-    keep_cold: bool = Field(True, description="cuda: whether a model that became cold keeps its process, asleep and without weights.")
+    keep_cold: bool = Field(
+        True,
+        description="cuda: whether a model that leaves the GPU and host memory keeps its process, asleep without weights (level 2).",
+    )
     policy: str = Field("", description="Order inside the engine, as module.Class; empty: the most urgent first.")
     policy_options: dict[str, bool | int | float | str] = Field(default_factory=dict, description="Keyword arguments of that class.")
     step_timeout_s: Seconds = Field(60.0, description="After so long without an answer a process with work counts as hung and is killed.")

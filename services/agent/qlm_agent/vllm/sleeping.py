@@ -1,17 +1,24 @@
 """A model that leaves the GPU and comes back, in the engine's process: vLLM's sleep levels, with the memory looked at and not believed.
 
-vLLM users report sleeps that return and hold the memory, and wakes that run out of it. So each one is checked against what the device says;
+vLLM users report sleeps that return and hold the memory, and wakes that run out of it. So each one is checked against what the devices say;
 where it is not as it should be, `SleepFailed` is raised, and the agent ends the process and starts a fresh one.
+
+An engine that sleeps goes no deeper: vLLM says that it sleeps already, and level 2 after level 1 would leave the weights in host memory
+(`Executor.sleep`). And what a wake takes out of pinned host memory stays with the process until it is asked for (`give_back`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 FREED_SHARE = 0.9
-"""Of the memory that weights and KV take, that a sleep must give back: the rest is the context of the device and its libraries."""
+"""Of the memory that weights and KV take, that a sleep must give back: the rest is what the allocator rounds up and cannot return."""
+
+LEAST_SHARE = 0.4
+"""Of what weights (by their files) and KV should take, that vLLM must know as memory that a sleep frees. Files of float32 take half."""
 
 SETTLE_S = 5.0
 POLL_S = 0.05
@@ -24,70 +31,105 @@ class SleepFailed(RuntimeError):
     """The engine is not as asleep, or as awake, as it says."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of one device. `free_bytes`: as the device says; `held_bytes`: what its engine keeps where a sleep can free it."""
+
+    free_bytes: int
+    held_bytes: int
+
+
 class DeviceProbe(Protocol):
-    """What the device itself says."""
+    """The devices of an engine."""
 
-    def free_bytes(self) -> int: ...
+    def look(self) -> Sequence[DeviceMemory]:
+        """Each of them, in an order that stays."""
+
+    def give_back(self) -> None:
+        """Gives host memory back that is pinned and not in use."""
 
 
-class CudaProbe:
-    """The GPU of this process."""
+class WorkerProbe:
+    """Asks each worker about its own device (`worker_memory`): with tensor parallelism all of them, and no process that computes nothing
+    opens a device."""
 
-    def free_bytes(self) -> int:
-        import torch
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
 
-        free, _ = torch.cuda.mem_get_info()
-        return int(free)
+    def look(self) -> Sequence[DeviceMemory]:
+        return [DeviceMemory(int(free), int(held)) for free, held in self._engine.collective_rpc("qlm_memory")]
+
+    def give_back(self) -> None:
+        self._engine.collective_rpc("qlm_give_back")
 
 
 class SleepingModel:
-    """`engine`: vllm's, with `sleep`, `wake_up` and `collective_rpc`. `held_bytes`: of weights and KV on the device."""
+    """`engine`: vllm's, with `sleep`, `wake_up` and `collective_rpc`. `expected_bytes`: of weights (their files) and KV on each device."""
 
     def __init__(
         self,
         engine: Any,
         probe: DeviceProbe,
         *,
-        held_bytes: int,
+        expected_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._engine = engine
         self._probe = probe
-        self._held_bytes = held_bytes
+        self._expected_bytes = expected_bytes
         self._clock = clock
         self._wait = wait
-        self._freed_bytes = 0  # by the sleep that lasts
+        self._freed: Sequence[int] = ()  # bytes on each device, by the sleep that lasts
 
     def sleep(self, level: int) -> int:
-        """Level 1: weights to host memory; 2: dropped. Returns the bytes that are free for it. Raises SleepFailed."""
-        before = self._probe.free_bytes()
+        """Level 1: weights to host memory; 2: dropped. Returns the bytes that are free for it, on the device with the least. Raises
+        SleepFailed; an engine that sleeps stays as it is."""
+        if self._freed:
+            raise SleepFailed("it sleeps already, and vLLM takes a sleeping engine no deeper")
+        before = self._probe.look()
+        known = min(each.held_bytes for each in before)
+        if known < LEAST_SHARE * self._expected_bytes:
+            raise SleepFailed(f"vLLM would free {known:,} bytes of about {self._expected_bytes:,} by sleeping: weights or KV are elsewhere")
         self._engine.sleep(level=level, mode="keep")  # requests in host memory stay
-        wanted = int(FREED_SHARE * self._held_bytes) - self._freed_bytes
-        freed = self._freed(before, wanted)
-        if freed < wanted:
-            raise SleepFailed(f"sleep level {level} gave {freed:,} bytes back of {wanted:,}: the memory is still held")
-        self._freed_bytes += max(0, freed)
-        return self._freed_bytes
+        wanted = [int(FREED_SHARE * each.held_bytes) for each in before]
+        freed = self._freed_since(before, wanted)
+        for number, (got, least) in enumerate(zip(freed, wanted, strict=True)):
+            if got < least:
+                raise SleepFailed(f"sleep level {level} gave {got:,} bytes of {least:,} back on device {number}: the memory is still held")
+        self._freed = freed
+        if level > WEIGHTS_LEVEL:
+            self.give_back()  # of earlier sleeps at level 1
+        return min(freed)
 
     def wake(self, level: int, weights: str) -> None:
         """Back to serving; after level 2 the weights are read again. Raises SleepFailed, and what vLLM raises."""
-        free = self._probe.free_bytes()
-        if free < FREED_SHARE * self._freed_bytes:
-            raise SleepFailed(f"{free:,} bytes are free on the device, and the model needs {self._freed_bytes:,}: somebody else took them")
+        before = self._probe.look()
+        for number, (device, freed) in enumerate(zip(before, self._freed, strict=True)):
+            if device.free_bytes < FREED_SHARE * freed:
+                raise SleepFailed(
+                    f"{device.free_bytes:,} bytes are free on device {number}, and the model needs {freed:,}: somebody else took them"
+                )
         self._engine.wake_up()
         if level > WEIGHTS_LEVEL:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})
         if self._engine.is_sleeping():
             raise SleepFailed("the engine says that it sleeps after it was woken")
-        taken = free - self._probe.free_bytes()
-        if taken < FREED_SHARE * self._freed_bytes:
-            raise SleepFailed(f"waking took {taken:,} bytes of {self._freed_bytes:,}: weights or KV are not there")
-        self._freed_bytes = 0
+        for number, (was, now, freed) in enumerate(zip(before, self._probe.look(), self._freed, strict=True)):
+            taken = was.free_bytes - now.free_bytes
+            if taken < FREED_SHARE * freed:
+                raise SleepFailed(f"waking took {taken:,} bytes of {freed:,} on device {number}: weights or KV are not there")
+        self._freed = ()
 
-    def _freed(self, before: int, wanted: int) -> int:
-        """What was given back, once it is enough or the time is over."""
+    def give_back(self) -> None:
+        """Gives host memory back that a wake left with the process."""
+        self._probe.give_back()
+
+    def _freed_since(self, before: Sequence[DeviceMemory], wanted: Sequence[int]) -> Sequence[int]:
+        """What each device has got back, once it is enough or the time is over."""
         deadline_s = self._clock() + SETTLE_S
-        while (freed := self._probe.free_bytes() - before) < wanted and self._clock() < deadline_s:
+        while True:
+            freed = [now.free_bytes - was.free_bytes for was, now in zip(before, self._probe.look(), strict=True)]
+            if all(got >= least for got, least in zip(freed, wanted, strict=True)) or self._clock() >= deadline_s:
+                return freed
             self._wait(POLL_S)
-        return freed
