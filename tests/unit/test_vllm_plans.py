@@ -14,7 +14,7 @@ from qlm_agent.vllm.plans import VllmModel, environment, load_plan
 from qlm_agent.vllm.runner import kv_limit_tokens
 from qlm_agent.vllm.sampling import sampling_document, vllm_arguments
 from qlm_agent.vllm.settings import VllmSettings
-from qlm_agent.vllm.versions import check_version
+from qlm_agent.vllm.versions import check_device, check_version
 from qlm_core.errors import ConfigError
 
 CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
@@ -129,3 +129,11 @@ def test_an_old_vllm_is_refused(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.40.1", "dev"])
 def test_others_are_taken(version: str) -> None:
     check_version(version)
+
+
+def test_a_vllm_for_another_device_is_refused() -> None:
+    check_device("cuda", "cuda")
+    with pytest.raises(ConfigError, match=r"agent\.vllm\.device: cuda, and this vLLM computes on cpu; see docs"):
+        check_device("cpu", "cuda")
+    with pytest.raises(ConfigError, match="cuda, and this vLLM sees no device"):
+        check_device("", "cuda")

@@ -224,6 +224,13 @@ async def test_a_missing_vllm_is_named_at_the_start(tmp_path: Path) -> None:
         await Template("/nowhere/python", {}, 300.0).start()
 
 
+async def test_a_vllm_that_was_made_for_cpus_serves_no_gpu(make: Make) -> None:
+    rig = make(device="cuda")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"agent\.vllm\.device: cuda, and this vLLM computes on cpu"):
+            await rig.engine.start()
+
+
 AGENT = """
 import asyncio, sys
 from pathlib import Path

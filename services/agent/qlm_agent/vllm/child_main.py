@@ -36,7 +36,10 @@ def hello() -> Frame:
         preload()
     except Exception as error:  # whatever an import of this size raises
         return Frame({"t": "fatal", "message": f"vllm cannot be imported by {sys.executable}: {type(error).__name__}: {error}"})
-    return Frame({"t": "hello", "vllm": str(vllm.__version__), "torch": str(torch.__version__), "pid": os.getpid()})
+    from vllm.platforms import current_platform
+
+    device = str(current_platform.device_type)
+    return Frame({"t": "hello", "vllm": str(vllm.__version__), "torch": str(torch.__version__), "device": device, "pid": os.getpid()})
 
 
 def preload() -> None:
@@ -91,8 +94,9 @@ def engine_process(channel: socket.socket) -> NoReturn:
 
 def make_runner(plan: LoadPlan) -> Runner:
     """Builds vLLM."""
+    if plan.asynchronous or plan.engine.get("tensor_parallel_size", 1) > 1:
+        guard_group()  # there will be processes of vLLM's own
     if plan.asynchronous:
-        guard_group()
         from qlm_agent.vllm.async_engine import AsyncRunner
 
         return AsyncRunner(plan)

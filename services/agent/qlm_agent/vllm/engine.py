@@ -19,7 +19,8 @@ from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.sampling import sampling_document
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
-from qlm_core.errors import QlmError
+from qlm_agent.vllm.versions import check_device
+from qlm_core.errors import ConfigError, QlmError
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
@@ -58,8 +59,13 @@ class VllmEngine:
         return False
 
     async def start(self) -> None:
-        """Raises ConfigError where vLLM is missing or too old."""
+        """Raises ConfigError where vLLM is missing, too old or made for another device."""
         await self._template.start()
+        try:
+            check_device(self._template.device, self._settings.device)
+        except ConfigError:
+            await self._template.stop()
+            raise
 
     async def stop(self) -> None:
         await self._end_restart()

@@ -52,6 +52,7 @@ class Template:
     """`python`: the interpreter, "" for this one; `environment`: over that of this process. `start` and `stop` are safe twice."""
 
     def __init__(self, python: str, environment: Mapping[str, str], start_timeout_s: float) -> None:
+        self.device = ""  # what this vLLM computes on, by its own name; known once it has started
         self._python = python or sys.executable
         self._environment = {**os.environ, **ENVIRONMENT, **environment}
         self._start_timeout_s = start_timeout_s
@@ -95,7 +96,10 @@ class Template:
             await self.stop()
             raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
         check_version(said.head["vllm"])
-        structlog.get_logger().info("vllm_ready", vllm=said.head["vllm"], torch=said.head["torch"], pid=said.head["pid"])
+        self.device = said.head["device"]
+        structlog.get_logger().info(
+            "vllm_ready", vllm=said.head["vllm"], torch=said.head["torch"], device=self.device, pid=said.head["pid"]
+        )
 
     def launch(self, control: socket.socket) -> Launched:
         """Starts the process with its end of the socket, which the caller closes. Raises OSError."""

@@ -1,4 +1,4 @@
-"""Which vLLM this package was written for."""
+"""Which vLLM this package was written for, and which one the settings ask for."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def check_version(version: str) -> None:
         raise ConfigError(f"agent.engine: vllm {version} is too old: {_text(OLDEST)} or newer is needed; {INSTALL}")
     if numbers > NEWEST_TRIED:
         structlog.get_logger().warning("vllm_version_untried", version=version, newest_tried=_text(NEWEST_TRIED))
+
+
+def check_device(found: str, wanted: str) -> None:
+    """`found`: what vLLM computes on, by its own name, "" for nothing. Raises ConfigError where the settings say another."""
+    if found != wanted:
+        on = f"computes on {found}" if found else "sees no device that it can compute on"
+        raise ConfigError(f"agent.vllm.device: {wanted}, and this vLLM {on}; {INSTALL}")
 
 
 def _text(numbers: tuple[int, int]) -> str:
