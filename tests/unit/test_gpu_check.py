@@ -99,11 +99,12 @@ def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
-    def told(*free: int) -> dict[str, object]:
-        return {"events": [{"free_bytes": each} for each in free]}
+    def told(stage: str, *free: int) -> list[dict[str, object]]:
+        return [{"stage": stage, "settled": number > 1, "free_bytes": each} for number, each in enumerate(free)]
 
-    assert memory_given_back(told(80, 70, 40, 40, 40)) == ""
-    assert memory_given_back(told(80, 70, 40, 35, 30)) == "10 bytes of device memory were lost from swap to swap"
+    assert memory_given_back({"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 60)}) == ""
+    lost = {"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 40)}
+    assert memory_given_back(lost) == "20 bytes of device memory were lost from swap to swap (two)"
 
 
 def test_timed_figures_beside_the_row_of_the_gpu() -> None:

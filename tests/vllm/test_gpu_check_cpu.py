@@ -42,7 +42,7 @@ def test_a_dry_run_passes_and_leaves_its_figures(tmp_path: Path) -> None:
     assert status == {"torch_timing": "passed", "sleep_levels": "passed", "tensor_parallel": "skipped"}
     assert "skipped  tensor_parallel" in ran.stdout
     events = json.loads((tmp_path / "sleep_levels.json").read_text())["events"]
-    assert [event["was"] for event in events] == ["cold"] * 2 + ["warm"] * 6 + ["cold"] * 2
+    assert [event["was"] for event in events] == ["cold"] * 2 + ["warm"] * 6 + ["cold"] * 6
 
 
 def test_steps_prefills_and_transfers_take_time() -> None:

@@ -1,8 +1,10 @@
 """Model swaps by tier on engine vllm, and whether an agent hides the warming of the next model behind the batch that runs.
 
-The times are those of the engine's own `load_model`, with nothing running: two models of one shape take turns. For the share, an agent
-serves more models than host memory holds, so that each has to be warmed anew before its turn; its virtual queue names them one after the
-other, each with work for about `TURN_S`. A warming is hidden if it was done before the last request of the model before had ended.
+The times are those of the engine's own `load_model`, with nothing running: two models of one shape take turns. On CUDA a model that was
+warmed beside another has its files in host memory alone, so becoming active from there has a time of its own; and "in place" is a wake from
+sleep level 2. For the share, an agent serves more models than host memory holds, so that each has to be warmed anew before its turn; its
+virtual queue names them one after the other, each with work for about `TURN_S`. A warming is hidden if it was done before the last request
+of the model before had ended.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
     """Seconds of each kind of move, and of a decode step of a full batch."""
     times: dict[str, list[float]] = {"active_from_warm": [], "active_from_cold": [], "warm_from_cold": [], "active_from_cold_in_place": []}
     weights_gb = weights_gb_of(plan.model)
+    warmed = "active_from_read_ahead" if plan.device == "cuda" else "active_from_warm"
     both = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb)
     one = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=1.5 * weights_gb)
     models = engine_models({"a": plan.model, "b": plan.model}, CONTEXT_TOKENS)
@@ -146,7 +149,7 @@ async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
             times["active_from_warm"].append(await engine.load_model(back, Tier.ACTIVE))
             await engine.load_model(there, Tier.COLD)
             times["warm_from_cold"].append(await engine.load_model(there, Tier.WARM))
-            times["active_from_warm"].append(await engine.load_model(there, Tier.ACTIVE))
+            times.setdefault(warmed, []).append(await engine.load_model(there, Tier.ACTIVE))
             await engine.load_model(back, Tier.COLD)
         await engine.load_model("a", Tier.COLD)
         await engine.load_model("b", Tier.COLD)

@@ -50,6 +50,7 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
     """All of them; `model`: a folder for those that serve one, None for a tiny one of noise. `small`: a dry run."""
     quick = ("--quick",) if small else ()
     served = () if model is None else ("--model", str(model))
+    judge = memory_given_back if device == "cuda" else lambda told: ""
     timing = ("--shape", "tiny", "--dtype", "float32", "--small") if small else ()
     tests = ("-m", "pytest", "-q", "-o", "timeout=600", "-p", "no:cacheprovider")
     return (
@@ -59,20 +60,26 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
             needs=_torch,
             limit_s=900.0,
         ),
-        Check(
-            name="conformance",
-            command=(*tests, "tests/conformance/engine"),
-            needs=_vllm_and_pytest,
-            limit_s=1_800.0,
-            tells=False,
-            environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": "vllm", "QLM_TEST_VLLM_DEVICE": device},
+        *(
+            Check(
+                name=name,
+                command=(*tests, "tests/conformance/engine"),
+                needs=_vllm_and_pytest,
+                limit_s=3_600.0,
+                tells=False,
+                environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": engine, "QLM_TEST_VLLM_DEVICE": device},
+            )
+            for name, engine in (("conformance", "vllm"), ("conformance_async", "vllm_async"))
         ),
-        Check(
-            name="sleep_levels",
-            command=("-m", "qlm_load.gpu_check.engine_check", "--device", device, *served),
-            needs=_vllm,
-            limit_s=1_200.0,
-            judge=memory_given_back if device == "cuda" else lambda told: "",
+        *(
+            Check(
+                name=name,
+                command=("-m", "qlm_load.gpu_check.engine_check", "--device", device, "--runner", runner, *served),
+                needs=_vllm,
+                limit_s=1_200.0,
+                judge=judge,
+            )
+            for name, runner in (("sleep_levels", "in_process"), ("sleep_levels_async", "async"))
         ),
         Check(
             name="bench_agent",
@@ -85,6 +92,7 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
             command=("-m", "qlm_load.gpu_check.engine_check", "--device", device, "--n-gpu", "2", *served),
             needs=_two_gpus,
             limit_s=1_200.0,
+            judge=judge,
         ),
     )
 
@@ -131,10 +139,16 @@ def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Ou
 
 
 def memory_given_back(told: Mapping[str, Any]) -> str:
-    """Two models of one size take turns: what is free with one of them active may not shrink from turn to turn."""
-    free = [event["free_bytes"] for event in told["events"][len(("a", "b")) :]]
-    lost = max(free) - min(free)
-    return f"{lost:,} bytes of device memory were lost from swap to swap" if lost > 0.1 * max(free) else ""
+    """Two models of one size take turns: what is free with one of them active may not shrink from turn to turn, once both had one."""
+    stages: dict[str, list[int]] = {}
+    for event in told["events"]:
+        if event["settled"]:
+            stages.setdefault(event["stage"], []).append(event["free_bytes"])
+    for stage, free in stages.items():
+        lost = max(free) - min(free)
+        if lost > 0.1 * max(free):
+            return f"{lost:,} bytes of device memory were lost from swap to swap ({stage})"
+    return ""
 
 
 def _told(check: Check, answer: Path) -> tuple[Any, str]:

@@ -29,6 +29,7 @@ class Can(Enum):
     """What not every engine can do."""
 
     SWAP = "swap"  # serves two models in turn, and tells their tiers
+    STAGE = "stage"  # loads a model to warm it, which takes longer than a few steps
     OFFLOAD = "offload"  # moves KV to host memory
     HALT = "halt"  # generates nothing in a pause, where others only hold it back
     POLICY = "policy"  # asks an engine policy

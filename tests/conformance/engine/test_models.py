@@ -61,6 +61,7 @@ async def test_a_busy_model_is_not_replaced(subject: Subject, reader: Reader) ->
     await subject.engine.load_model(second, Tier.ACTIVE)
 
 
+@needs(Can.STAGE)
 async def test_warming_goes_on_beside_the_running_batch(subject: Subject, reader: Reader) -> None:
     await subject.engine.add(request(subject, "r", answer=1000))
     warming = asyncio.create_task(subject.engine.load_model(subject.models[1], Tier.WARM))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .subjects import Can, Kind
-from .vllm_subject import VllmSubject
+from .subjects import Kind
+from .vllm_subject import ALL, VllmSubject
 
 
 class VllmAsyncSubject(VllmSubject):
@@ -12,4 +12,4 @@ class VllmAsyncSubject(VllmSubject):
     runner = "async"
 
 
-SUBJECTS = {"vllm-async": Kind(VllmAsyncSubject, frozenset(Can))}
+SUBJECTS = {"vllm-async": Kind(VllmAsyncSubject, ALL)}

@@ -69,4 +69,5 @@ class VllmSubject:
         return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 
-SUBJECTS = {"vllm": Kind(VllmSubject, frozenset(Can))}
+ALL = frozenset(Can) - ({Can.STAGE} if DEVICE == "cuda" else set())  # beside another model files are only read there
+SUBJECTS = {"vllm": Kind(VllmSubject, ALL)}
