@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qlm_agent.vllm.plans import LEAST_UTILIZATION
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -47,6 +49,8 @@ class SteppedEngine:
         settings: dict[str, Any] = {"scheduling_policy": plan.scheduler}
         if plan.scheduler == "qlm":
             settings = {"scheduler_cls": QLM_SCHEDULER, **offloading_config(plan.host_kv_bytes)}
+        if not current_platform.is_cpu():
+            settings["gpu_memory_utilization"] = LEAST_UTILIZATION  # an agent's engine may be on the same GPU
         args = EngineArgs(
             model=str(plan.model),
             dtype=plan.dtype,
