@@ -170,17 +170,27 @@ class ThreadTemplate:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._engines: list[tuple[Child, threading.Thread]] = []
 
     async def fork(self, make: Callable[[Callable[[int], asyncio.Future[int]]], Child]) -> Child:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        threading.Thread(target=self._serve, args=(theirs,), daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
+        thread.start()
         self._gpu.processes += 1
         loop = asyncio.get_running_loop()
         child = make(lambda pid: loop.create_future())
+        self._engines.append((child, thread))
         await loop.create_connection(lambda: child, sock=ours)
         await child.ready(START_TIMEOUT_S)
         return child
+
+    async def gone(self, pid: int) -> None:
+        """All that were ended: threads have no process ids of their own."""
+        for child, thread in self._engines:
+            if child.ended:
+                await asyncio.to_thread(thread.join)
+        self._engines = [(child, thread) for child, thread in self._engines if thread.is_alive()]
 
     def _serve(self, channel: socket.socket) -> None:
         made: list[SleepingRunner] = []

@@ -66,6 +66,7 @@ class Placement:
         self.host = HostWeights(budget_gb=settings.host_memory_gb, weights_gb=self._weights_gb)
         self._activating = asyncio.Lock()
         self._coming = ""  # the model that becomes active now
+        self._ending: list[Child] = []  # perhaps their processes are not gone yet
         self._loading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def child(self, model: str) -> Child | None:
@@ -248,6 +249,7 @@ class Placement:
         async with self._loading[model]:
             if model in self._children:
                 return self._children[model]
+            await self._until_gone()
             plan = load_plan(self._models[model], self._folder(model), self._settings, batch_max=self._batch_max, n_gpu=self._n_gpu)
             child: Child | None = None
             try:
@@ -256,10 +258,12 @@ class Placement:
                 answer = await child.call("load", timeout_s=self._settings.load_timeout_s, plan=asdict(plan))
             except (ChildEnded, CallFailed) as error:
                 if child is not None:
+                    self._ending.append(child)
                     await child.stop()
                 raise ModelLoadFailed(f"model {model} could not be loaded: {error.message}") from error
             except BaseException:
                 if child is not None:
+                    self._ending.append(child)
                     child.kill("not needed any more")
                 raise
             self._children[model] = child
@@ -269,6 +273,13 @@ class Placement:
     def _new_child(self, exit_code: Callable[[int], asyncio.Future[int]]) -> Child:
         return Child(step_timeout_s=self._settings.step_timeout_s, on_step=self._on_step, on_end=self._ended, exit_code=exit_code)
 
+    async def _until_gone(self) -> None:
+        """A process that was ended has memory of the GPU until it is gone."""
+        while self._ending:
+            child = self._ending.pop()
+            if self._sleeps:
+                await self._template.gone(child.pid)
+
     async def _woken(self, model: str) -> Child | None:
         """The process that the model has, ready to serve; None without one that can be made ready, and then there is none."""
         child = self._children.get(model)
@@ -277,6 +288,7 @@ class Placement:
         try:
             level = self._asleep.get(model)
             if level is not None:
+                await self._until_gone()
                 await child.call("wake", timeout_s=self._settings.load_timeout_s, level=level)
                 del self._asleep[model]
             await child.call("ping")
@@ -338,6 +350,7 @@ class Placement:
         child = self._children.pop(model, None)
         self._asleep.pop(model, None)
         if child is not None:
+            self._ending.append(child)
             await child.stop()
             if even_offloaded:
                 self._on_end(child, "was ended")
@@ -350,6 +363,7 @@ class Placement:
 
     def _ended(self, child: Child, why: str) -> None:
         if self._children.get(child.model) is child:
+            self._ending.append(child)
             del self._children[child.model]
             self._asleep.pop(child.model, None)
             if child.model != self.active:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +28,10 @@ LINES_KEPT = 30
 LINE_BYTES_MAX = 1 << 16
 EXITS_KEPT = 64
 """Most process ids whose end is remembered or waited for."""
+
+GONE_MAX_S = 10.0
+GONE_POLL_S = 0.02
+"""How long the end of a process is waited for at most, and how often it is looked at."""
 
 FORK = b"F"
 
@@ -142,6 +147,16 @@ class Template:
             raise
         return child
 
+    async def gone(self, pid: int) -> None:
+        """Waits until an engine process that was ended, and the group that it leads where it has processes of its own, are no more: only
+        then is their memory free. Not longer than GONE_MAX_S: in a container without an init nobody may take note of their ends."""
+        deadline_s = time.monotonic() + GONE_MAX_S
+        while pid and (_lives(os.kill, pid) or _lives(os.killpg, pid)):
+            if time.monotonic() >= deadline_s:
+                structlog.get_logger().warning("vllm_process_remains", pid=pid)
+                return
+            await asyncio.sleep(GONE_POLL_S)
+
     async def stop(self) -> None:
         """Ends it, and with it all that it forked."""
         process, self._process = self._process, None
@@ -212,3 +227,11 @@ class Template:
                     structlog.get_logger().debug("vllm_said", line=text)
         finally:
             transport.close()
+
+
+def _lives(kill: Callable[[int, int], None], pid: int) -> bool:
+    try:
+        kill(pid, 0)
+    except (ProcessLookupError, PermissionError):  # the latter: somebody else's by now
+        return False
+    return True
