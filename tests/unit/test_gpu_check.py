@@ -13,7 +13,7 @@ from qlm_load.gpu_check import checks, host
 from qlm_load.gpu_check.against_profiles import compared
 from qlm_load.gpu_check.checks import Check, Outcome, memory_given_back, run
 from qlm_load.gpu_check.host import Host, profile_name
-from qlm_load.gpu_check.summary import table
+from qlm_load.gpu_check.summary import table, transfer_share
 
 SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
 NOTHING = Host(gpus=(), memory_mib=(), driver="", torch="", cuda="", torch_gpus=0, vllm="", problem="none")
@@ -128,3 +128,15 @@ def test_timed_figures_beside_the_row_of_the_gpu() -> None:
     text = table(ONE_GPU, [Outcome(name="torch_timing", status="passed", why="", took_s=3.0)], against)
     assert "passed   torch_timing" in text
     assert "weights from host memory, s" in text
+
+
+def test_a_swap_beside_what_the_link_can_do() -> None:
+    def outcome(name: str, told: object) -> Outcome:
+        return Outcome(name=name, status="passed", why="", took_s=1.0, told=told)
+
+    timed = outcome("torch_timing", {"transfers": {"host_to_device_gb_s": 50.0}})
+    bench = outcome("bench_agent", {"swap_ms": {"active_from_warm": 500.0}, "context": {"parts": {"model_swap": {"weights_mb": 15_000}}}})
+    assert transfer_share([timed, bench]) == {"weights_gb": 15.0, "swap_gb_s": 30.0, "limit_gb_s": 50.0, "share": 0.6}
+    assert "15 GB from host memory: 30 GB/s, 60% of a long copy" in table(ONE_GPU, [timed, bench], {})
+    unmeasured = outcome("bench_agent", {"swap_ms": None, "context": {"parts": {}}})
+    assert transfer_share([timed, unmeasured]) == transfer_share([bench]) == {}

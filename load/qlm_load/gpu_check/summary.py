@@ -12,6 +12,20 @@ from qlm_load.gpu_check.checks import Outcome
 from qlm_load.gpu_check.host import Host
 
 
+def transfer_share(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
+    """How fast a model comes back from host memory, as a share of what one long copy from pinned memory reaches; nothing where either was
+    not measured."""
+    told = {outcome.name: outcome.told for outcome in outcomes if outcome.told}
+    try:
+        limit_gb_s = float(told["torch_timing"]["transfers"]["host_to_device_gb_s"])
+        bench = told["bench_agent"]
+        gb = 1e-3 * float(bench["context"]["parts"]["model_swap"]["weights_mb"])
+        swap_gb_s = gb / (1e-3 * float(bench["swap_ms"]["active_from_warm"]))
+    except (KeyError, TypeError, ZeroDivisionError):
+        return {}
+    return {"weights_gb": gb, "swap_gb_s": swap_gb_s, "limit_gb_s": limit_gb_s, "share": swap_gb_s / limit_gb_s}
+
+
 def table(host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -> str:
     """Lines of text."""
     lines = [f"{host.gpu}; driver {host.driver or '-'}, PyTorch {host.torch or '-'}, vLLM {host.vllm or '-'}", ""]
@@ -24,10 +38,17 @@ def table(host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -
         ]
     elif "why" in against:
         lines += ["", f"not compared with a row: {against['why']}"]
+    if share := transfer_share(outcomes):
+        lines += ["", "a model of {weights_gb:.3g} GB from host memory: {swap_gb_s:.3g} GB/s, {share:.0%} of a long copy".format(**share)]
     return "\n".join(lines)
 
 
 def write(path: Path, host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -> None:
     """`path`: of summary.json."""
-    document = {"host": asdict(host), "checks": [asdict(outcome) for outcome in outcomes], "against_profiles": dict(against)}
+    document = {
+        "host": asdict(host),
+        "checks": [asdict(outcome) for outcome in outcomes],
+        "against_profiles": dict(against),
+        "swap_transfer": dict(transfer_share(outcomes)),
+    }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
