@@ -105,6 +105,7 @@ class SleepingRunner:
     eos_ids: frozenset[int] = frozenset()
     steps = 0
     busy = False
+    look_every_s: float | None = None
 
     def __init__(self, gpu: Gpu, plan: LoadPlan) -> None:
         self.engine = MadeUpVllm(gpu)
@@ -116,6 +117,8 @@ class SleepingRunner:
 
     def _wait(self, seconds: float) -> None:
         self._now_s += seconds
+
+    def check(self) -> None: ...
 
     def text_prompt(self, text: str) -> list[int]:
         raise NotImplementedError

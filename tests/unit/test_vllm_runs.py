@@ -15,7 +15,7 @@ from qlm_agent.logprobs import record
 from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
 from qlm_agent.vllm.child_loop import ChildLoop
 from qlm_agent.vllm.frames import Frame
-from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan, Runs, bytes_of, ids_of
+from qlm_agent.vllm.runner import EngineGone, LoadPlan, Made, RunnerStats, RunPlan, Runs, bytes_of, ids_of
 from qlm_agent.vllm.runs_held import EngineRuns
 
 DEADLINE_S = 30.0
@@ -35,10 +35,16 @@ class CountingRunner:
     hangs: threading.Event | None = None
     hung: bool = False
     tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
+    look_every_s: float | None = 0.01
+    gone: bool = False
 
     @property
     def busy(self) -> bool:
         return bool(self.left)
+
+    def check(self) -> None:
+        if self.gone:
+            raise EngineGone("it is gone")
 
     def text_prompt(self, text: str) -> list[int]:
         return list(text.encode())
@@ -96,6 +102,9 @@ class CountingRunner:
         raise AssertionError
 
     def wake(self, level: int) -> None:
+        raise AssertionError
+
+    def trim(self) -> None:
         raise AssertionError
 
     def stats(self) -> RunnerStats:
@@ -220,7 +229,7 @@ class Process:
         with self._theirs:
             try:
                 ChildLoop(self._theirs, lambda plan: self.runner).run()
-            except OSError:
+            except (OSError, EngineGone):
                 return
 
     async def start(self) -> None:
@@ -315,6 +324,15 @@ async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> 
     await process.until(lambda: bool(process.steps))
     assert process.steps[0].head["made"][0][5:] == ["", "refused", "the prompt: no template"]
     await process.child.call("ping")
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_process_ends_when_its_engine_is_gone(process: Process, idle: bool) -> None:
+    if not idle:
+        process.add("r", 40)
+        await process.until(lambda: bool(process.steps))
+    process.runner.gone = True
+    await process.until(lambda: bool(process.ends))
 
 
 async def test_a_process_that_makes_no_step_is_given_up() -> None:

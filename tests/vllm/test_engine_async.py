@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qlm_agent.engine import EngineRequest, FinishReason, Sampling, Tier, TokenPrompt
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, Sampling, Tier, TokenPrompt
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
 from running_cluster import gone, wait_until
+from vllm_nursery import QuickTemplate
 
 DEADLINE_S = 300.0
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
@@ -30,6 +32,54 @@ def members(group: int) -> list[int]:
         if int(fields[2]) == group:
             found.append(int(folder.name))
     return found
+
+
+def core_of(group: Sequence[int]) -> int:
+    """The process of vLLM's own that computes."""
+    (core,) = [pid for pid in group if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return core
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.timeout(DEADLINE_S + 60)
+async def test_an_engine_whose_own_process_dies_is_started_again(tiny_models: tuple[Path, Path], busy: bool) -> None:
+    models = {"a": VllmModel(name="a", weights=str(tiny_models[0]), context_tokens_max=2048)}
+    engine = VllmEngine(models, VllmSettings(kv_cache_gb=0.1, runner="async"), batch_max=8, template=QuickTemplate("async"))
+    ended: dict[str, EngineOutput] = {}
+
+    async def add(run_id: str, tokens: int) -> None:
+        prompt = TokenPrompt(ids=[3, 4, 5])
+        await engine.add(EngineRequest(run_id=run_id, model="a", prompt=prompt, prompt_tokens=3, output_tokens_max=tokens, sampling=GREEDY))
+
+    async def until(run_id: str, *, end: bool) -> None:
+        while True:
+            outputs = await engine.outputs()
+            ended.update({output.run_id: output for output in outputs if output.finish is not None or output.failure is not None})
+            if run_id in ended or (not end and any(output.run_id == run_id for output in outputs)):
+                return
+
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.start()
+            await engine.load_model("a", Tier.ACTIVE)
+            first = engine._placement.child("a")
+            assert first is not None
+            if busy:
+                await add("lost", 2000)
+                await until("lost", end=False)
+            os.kill(core_of(members(first.pid)), signal.SIGKILL)
+            if busy:
+                await until("lost", end=True)
+                failure = ended["lost"].failure
+                assert failure is not None
+                assert failure.kind is FailureKind.BROKEN
+            while engine._placement.child("a") in (first, None):
+                await asyncio.sleep(0.05)
+            await add("again", 20)
+            await until("again", end=True)
+            assert ended["again"].finish is FinishReason.LENGTH
+    finally:
+        await engine.stop()
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -20,16 +20,21 @@ from typing import Any
 from qlm_agent.engine import FailureKind
 from qlm_agent.vllm.in_process import FINISHES, engine_arguments, records_of, sampling_params
 from qlm_agent.vllm.prompts import ModelText
-from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.vllm.runner import EngineGone, LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+LOOK_EVERY_S = 1.0
+"""How often an idle engine is looked at: vLLM notices the end of its processes by itself, and tells nobody who does not ask."""
+
 WAIT_S = 0.005
 """How long one `step` waits for output; messages of the agent wait as long."""
 
 
 class AsyncRunner:
     """See `qlm_agent.vllm.runner.Runner`."""
+
+    look_every_s: float | None = LOOK_EVERY_S
 
     def __init__(self, plan: LoadPlan) -> None:
         self.steps = 0
@@ -91,6 +96,10 @@ class AsyncRunner:
     @property
     def busy(self) -> bool:
         return bool(self._tasks)
+
+    def check(self) -> None:
+        if self._engine.errored:
+            raise EngineGone("a process of vLLM's own has ended")
 
     def text_prompt(self, text: str) -> list[int]:
         return self._text.text_prompt(text)

@@ -30,11 +30,13 @@ class ChildLoop:
         self._moves: dict[int, list[str]] = {}  # call -> runs on their way to host memory
 
     def run(self) -> None:
-        """Until the agent closes the channel, or says stop."""
+        """Until the agent closes the channel, or says stop. Raises what vLLM raises in a step, and EngineGone."""
         while not self._stopped:
             working = self._working
             for frame in self._receive(wait=not working):
                 self._take(frame)
+            if self._runner is not None:
+                self._runner.check()
             if self._working and self._runs is not None:
                 self._step(self._runs)
             self._end_moves()
@@ -53,7 +55,8 @@ class ChildLoop:
         return not self._stopped and self._runner is not None and self._runner.busy and (not self._paused or bool(self._moves))
 
     def _receive(self, *, wait: bool) -> list[Frame]:
-        ready, _, _ = select.select([self._channel], [], [], None if wait else 0.0)
+        wait_s = (None if self._runner is None else self._runner.look_every_s) if wait else 0.0
+        ready, _, _ = select.select([self._channel], [], [], wait_s)
         if not ready:
             return []
         data = self._channel.recv(READ_BYTES)

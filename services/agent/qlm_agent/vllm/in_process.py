@@ -63,6 +63,8 @@ def sampling_params(sampling: dict[str, Any], output_tokens: int, defaults: dict
 class InProcessRunner:
     """See `qlm_agent.vllm.runner.Runner`."""
 
+    look_every_s: float | None = None  # what goes wrong in this process is raised
+
     def __init__(self, plan: LoadPlan) -> None:
         from vllm import EngineArgs
         from vllm.v1.core.sched.interface import PauseState
@@ -90,6 +92,9 @@ class InProcessRunner:
     @property
     def busy(self) -> bool:
         return bool(self._scheduler.has_requests())
+
+    def check(self) -> None:
+        """Nothing can end but this process."""
 
     def text_prompt(self, text: str) -> list[int]:
         return self._text.text_prompt(text)

@@ -32,6 +32,10 @@ def bytes_of(ids: Sequence[int]) -> bytes:
     return values.tobytes()
 
 
+class EngineGone(RuntimeError):
+    """A process of vLLM's own has ended, and with it the engine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """What a process is to load. `engine`: arguments of vllm.EngineArgs. `context_tokens`: of the model; the engine's own `max_model_len`
@@ -102,10 +106,14 @@ class Runner(Protocol):
     kv_limit_tokens: int  # of one run, prompt and output
     eos_ids: frozenset[int]
     steps: int  # that vLLM has made
+    look_every_s: float | None  # how often `check` is to be asked while nothing happens, None for not at all
 
     @property
     def busy(self) -> bool:
         """Steps would do something."""
+
+    def check(self) -> None:
+        """Raises EngineGone where it can never serve again."""
 
     def text_prompt(self, text: str) -> list[int]: ...
 
