@@ -73,8 +73,8 @@ class MadeUpVllm:
         if level == 1:
             self.backup, self.cached = self.gpu.weights_bytes, 0
 
-    def wake_up(self) -> None:
-        if not self.asleep:
+    def wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        if not self.asleep or tuple(tags) == ("weights",):  # the device gives all at once, with the last of them
             return
         if self.gpu.wake_fails:
             self.gpu.wake_fails -= 1

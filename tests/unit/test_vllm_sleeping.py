@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ class Device:
     stays_asleep: bool = False
     asleep: bool = False
     reloaded: list[str] = field(default_factory=list)
+    woken: list[str] = field(default_factory=list)
     pinned: int = 0
     pending: int = 0
     now_s: float = 0.0
@@ -45,15 +47,18 @@ class Device:
             self.pending = HELD - self.keeps
         self.asleep = True
 
-    def wake_up(self) -> None:
-        self.free -= self.gets
-        self.pinned = HELD
-        self.asleep = self.stays_asleep
+    def wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        self.woken += tags
+        if len(self.woken) % 2 == 0:  # all of it
+            self.free -= self.gets
+            self.pinned = HELD
+            self.asleep = self.stays_asleep
 
     def is_sleeping(self) -> bool:
         return self.asleep
 
     def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        assert self.woken[-1] == "weights", "they are read where they are to be, and before KV takes the room"
         self.reloaded.append(kwargs["weights_path"])
 
     def wait(self, seconds: float) -> None:

@@ -263,8 +263,8 @@ class _Synchronous:
     def sleep(self, level: int, mode: str) -> None:
         self._do(self._engine.sleep(level, mode))
 
-    def wake_up(self) -> None:
-        self._do(self._engine.wake_up())
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._do(self._engine.wake_up(tags))
 
     def is_sleeping(self) -> bool:
         return bool(self._do(self._engine.is_sleeping()))

@@ -110,9 +110,12 @@ class SleepingModel:
                 raise SleepFailed(
                     f"{device.free_bytes:,} bytes are free on device {number}, and the model needs {freed:,}: somebody else took them"
                 )
-        self._engine.wake_up()
-        if level > WEIGHTS_LEVEL:
+        if level > WEIGHTS_LEVEL:  # weights before KV: reading them needs room for more than they take in the end
+            self._engine.wake_up(tags=["weights"])
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})
+            self._engine.wake_up(tags=["kv_cache"])
+        else:
+            self._engine.wake_up()
         if self._engine.is_sleeping():
             raise SleepFailed("the engine says that it sleeps after it was woken")
         for number, (was, now, freed) in enumerate(zip(before, self._probe.look(), self._freed, strict=True)):
