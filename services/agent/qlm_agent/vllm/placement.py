@@ -216,6 +216,10 @@ class Placement:
         if self._stays(model, beside=beside):
             await self._to_sleep(model, WEIGHTS_LEVEL)
         else:
+            gb = round(self._weights_gb[model], 3)
+            structlog.get_logger().info(
+                "vllm_weights_dropped", model=model, weights_gb=gb, beside=beside, host_memory_gb=self.host.budget_gb
+            )
             self.host.drop(model)
             await self._drop_weights(model)
 
