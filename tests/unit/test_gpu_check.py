@@ -14,6 +14,7 @@ from qlm_load.gpu_check.against_profiles import compared
 from qlm_load.gpu_check.checks import Check, Outcome, memory_given_back, run
 from qlm_load.gpu_check.host import Host, profile_name
 from qlm_load.gpu_check.summary import table, transfer_share
+from running_cluster import gone, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
 NOTHING = Host(gpus=(), memory_mib=(), driver="", torch="", cuda="", torch_gpus=0, vllm="", problem="none")
@@ -96,6 +97,13 @@ def test_how_a_check_is_judged(tmp_path: Path, code: str, status: str, why: str)
 def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
     outcome = run(check_of("import time; time.sleep(60)", 0.5), ONE_GPU, tmp_path)
     assert (outcome.status, outcome.why) == ("failed", "not done after 0.5 s")
+
+
+def test_what_a_check_leaves_behind_is_ended(tmp_path: Path) -> None:
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    outcome = run(check_of(code), ONE_GPU, tmp_path)
+    assert outcome.status == "passed", outcome.why
+    wait_until(lambda: gone(outcome.told), 10.0, "the process that it left ends")
 
 
 def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:

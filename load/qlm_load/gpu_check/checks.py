@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
             for name, runner in (("sleep_levels", "in_process"), ("sleep_levels_async", "async"))
         ),
         Check(
+            name="sleeping_servers",
+            command=("-m", "qlm_load.gpu_check.server_check", "--device", device, *served),
+            needs=_vllm,
+            limit_s=1_800.0,
+            judge=judge,
+        ),
+        Check(
             name="bench_agent",
             command=("-m", "qlm_load", "bench", "agent", "--json", "--device", device, *quick, *served),
             needs=_vllm,
@@ -117,14 +125,15 @@ def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Ou
             stderr=errors,
             start_new_session=True,
         )
+        code: int | None = None
         try:
             code = process.wait(check.limit_s)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # what it left behind too: that would hold memory of the GPU
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            code = None
     took_s = time.monotonic() - began_s
     told, why = _told(check, answer) if code == 0 else (None, "")
     if code is None:

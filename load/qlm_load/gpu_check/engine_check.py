@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from qlm_agent.engine import Tier
+from qlm_agent.engine import Engine, Tier
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_core.errors import QlmError
 from qlm_load.bench_agent.model_config import engine_models, made_up_prompt, vllm_settings, vocabulary_of, weights_gb_of
@@ -99,11 +99,10 @@ async def _activated(
     tier = engine.tier(model)
     if tier is not before:
         raise CheckFailed(f"model {model} is {tier}, and not {before}")
-    free, began_s = _free_bytes(device), time.monotonic()
+    free, began_s = free_bytes(device), time.monotonic()
     await engine.load_model(model, Tier.ACTIVE)
     took_s = time.monotonic() - began_s
-    prompts = [made_up_prompt(vocabulary_of(folder), number, PROMPT_TOKENS) for number in range(PROMPTS)]
-    answers = await _answers(engine, model, prompts)
+    answers = await answers_of(engine, model, check_prompts(folder))
     if answers != first.setdefault(model, answers):
         raise CheckFailed(f"model {model} answers otherwise after it was {before}")
     return {
@@ -111,12 +110,17 @@ async def _activated(
         "was": str(before),
         "took_s": took_s,
         "free_bytes_before": free,
-        "free_bytes": _free_bytes(device),
-        "host_free_bytes": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "free_bytes": free_bytes(device),
+        "hostfree_bytes": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
 
 
-async def _answers(engine: VllmEngine, model: str, prompts: Sequence[list[int]]) -> list[bytes]:
+def check_prompts(folder: Path) -> list[list[int]]:
+    """What each model is asked, every time."""
+    return [made_up_prompt(vocabulary_of(folder), number, PROMPT_TOKENS) for number in range(PROMPTS)]
+
+
+async def answers_of(engine: Engine, model: str, prompts: Sequence[list[int]]) -> list[bytes]:
     """One after the other: in a batch their rounding would depend on who else is in it."""
     runs = PortRuns(engine, model, f"check-{time.monotonic_ns()}")
     made = []
@@ -128,7 +132,8 @@ async def _answers(engine: VllmEngine, model: str, prompts: Sequence[list[int]])
     return made
 
 
-def _free_bytes(device: str) -> int:
+def free_bytes(device: str) -> int:
+    """Of the first GPU; 0 on a CPU."""
     if device == "cpu":
         return 0
     import torch
