@@ -20,31 +20,31 @@ SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
 TIMEOUT_S = 540.0
 
 
-@pytest.mark.timeout(TIMEOUT_S + 60)
-def test_a_dry_run_passes_and_leaves_its_figures(tmp_path: Path) -> None:
-    command = [
-        str(SCRIPT),
-        "--cpu",
-        "--out",
-        str(tmp_path),
-        "--only",
-        "torch_timing",
-        "--only",
-        "sleep_levels",
-        "--only",
-        "sleeping_servers",
-        "--only",
-        "tensor_parallel",
-    ]
+def dry_run(out: Path, *names: str) -> tuple[dict[str, str], str]:
+    """The checks of these names: their status, and what was said."""
+    only = [part for name in names for part in ("--only", name)]
     environment = {**os.environ, "PYTHON": sys.executable}
+    command = [str(SCRIPT), "--cpu", "--out", str(out), *only]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    status = {each["name"]: each["status"] for each in summary["checks"]}
-    assert status == {"torch_timing": "passed", "sleep_levels": "passed", "sleeping_servers": "passed", "tensor_parallel": "skipped"}
-    assert "skipped  tensor_parallel" in ran.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    return {each["name"]: each["status"] for each in summary["checks"]}, ran.stdout
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_a_dry_run_passes_and_leaves_its_figures(tmp_path: Path) -> None:
+    status, said = dry_run(tmp_path, "torch_timing", "sleep_levels", "tensor_parallel")
+    assert status == {"torch_timing": "passed", "sleep_levels": "passed", "tensor_parallel": "skipped"}
+    assert "skipped  tensor_parallel" in said
     events = json.loads((tmp_path / "sleep_levels.json").read_text())["events"]
     assert [event["was"] for event in events] == ["cold"] * 2 + ["warm"] * 6 + ["cold"] * 6
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_servers_take_turns_in_a_dry_run(tmp_path: Path) -> None:
+    assert dry_run(tmp_path, "sleeping_servers")[0] == {"sleeping_servers": "passed"}
+    told = json.loads((tmp_path / "sleeping_servers.json").read_text())
+    assert ([event["model"] for event in told["events"]], told["answers"]) == (list("ababbb"), 8)
 
 
 def test_steps_prefills_and_transfers_take_time() -> None:
