@@ -135,6 +135,20 @@ def test_what_was_told_before_the_work_changed_is_left_out() -> None:
     assert calibrator.add(judged(1e7 + 61.0, Normal(200.0, 1.0), 200.0))
 
 
+def test_a_pair_does_not_count_for_the_time_of_those_left_out() -> None:
+    """The first after a change, told while that was being learned, is a twentieth of a pair: it was told 11 s after the one before it."""
+    calibrator = learned(6, factor=1.0, offset_s=0.0, relative=0.02, pairs=5)
+    before, own = row_of(calibrator), Normal(200.0, 1.0)
+    calibrator.note_work(1e7, "m", "a", 0.2)
+    calibrator.note_work(1e7 + 60.0, "m", "a", 0.4)
+    for second in range(51):
+        assert not calibrator.add(judged(1e7 + second, own, 400.0))
+    assert calibrator.add(judged(1e7 + 61.0, own, 250.0))
+    after = row_of(calibrator)
+    assert 0.0 < after.samples - before.samples < 11.0 / 200.0
+    assert after.applied(own).deviation < 1.6 * before.applied(own).deviation
+
+
 def test_a_new_instance_begins_with_what_its_pair_says() -> None:
     calibrator = learned(8, factor=1.2, offset_s=0.0, relative=0.02)
     calibrator.add(judged(1e7, Normal(100.0, 1.0), 120.0, instance="b"))

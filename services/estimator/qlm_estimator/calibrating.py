@@ -7,7 +7,8 @@ it has by now (one step of expectation maximisation for variance components, Dem
 
 Requests that waited behind the same ones err alike, so pairs count by time: a pair that was told sooner after the one before it than it
 then had to wait is only so much of a new one. Errors beyond OUTLIER_DEVIATIONS count as that many. Where the engine or the workload changed
-so much meanwhile that today's prediction would be another one, the pair tells of the change and not of the spread, and is left out.
+so much meanwhile that today's prediction would be another one, the pair tells of the change and not of the spread, and is left out, with
+its time: the first pair after a change, told while that was being learned, would else count for the whole of it.
 
 A spread that rests on few independent errors is itself uncertain: what is published is wider, as Student's t is than the normal.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from qlm_core.calibration import CalibratedTime, CalibrationKey, CalibrationProfile, calibration_keys
 from qlm_core.distribution import Normal, normal_quantile
-from qlm_estimator.predictions import Judged, Told
+from qlm_estimator.predictions import Judged, Predicted, Told
 
 MEMORY = 40.0
 """Independent pairs of a row after which an old one weighs 1 / e."""
@@ -131,6 +132,10 @@ class _Row:
         if mean * mean > SHARE_MIN:
             self.relative_variance = _moved(self.relative_variance, relative / (mean * mean), rate, RELATIVE_MIN, RELATIVE_MAX)
 
+    def leave_out(self, at_s: float) -> None:
+        """A pair told at `at_s` tells nothing, and no later one counts for its time."""
+        self.last_s = max(self.last_s, at_s)
+
     def narrowed(self, relative_share: float) -> _Row:
         """What a narrower row begins with, with so much of the variance that grows with the time."""
         factor, offset = self.line.fit
@@ -212,12 +217,20 @@ class Calibrator:
         predicted = judged.predicted
         levels = self._levels.get((predicted.model, predicted.instance))
         if levels is not None and levels.changed(predicted.at_s):
+            self._leave_out(predicted)
             return False
         added = self._add(CalibratedTime.COMPLETION, judged, predicted.completion, judged.completion_s, 1.0)
         if predicted.wait is not None and judged.wait_s is not None:
             share = ALONE_SHARE if alone else 1.0
             added = self._add(CalibratedTime.WAIT, judged, predicted.wait, judged.wait_s, share) or added
         return added
+
+    def _leave_out(self, predicted: Predicted) -> None:
+        """For the rows of its instance: wider ones have pairs of other instances too, which tell of that time."""
+        for time in CalibratedTime:
+            row = self._rows.get(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)[0])
+            if row is not None:
+                row.leave_out(predicted.at_s)
 
     def _add(self, time: CalibratedTime, judged: Judged, told: Told, actual_s: float, share: float) -> bool:
         """`share`: of the variance that grows with the time, for the row of an instance that is new."""
