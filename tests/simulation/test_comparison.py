@@ -78,7 +78,7 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
 
 def test_what_would_be_late_is_refused_and_the_rest_does_better() -> None:
     """More than one instance serves: under `refuse` some never come in, whoever came in is served, and more of all are in time."""
-    one = replace(CLUSTER, models=MODELS[:1], instances=(replace(CLUSTER.instances[0], models=("mistral-7b",), batch_max=4),))
+    one = replace(CLUSTER, models=MODELS[:1], instances=(CLUSTER.instances[0].changed({"models": ("mistral-7b",), "batch_max": 4}, {}),))
     slo = Slo(kind=SloKind.COMPLETION, seconds=20.0)
     requests = [replace(each, model="mistral-7b", output_tokens=200, slo=slo) for each in workload(160)]
     free, refusing = (simulate(one, requests, Policy(overload=each)) for each in (Overload.BEST_EFFORT, Overload.REFUSE))
