@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,8 +12,9 @@ T = TypeVar("T")
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
-def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Its result. Raises KeyboardInterrupt after Ctrl-C and SystemExit after SIGTERM, once the work has cleaned up."""
+def run_interruptible(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Its result. `loop_factory`: makes the event loop, None for asyncio's own. Raises KeyboardInterrupt after Ctrl-C and SystemExit after
+    SIGTERM, once the work has cleaned up."""
     terminated = False
 
     async def run() -> T:
@@ -33,7 +34,8 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             loop.remove_signal_handler(signal.SIGTERM)
 
     try:
-        return asyncio.run(run())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(run())
     except asyncio.CancelledError:
         if terminated:
             raise SystemExit(EXIT_TERMINATED) from None

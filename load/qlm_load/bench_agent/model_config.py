@@ -20,6 +20,7 @@ from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_load.bench_agent.parts import Plan
+from qlm_load.interruptible import run_interruptible
 
 Found = TypeVar("Found")
 
@@ -96,12 +97,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def run_quietly(main: Coroutine[Any, Any, Found]) -> Found:
-    """Runs it on an agent's event loop; of its log only warnings are told, on standard error."""
+    """Runs it on an agent's event loop, SIGTERM ends it as Ctrl-C does; of its log only warnings are told, on standard error."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
     try:
-        return uvloop.run(main)
+        return run_interruptible(main, uvloop.new_event_loop)
     finally:
         structlog.configure(**before)

@@ -22,6 +22,7 @@ from qlm_load.bench.figures import Values
 from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.live_queue import LARGE, MEDIUM, MODELS, PROFILES, QUEUE, SMALL, LiveQueue, Size, live_queue, shrunk
 from qlm_load.bench_planner.parts import Plan
+from qlm_load.interruptible import run_interruptible
 from qlm_planner.config import PlannerConfig
 from qlm_planner.effects import PlanCause
 from qlm_planner.events import Tick
@@ -249,8 +250,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def measure(plan: Plan) -> Measured:
     """The figures of the live planner, on queues of three sizes."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop of a planner's process
-        return runner.run(_measure(plan))
+    return run_interruptible(_measure(plan), uvloop.new_event_loop)  # the loop of a planner's process
 
 
 async def _measure(plan: Plan) -> Measured:
