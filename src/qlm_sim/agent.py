@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from qlm.internal.v1 import events_pb2
 from qlm_agent.config import AgentSettings, ServedModel, instance_facts, machine_settings, simulated_limits, simulated_models
 from qlm_agent.control import control_events
 from qlm_agent.effects import (
@@ -28,6 +29,7 @@ from qlm_agent.engine_policy import FirstComeFirstServed
 from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
 from qlm_agent.held_run import HeldRun
 from qlm_agent.machine import AgentMachine
+from qlm_agent.reporting import GATHER_S, Reporter
 from qlm_agent.server_calls import ServerCalls, ServerEffect
 from qlm_agent.simulated.core import SimulatedCore
 from qlm_agent.telemetry import AgentTelemetry
@@ -80,7 +82,9 @@ class SimAgent:
         self._effects: deque[EngineEffect] = deque()
         self._driving = False
         self._queue = site.link(process)
-        telemetry = AgentTelemetry(description.name, site.agent_metrics, site.tracing)
+        self._reporter = Reporter(self._queue, site.agent_metrics.dropped_events)
+        self._reporting = False
+        telemetry = AgentTelemetry(description.name, site.agent_metrics, site.tracing, self._report)
         self.calls = ServerCalls(
             self._queue,
             instance_facts(description.agent, tuple(self._served), f"{description.name}:0"),
@@ -102,7 +106,15 @@ class SimAgent:
             wake_min_s=description.wake_min_s,
             chance=site.chance.part(f"{description.name}/engine/{process.epoch}"),
         )
-        self._driver = EngineDriver(self.engine, self._held, telemetry, now_s=process.now_s, step=self._step, engine_clock=process.now_s)
+        self._driver = EngineDriver(
+            self.engine,
+            self._held,
+            telemetry,
+            now_s=process.now_s,
+            step=self._step,
+            engine_clock=process.now_s,
+            incarnation=lambda: self.machine.incarnation,
+        )
 
     @property
     def swaps(self) -> int:
@@ -185,6 +197,20 @@ class SimAgent:
             renew_s=self._site.description.lease_renew_s,
             on_lost=lambda: self._step(LeaseWasLost(incarnation=lease.role)),
         )
+
+    # Events of operations ---------------------------------------------------------------------------------------------
+
+    def _report(self, event: events_pb2.RequestEvent) -> None:
+        self._reporter.tell(event)
+        if not self._reporting:
+            self._reporting = True
+            self.process.spawn(self._send_reports())
+
+    async def _send_reports(self) -> None:
+        """What `Reporter.run` does."""
+        await self.process.sleep(GATHER_S)
+        self._reporting = False
+        await self._reporter.flush()
 
     # The planner ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_agent.engine import EngineOutput, Tier
 from qlm_agent.held_run import HeldRun
-from qlm_agent.lso_records import Lso
+from qlm_agent.lso_records import Lso, ModelMove
 from qlm_agent.reporting import WAITING_MAX, Reporter
 from qlm_agent.request_reading import read_pulled
 from qlm_agent.runs import ReturnCause
@@ -132,15 +132,42 @@ def test_moved_kv_is_told_for_each_request(world: World, lso: Lso, kind: events_
     first = world.events[0]
     assert (first.instance, first.incarnation, first.group_id, first.attempt, first.model) == ("a", "a/1", "g", 1, "m")
     assert (first.started_s, first.finished_s) == (20.0, 20.25)
-    world.telemetry.lso.kv_moved(lso, [], "a/1", 21.0, 22.0)
+    assert {(event.took_s, event.moved_requests, event.moved_tokens) for event in world.events} == {(0.0, 0, 0)}, "nobody measured it"
+    world.telemetry.lso.kv_moved(lso, [], "a/1", 21.0, 22.0, 1.0)
     assert world.figures(lso) == (2, 1, 0.25)
+
+
+def model_move(model: str, from_tier: Tier, tier: Tier, took_s: float, *, from_model: str = "") -> ModelMove:
+    return ModelMove(model=model, tier=tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
+
+
+@pytest.mark.parametrize(
+    ("from_tier", "tier", "told"),
+    [
+        (Tier.COLD, Tier.WARM, (0.25, False)),
+        (Tier.WARM, Tier.ACTIVE, (0.25, True)),
+        (Tier.COLD, Tier.ACTIVE, (0.25, False)),
+        (Tier.ACTIVE, Tier.ACTIVE, (0.0, False)),
+        (Tier.ACTIVE, Tier.WARM, (0.0, False)),
+        (Tier.WARM, Tier.WARM, (0.0, False)),
+    ],
+)
+def test_a_load_tells_what_it_took_by_the_engines_clock(world: World, from_tier: Tier, tier: Tier, told: tuple[float, bool]) -> None:
+    """The queue's clock, of the other two times, may be set meanwhile. Where the weights were there already nothing was loaded."""
+    world.telemetry.lso.model_moved(model_move("m", from_tier, tier, 0.25), "a/1", 100.0, 5.0)
+    assert [(event.took_s, event.from_warm) for event in world.events] == [told]
+
+
+def test_a_move_of_kv_is_measured_once_over_all_its_requests(world: World) -> None:
+    world.telemetry.lso.kv_moved(Lso.KV_OFFLOAD, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 19.0, 0.125)
+    assert [(event.took_s, event.moved_requests, event.moved_tokens) for event in world.events] == [(0.125, 2, 107), (0.0, 0, 0)]
 
 
 def test_a_swap_is_linked_to_its_warming_and_waits_to_their_swap(world: World) -> None:
     lso = world.telemetry.lso
-    lso.model_moved("m", Tier.WARM, "n", "a/1", 1.0, 5.0)
-    lso.model_moved("m", Tier.ACTIVE, "n", "a/1", 6.0, 6.5)
-    lso.model_moved("n", Tier.COLD, "m", "a/1", 7.0, 7.0)
+    lso.model_moved(model_move("m", Tier.COLD, Tier.WARM, 3.75, from_model="n"), "a/1", 1.0, 5.0)
+    lso.model_moved(model_move("m", Tier.WARM, Tier.ACTIVE, 0.25, from_model="n"), "a/1", 6.0, 6.5)
+    lso.model_moved(model_move("n", Tier.WARM, Tier.COLD, 0.0, from_model="m"), "a/1", 7.0, 7.0)
     assert world.spans() == ["qlm.model_warm - 1-5", "qlm.model_swap - 6-6.5"]
     warm, swap = world.exporter.get_finished_spans()
     assert (warm.parent, swap.parent) == (None, None)

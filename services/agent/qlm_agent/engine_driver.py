@@ -13,7 +13,7 @@ from qlm_agent.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, Re
 from qlm_agent.engine import Engine, EngineBusy, EngineOutput, FailureKind, ModelLoadFailed, Tier
 from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, RunsOffloaded, RunsRestored
 from qlm_agent.held_run import HeldRun
-from qlm_agent.lso_records import Lso
+from qlm_agent.lso_records import Lso, ModelMove
 from qlm_agent.telemetry import AgentTelemetry
 
 EngineEffect = StartRun | AbortRuns | OffloadRuns | RestoreRuns | LoadModel | PauseEngine | ResumeEngine
@@ -121,7 +121,7 @@ class EngineDriver:
             self._step(ModelNotLoaded(model=lost, tier=Tier.ACTIVE, message=message, active="", warm=stats.warm_models))
 
     async def _move_kv(self, effect: OffloadRuns | RestoreRuns) -> None:
-        began_s = self._now_s()
+        began_s, called_s = self._now_s(), self._engine_clock()
         event: RunsOffloaded | RunsRestored
         if isinstance(effect, OffloadRuns):
             lso, done = Lso.KV_OFFLOAD, await self._engine.offload(effect.run_ids)
@@ -129,9 +129,11 @@ class EngineDriver:
         else:
             lso, done = Lso.KV_RESTORE, await self._engine.restore(effect.run_ids)
             event = RunsRestored(asked=effect.run_ids, done=done)
-        structlog.get_logger().debug("kv_moved", lso=lso.value, asked=len(effect.run_ids), done=len(done))
+        took_s = self._engine_clock() - called_s
+        structlog.get_logger().debug("kv_moved", lso=lso.value, asked=len(effect.run_ids), done=len(done), took_s=round(took_s, 4))
         moved = [self._held[run_id] for run_id in done if run_id in self._held]
-        self._telemetry.lso.kv_moved(lso, moved, self._incarnation(), began_s, self._now_s())
+        told_s = took_s if len(moved) == len(done) else 0.0  # the size of the move is not known without all of them
+        self._telemetry.lso.kv_moved(lso, moved, self._incarnation(), began_s, self._now_s(), told_s)
         self._step(event)
 
     async def _load(self, effect: LoadModel) -> None:
@@ -146,6 +148,7 @@ class EngineDriver:
         began_s = self._now_s()
         metrics = self._telemetry.metrics
         from_model = self._engine.stats().active_model
+        from_tier = self._engine.tier(effect.model)
         try:
             took_s = await self._engine.load_model(effect.model, effect.tier)
         except (ModelLoadFailed, EngineBusy) as error:
@@ -162,7 +165,8 @@ class EngineDriver:
         structlog.get_logger().info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
         if effect.tier is Tier.ACTIVE:
             metrics.swaps.labels(model=effect.model).inc()
-        self._telemetry.lso.model_moved(effect.model, effect.tier, from_model, self._incarnation(), began_s, self._now_s())
+        move = ModelMove(model=effect.model, tier=effect.tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
+        self._telemetry.lso.model_moved(move, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
         self._active = stats.active_model
         self._step(

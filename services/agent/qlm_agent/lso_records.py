@@ -4,6 +4,7 @@ the queue writes it, an event. Times are seconds of the queue's clock."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from opentelemetry.context import Context
@@ -41,6 +42,17 @@ GIVE_BACKS = {ReturnCause.UNSTARTED: Lso.UNPULL, ReturnCause.DISPLACED: Lso.UNPU
 KV_EVENTS = {Lso.KV_OFFLOAD: events_pb2.EVENT_KIND_KV_OFFLOADED, Lso.KV_RESTORE: events_pb2.EVENT_KIND_KV_RESTORED}
 MODEL_EVENTS = {Lso.MODEL_SWAP: events_pb2.EVENT_KIND_MODEL_SWAPPED, Lso.MODEL_WARM: events_pb2.EVENT_KIND_MODEL_WARMED}
 TIER_LSOS = {Tier.ACTIVE: Lso.MODEL_SWAP, Tier.WARM: Lso.MODEL_WARM}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMove:
+    """A model came to a tier from another in `took_s` of the engine's clock; `from_model` was active before, "" for none."""
+
+    model: str
+    tier: Tier
+    from_tier: Tier
+    from_model: str
+    took_s: float
 
 
 class LsoMetrics:
@@ -100,13 +112,14 @@ class LsoRecords:
         for held in runs:
             self._spans.record(lso.span, held, held.taken_off_s or began_s, ended_s, {"qlm.output_tokens": len(held.output)})
 
-    def kv_moved(self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float) -> None:
-        """The KV of runs is in host memory, or back."""
+    def kv_moved(self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float, took_s: float = 0.0) -> None:
+        """The KV of runs is in host memory, or back. `took_s`: of all of them together by the engine's clock, 0 where it is not known."""
         if not runs:
             return
         self._metrics.done(lso, len(runs), ended_s - began_s)
-        for held in runs:
-            tokens = held.prompt_tokens + len(held.output)
+        sizes = [held.prompt_tokens + len(held.output) for held in runs]
+        for number, (held, tokens) in enumerate(zip(runs, sizes, strict=True)):
+            first = number == 0 and took_s > 0.0
             self._spans.record(lso.span, held, began_s, ended_s, {"qlm.kv_tokens": tokens})
             self._report(
                 events_pb2.RequestEvent(
@@ -121,14 +134,19 @@ class LsoRecords:
                     kv_tokens=tokens,
                     started_s=began_s,
                     finished_s=ended_s,
+                    took_s=took_s if first else 0.0,
+                    moved_requests=len(runs) if first else 0,
+                    moved_tokens=sum(sizes) if first else 0,
                 )
             )
 
-    def model_moved(self, model: str, tier: Tier, from_model: str, incarnation: str, began_s: float, ended_s: float) -> None:
-        """A model is in a tier; `from_model` was active before. Becoming cold only makes room: no operation."""
-        lso = TIER_LSOS.get(tier)
+    def model_moved(self, move: ModelMove, incarnation: str, began_s: float, ended_s: float) -> None:
+        """A model is in another tier. Becoming cold only makes room: no operation."""
+        lso = TIER_LSOS.get(move.tier)
         if lso is None:
             return
+        model, from_model = move.model, move.from_model
+        timed = move.from_tier is Tier.COLD or (move.tier, move.from_tier) == (Tier.ACTIVE, Tier.WARM)  # else nothing was loaded
         self._metrics.done(lso, 1, ended_s - began_s)
         attributes: dict[str, AttributeValue] = {"qlm.model": model, "qlm.instance": self._instance, "qlm.from_model": from_model}
         warming = self._last_warming.pop(model, None)
@@ -147,6 +165,8 @@ class LsoRecords:
                 instance=self._instance,
                 started_s=began_s,
                 finished_s=ended_s,
+                took_s=move.took_s if timed else 0.0,
+                from_warm=lso is Lso.MODEL_SWAP and move.from_tier is Tier.WARM,
             )
         )
 
