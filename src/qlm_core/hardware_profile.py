@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
+
 HardwareKey = tuple[str, int, str]
 """(gpu, n_gpu, profile name)."""
 
@@ -35,6 +37,9 @@ _TIMES = (
 """Fields of a hardware profile that are durations, or durations for something."""
 
 
+TIMED_OPERATIONS = ("swap_warm", "swap_cold", "kv_swap")
+"""Fields that say how much longer an operation takes."""
+
 FIGURE_MAX = 1e12
 """More is no time of an engine, nor a size, and would overflow in predictions."""
 
@@ -44,7 +49,8 @@ class HardwareProfile:
     """How fast a model runs on a GPU (see estimator.proto for the fields). `model` is the name of a profile, as in `ModelSpec.profile`.
     `instance`: "" in a row of the pair; else the row was learned there. All times of decode and prefill are multiplied by `slowdown`.
     `samples`: runs behind `slowdown`; `prior_share`: how much of it is still the pair's own row, 1 for all. `drifting_since_s`: seconds of
-    the queue's clock from when the instance runs otherwise than it did, 0 where it does not."""
+    the queue's clock from when the instance runs otherwise than it did, 0 where it does not. `swap_warm`, `swap_cold`, `kv_swap`: how much
+    longer loads from host memory, loads from disk and moves of KV take there."""
 
     gpu: str
     n_gpu: int
@@ -69,6 +75,9 @@ class HardwareProfile:
     prior_share: float = 0.0
     origin: str = ORIGIN_SHIPPED
     drifting_since_s: float = 0.0
+    swap_warm: OperationSlowdown = AS_PROFILED
+    swap_cold: OperationSlowdown = AS_PROFILED
+    kv_swap: OperationSlowdown = AS_PROFILED
 
     def __post_init__(self) -> None:
         name_of_row = f"hardware profile {self.gpu} x{self.n_gpu} {self.model}"
@@ -106,7 +115,11 @@ class HardwareProfile:
 
     def kv_swap_s(self, tokens: float) -> float:
         """Seconds to move the KV of a request of so many tokens between GPU and host memory, one way."""
-        return (1e3 * self.kv_swap_base_ms + self.kv_swap_us_per_token * tokens) / 1e6
+        return self.kv_moved_s(1, tokens)
+
+    def kv_moved_s(self, requests: float, tokens: float) -> float:
+        """Seconds to move the KV of so many requests together, one way; `tokens`: of all of them."""
+        return self.kv_swap.slowdown * (1e3 * self.kv_swap_base_ms * requests + self.kv_swap_us_per_token * tokens) / 1e6
 
     @property
     def recompute_base_ms(self) -> float:
@@ -119,17 +132,23 @@ class HardwareProfile:
 
     def swap_s(self, warm: bool) -> float:
         """Seconds to make this model the active one: S of QLM table 2, from host memory (warm) or from disk."""
-        return self.load_cpu_to_gpu_s if warm else self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s
+        if warm:
+            return self.swap_warm.slowdown * self.load_cpu_to_gpu_s
+        return self.swap_cold.slowdown * (self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s)
 
     def as_measured(self) -> HardwareProfile:
         """Of a row that was learned on an instance: what its runs alone say, as a row of the pair. The prior's share of `slowdown` is taken
-        out, and the rest is in the figures of decode and prefill. Raises ValueError where runs say nothing."""
+        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. Raises ValueError where runs say
+        nothing."""
         if not self.instance or self.prior_share >= 1.0:
             raise ValueError("a row that was learned from runs of an instance is needed")
         of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)
         if of_runs <= 0.0:
             raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}")
-        pair = replace(self, instance="", origin=ORIGIN_MEASURED, slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0)
+        as_profiled = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
+        pair = replace(
+            self, instance="", origin=ORIGIN_MEASURED, slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0, **as_profiled
+        )
         return replace(pair, **{name: of_runs * getattr(self, name) for name in _SLOWED})
 
     def scaled(self, time_scale: float) -> HardwareProfile:

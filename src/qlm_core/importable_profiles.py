@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from qlm_core.hardware_prior import gpu_facts
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
+from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 
 ROWS_MAX = 4096
@@ -56,12 +57,25 @@ def _check_row(row: HardwareProfile) -> None:
         raise ValueError(f"{name}: slowdown is from 1/{SLOWDOWN_MAX:g} to {SLOWDOWN_MAX:g}, got {row.slowdown:g}")
     if row.instance and row.samples == 0 and row.slowdown != 1.0:
         raise ValueError(f"{name}: a slowdown of {row.slowdown:g} contradicts samples of 0")
+    for operation in TIMED_OPERATIONS:
+        _check_operation(f"{name}: {operation}", row, getattr(row, operation))
     if not row.instance and (row.slowdown != 1.0 or row.samples or row.drifting_since_s):
         raise ValueError(f"{name}: slowdown, samples and drift are of an instance, and the row names none")
     facts = gpu_facts().get(row.gpu)
     used_gb = row.weights_gb + row.kv_capacity_tokens * row.kv_bytes_per_token * 1e-9
     if facts is not None and used_gb > row.n_gpu * facts.memory_gb:
         raise ValueError(f"{name}: weights and KV take {used_gb:.1f} GB, which contradicts {row.n_gpu} x {facts.memory_gb:g} GB of memory")
+
+
+def _check_operation(name: str, row: HardwareProfile, operation: OperationSlowdown) -> None:
+    if operation == AS_PROFILED:
+        return
+    if not row.instance:
+        raise ValueError(f"{name} is of an instance, and the row names none")
+    if not 1.0 / SLOWDOWN_MAX <= operation.slowdown <= SLOWDOWN_MAX:
+        raise ValueError(f"{name}: slowdown is from 1/{SLOWDOWN_MAX:g} to {SLOWDOWN_MAX:g}, got {operation.slowdown:g}")
+    if operation.prior_share == 1.0 and operation.slowdown != 1.0:
+        raise ValueError(f"{name}: a slowdown of {operation.slowdown:g} contradicts a prior's share of 1")
 
 
 def _check_sizes(rows: Iterable[HardwareProfile]) -> None:

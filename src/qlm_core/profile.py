@@ -8,6 +8,7 @@ Workload comes from finished requests; a class with few of them leans on its mod
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ __all__ = ["PRIOR_SAMPLES", "WORKLOAD_PRIOR", "HardwareKey", "HardwareProfile", 
 CURVES_MAX = 8_192
 """Curves that a snapshot keeps once they were asked for."""
 
+ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 Longest = tuple[float, ...]
 """Tokens of the longest of so many outputs, for the counts of `length_curve.LONGEST_OF`."""
@@ -40,7 +42,8 @@ Longest = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSnapshot:
-    """One version of all profiles. `made_s`: seconds of the queue's clock. Lookups cost O(1)."""
+    """One version of all profiles. `made_s`: seconds of the queue's clock; `last_event_id`: "<ms>-<n>" of the last entry of the event
+    stream that it was learned from, "" for none. Lookups cost O(1)."""
 
     version: int
     made_s: float
@@ -48,6 +51,7 @@ class ProfileSnapshot:
     workload: tuple[WorkloadProfile, ...] = ()
     length_model: LengthModel = NO_LENGTH_MODEL
     calibration: CalibrationTable = NOT_CALIBRATED
+    last_event_id: str = ""
     _shipped: Mapping[HardwareKey, HardwareProfile] = field(init=False, repr=False, compare=False)
     _learned: Mapping[tuple[str, str], HardwareProfile] = field(init=False, repr=False, compare=False)
     _priors: dict[tuple[HardwareKey, ModelFacts | None], HardwareProfile | None] = field(init=False, repr=False, compare=False)
@@ -59,6 +63,8 @@ class ProfileSnapshot:
     def __post_init__(self) -> None:
         if self.version < 0 or not math.isfinite(self.made_s):
             raise ValueError(f"a snapshot has a version >= 0 and a finite time, got {self.version} and {self.made_s}")
+        if self.last_event_id and not ENTRY_ID.fullmatch(self.last_event_id):
+            raise ValueError(f"the id of an entry is <ms>-<n>, got {self.last_event_id!r}")
         object.__setattr__(self, "_shipped", {row.key: row for row in self.hardware if not row.instance})
         object.__setattr__(self, "_learned", {(row.instance, row.model): row for row in self.hardware if row.instance})
         object.__setattr__(self, "_priors", {})  # what follows from the fields, kept once it was asked for

@@ -9,11 +9,14 @@ from google.protobuf.message import DecodeError, Message
 
 from qlm.api.v1 import estimator_pb2
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.hardware_profile import TIMED_OPERATIONS
 from qlm_core.length_model import NO_LENGTH_MODEL
+from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_process import length_wire
 
-_HARDWARE = tuple(field.name for field in fields(HardwareProfile))
+_HARDWARE = tuple(field.name for field in fields(HardwareProfile) if field.name not in TIMED_OPERATIONS)
+_OPERATION = tuple(field.name for field in fields(OperationSlowdown))
 _CALIBRATION = tuple(field.name for field in fields(CalibrationProfile) if field.name != "time")
 _TIMES = {
     estimator_pb2.PREDICTED_TIME_WAIT: CalibratedTime.WAIT,
@@ -27,7 +30,8 @@ def to_proto(snapshot: ProfileSnapshot) -> estimator_pb2.ProfileSnapshot:
     return estimator_pb2.ProfileSnapshot(
         version=snapshot.version,
         made_s=snapshot.made_s,
-        hardware=[estimator_pb2.HardwareProfile(**_values(row, _HARDWARE)) for row in snapshot.hardware],
+        last_event_id=snapshot.last_event_id,
+        hardware=[_hardware_message(row) for row in snapshot.hardware],
         workload=[estimator_pb2.WorkloadProfile(**_values(row, _WORKLOAD)) for row in snapshot.workload],
         calibration=[
             estimator_pb2.CalibrationProfile(time=_TIME_NUMBERS[row.time], **_values(row, _CALIBRATION))
@@ -42,7 +46,8 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
     return ProfileSnapshot(
         version=message.version,
         made_s=message.made_s,
-        hardware=tuple(HardwareProfile(**_values(row, _HARDWARE)) for row in message.hardware),
+        last_event_id=message.last_event_id,
+        hardware=tuple(_hardware(row) for row in message.hardware),
         workload=tuple(_workload(row) for row in message.workload),
         calibration=CalibrationTable(
             # A time that a newer version calibrates means nothing here.
@@ -68,9 +73,25 @@ def from_body(body: bytes) -> ProfileSnapshot:
     return from_proto(message)
 
 
+def _hardware_message(row: HardwareProfile) -> estimator_pb2.HardwareProfile:
+    message = estimator_pb2.HardwareProfile(**_values(row, _HARDWARE))
+    for name in TIMED_OPERATIONS:
+        operation = getattr(row, name)
+        if operation != AS_PROFILED:
+            getattr(message, name).CopyFrom(estimator_pb2.OperationSlowdown(**_values(operation, _OPERATION)))
+    return message
+
+
+def _hardware(row: estimator_pb2.HardwareProfile) -> HardwareProfile:
+    operations = {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if row.HasField(name)}
+    return HardwareProfile(**_values(row, _HARDWARE), **operations)
+
+
 def _workload(row: estimator_pb2.WorkloadProfile) -> WorkloadProfile:
     return WorkloadProfile(**{**_values(row, _WORKLOAD), "output_shares": tuple(row.output_shares)})
 
 
-def _values(row: HardwareProfile | WorkloadProfile | CalibrationProfile | Message, names: tuple[str, ...]) -> dict[str, Any]:
+def _values(
+    row: HardwareProfile | OperationSlowdown | WorkloadProfile | CalibrationProfile | Message, names: tuple[str, ...]
+) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}

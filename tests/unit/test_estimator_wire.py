@@ -12,8 +12,8 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import SloKind
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
-from qlm_estimator.events import GroupClass, LifecycleKind
-from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
+from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.shell import queue_seen
 from qlm_process import instance_wire
 from qlm_process.queue_views import instances_in, queue_views
@@ -39,7 +39,7 @@ def _entry(*events: events_pb2.RequestEvent, entry_id: str = "1700000000123-4") 
 
 
 def test_every_field_of_an_event_is_read() -> None:
-    (event,) = lifecycle_events(
+    (event,) = events_of(
         _entry(
             events_pb2.RequestEvent(
                 kind=events_pb2.EVENT_KIND_COMPLETED,
@@ -56,6 +56,7 @@ def test_every_field_of_an_event_is_read() -> None:
             )
         )
     )
+    assert isinstance(event, Lifecycle)
     assert event.kind is LifecycleKind.COMPLETED
     assert (event.entry_id, event.index) == ((1_700_000_000_123, 4), 0)
     assert (event.queue_id, event.group_id, event.incarnation, event.attempt) == ("7-0", "g", "a/1", 2)
@@ -65,7 +66,7 @@ def test_every_field_of_an_event_is_read() -> None:
 
 def test_kinds() -> None:
     kinds = [events_pb2.RequestEvent(kind=kind) for kind in events_pb2.EventKind.values()]
-    read = [(event.index, event.kind) for event in lifecycle_events(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
+    read = [(event.index, event.kind) for event in events_of(_entry(*kinds, events_pb2.RequestEvent(kind=99)))]  # type: ignore[arg-type]
     assert read == [
         (1, LifecycleKind.ACCEPTED),
         (3, LifecycleKind.PULLED),
@@ -78,11 +79,34 @@ def test_kinds() -> None:
     ]
 
 
+def test_every_field_of_an_operation_is_read() -> None:
+    kinds = events_pb2.EventKind
+    told = {"incarnation": "a/1", "instance": "a", "model": "chat"}
+    read = events_of(
+        _entry(
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=0.5, from_warm=True, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=5.5, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_WARMED, took_s=4.5, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, took_s=0.25, moved_requests=2, moved_tokens=900, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_OFFLOADED, kv_tokens=400, **told),
+            events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_RESTORED, took_s=0.5, moved_requests=1, moved_tokens=70, **told),
+        )
+    )
+    known = {"entry_id": (1_700_000_000_123, 4), "incarnation": "a/1", "model": "chat"}
+    assert read == [
+        OperationTold(kind=OperationKind.SWAPPED_WARM, index=0, took_s=0.5, **known),  # type: ignore[arg-type]
+        OperationTold(kind=OperationKind.SWAPPED_COLD, index=1, took_s=5.5, **known),  # type: ignore[arg-type]
+        OperationTold(kind=OperationKind.WARMED, index=2, took_s=4.5, **known),  # type: ignore[arg-type]
+        OperationTold(kind=OperationKind.KV_MOVED, index=3, took_s=0.25, requests=2, tokens=900, **known),  # type: ignore[arg-type]
+        OperationTold(kind=OperationKind.KV_MOVED, index=5, took_s=0.5, requests=1, tokens=70, **known),  # type: ignore[arg-type]
+    ]
+
+
 def test_malformed_entries_are_refused() -> None:
     with pytest.raises(ValueError, match="1-1"):
-        lifecycle_events(StreamEntry(entry_id="1-1", payload=b"\xff\xff"))
+        events_of(StreamEntry(entry_id="1-1", payload=b"\xff\xff"))
     with pytest.raises(ValueError, match="invalid literal"):
-        lifecycle_events(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_PULLED), entry_id="now"))
+        events_of(_entry(events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_PULLED), entry_id="now"))
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", (0, 0)), ("0", (0, 0)), ("12-3", (12, 3)), ("12", (12, 0))])

@@ -20,7 +20,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupView, QueueView, RunningView, group_times, predict_request, service_time
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 
 SHIPPED = shipped_snapshot()
@@ -213,6 +213,7 @@ def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -
         )
 
     _steps(ROWS[key], requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told)
+    machine.step(began_s + 1e6, Tick())
     learned = [row for row in machine.snapshot.hardware if row.instance]
     assert [(row.instance, row.model) for row in learned] == [("i", key[2])]
     return learned[0]

@@ -16,7 +16,7 @@ from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import QueueView, group_times, predict_request
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
-from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen, Restored, Tick
+from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_load.bench_estimator.queue_lines import Group, Known, Line, runners
 from qlm_load.bench_estimator.told import Prediction, judged
@@ -156,6 +156,8 @@ class Follower:
         """Something happened; an arrival is placed after it was seen."""
         if happened.at_s - self._seen_s >= SEEN_EVERY_S:
             self._look(happened.at_s)
+        if happened.took_s > 0.0:
+            self._machine.step(happened.at_s, self._operation(happened))
         if happened.kind is Kind.SWAPPED:
             self._swapped(happened)
         elif happened.kind is Kind.STARTED:
@@ -214,6 +216,18 @@ class Follower:
 
     def _view(self, line: Line, now_s: float) -> QueueView:
         return line.view(now_s, runners(self._runs_of(line.facts.name), self._known))
+
+    def _operation(self, happened: Happened) -> OperationTold:
+        swapped = OperationKind.SWAPPED_WARM if happened.from_warm else OperationKind.SWAPPED_COLD
+        self._sequence += 1
+        return OperationTold(
+            kind=OperationKind.WARMED if happened.kind is Kind.WARMED else swapped,
+            entry_id=(round(happened.at_s * 1000.0), self._sequence),
+            index=0,
+            incarnation=self.lines[happened.instance].facts.incarnation,
+            model=happened.model,
+            took_s=happened.took_s,
+        )
 
     def _lifecycle(self, kind: LifecycleKind, happened: Happened) -> Lifecycle:
         request = self._requests[happened.number]

@@ -40,17 +40,21 @@ class Kind(Enum):
     STARTED = "started"
     COMPLETED = "completed"
     SWAPPED = "swapped"
+    WARMED = "warmed"
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something happened at `at_s` on an instance ("" for an arrival)."""
+    """Something happened at `at_s` on an instance ("" for an arrival). SWAPPED, WARMED: the load took `took_s`, `from_warm` from host
+    memory."""
 
     kind: Kind
     at_s: float
     number: int
     instance: str = ""
     model: str = ""
+    took_s: float = 0.0
+    from_warm: bool = False
 
 
 class Slower(InstanceNoise):
@@ -76,6 +80,8 @@ class TrueInstance:
     active: str = ""
     loading: str = ""
     load_number: int = 0
+    loading_warm: bool = False
+    warmings: dict[int, str] = field(default_factory=dict)
     slow_from_s: float = float("inf")
     slowness: float = 1.0
 
@@ -94,11 +100,12 @@ class TrueInstance:
     def load(self, now_s: float, model: str) -> None:
         """Begins to make a model the active one."""
         self.loading = model
+        self.loading_warm = self.core.tier(model) is Tier.WARM
         self.load_number = self.core.load(now_s, model, Tier.ACTIVE)
 
     def warm(self, now_s: float, model: str) -> None:
         """Begins to bring a model's weights to host memory."""
-        self.core.load(now_s, model, Tier.WARM)
+        self.warmings[self.core.load(now_s, model, Tier.WARM)] = model
 
     def append(self, request: Arrival) -> None:
         """Puts a request behind all others, into the last block if that is of its model."""
@@ -113,9 +120,12 @@ class TrueInstance:
         self.core.advance(now_s)
         for ended in self.core.ended():
             assert ended.error is None, ended.error
+            name, took_s = self.facts.name, ended.took_s
+            if ended.number in self.warmings:
+                yield Happened(Kind.WARMED, ended.ended_s, -1, name, self.warmings.pop(ended.number), took_s)
             if ended.number != self.load_number:
                 continue
-            yield Happened(Kind.SWAPPED, ended.ended_s, -1, self.facts.name, self.loading)
+            yield Happened(Kind.SWAPPED, ended.ended_s, -1, name, self.loading, took_s, self.loading_warm)
             self.active, self.loading = self.loading, ""
         for output in self.core.outputs(now_s):
             yield from self._told(output)

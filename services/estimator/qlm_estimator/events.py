@@ -15,6 +15,17 @@ EntryId = tuple[int, int]
 """Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
 
 
+def entry_id_of(text: str) -> EntryId:
+    """The two numbers of an entry id "<ms>-<n>"; "" and "0" are before all. Raises ValueError for anything else."""
+    ms, _, sequence = text.partition("-")
+    return (int(ms or "0"), int(sequence or "0"))
+
+
+def entry_text(entry_id: EntryId) -> str:
+    """As the server writes it."""
+    return f"{entry_id[0]}-{entry_id[1]}"
+
+
 class LifecycleKind(Enum):
     """What happened to a request. RELEASED: it left its agent unfinished (unpulled, requeued). ENDED: any end but COMPLETED."""
 
@@ -47,6 +58,31 @@ class Lifecycle:
     finished_s: float = 0.0
     started: bool = True
     length_guess: LengthGuess | None = None
+
+
+class OperationKind(Enum):
+    """What an agent did. SWAPPED_WARM, SWAPPED_COLD: a model became active, from host memory or disk; WARMED: from disk to host memory;
+    KV_MOVED: KV of requests went between GPU and host memory."""
+
+    SWAPPED_WARM = "swapped_warm"
+    SWAPPED_COLD = "swapped_cold"
+    WARMED = "warmed"
+    KV_MOVED = "kv_moved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTold:
+    """An operation and what it took by its engine's clock, as an agent claims it: anything may stand there. `index`: as in `Lifecycle`;
+    `requests`, `tokens`: size of a move of KV."""
+
+    kind: OperationKind
+    entry_id: EntryId
+    index: int
+    incarnation: str
+    model: str
+    took_s: float
+    requests: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +119,18 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRead:
+    """All events of this entry of the stream were told, or there were none."""
+
+    entry_id: EntryId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed."""
 
 
-Event = Lifecycle | QueueSeen | Restored | Imported | Judged | Tick
+Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Judged | EntryRead | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +142,14 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftFound:
-    """Log that an instance runs a model `change` times as slow as it did, from `since_s` of the queue's clock on."""
+    """Log that an instance runs a model `change` times as slow as it did, from `since_s` of the queue's clock on; or that an operation
+    takes so many times as long. `operation`: a field of `HardwareProfile`, or "run"."""
 
     instance: str
     model: str
     since_s: float
     change: float
+    operation: str = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_model import LengthGuess
-from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind
+from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
 from qlm_process import length_wire
 from qlm_queue.values import StreamEntry
 
@@ -20,44 +20,64 @@ _KINDS = {
     events_pb2.EVENT_KIND_CANCELLED: LifecycleKind.ENDED,
     events_pb2.EVENT_KIND_EXPIRED: LifecycleKind.ENDED,
 }
-"""Kinds that are not here, of which a newer version may write some, teach nothing."""
+_OPERATIONS = {
+    events_pb2.EVENT_KIND_MODEL_SWAPPED: OperationKind.SWAPPED_COLD,
+    events_pb2.EVENT_KIND_MODEL_WARMED: OperationKind.WARMED,
+    events_pb2.EVENT_KIND_KV_OFFLOADED: OperationKind.KV_MOVED,
+    events_pb2.EVENT_KIND_KV_RESTORED: OperationKind.KV_MOVED,
+}
+"""Kinds that are in neither, of which a newer version may write some, teach nothing."""
 
 
-def entry_id_of(text: str) -> EntryId:
-    """The two numbers of an entry id "<ms>-<n>"; "" and "0" are before all. Raises ValueError for anything else."""
-    ms, _, sequence = text.partition("-")
-    return (int(ms or "0"), int(sequence or "0"))
-
-
-def lifecycle_events(entry: StreamEntry) -> list[Lifecycle]:
-    """The events of an entry, in order. Raises ValueError where it is malformed."""
+def events_of(entry: StreamEntry) -> list[Lifecycle | OperationTold]:
+    """The events of an entry that teach something, in order. Raises ValueError where it is malformed."""
     try:
         message = events_pb2.RequestEvents.FromString(entry.payload)
     except DecodeError as error:
         raise ValueError(f"entry {entry.entry_id} is no RequestEvents message") from error
     entry_id = entry_id_of(entry.entry_id)
-    return [
-        Lifecycle(
-            kind=_KINDS[event.kind],
-            entry_id=entry_id,
-            index=index,
-            queue_id=event.queue_id,
-            group_id=event.group_id,
-            incarnation=event.incarnation,
-            attempt=event.attempt,
-            acceptance_number=event.acceptance_number,
-            prompt_tokens=event.prompt_tokens,
-            model=event.model,
-            slo_class=event.slo_class,
-            output_tokens=event.output_tokens,
-            first_token_s=event.first_token_s,
-            finished_s=event.finished_s,
-            started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
-            length_guess=_guess(event),
-        )
-        for index, event in enumerate(message.events)
-        if event.kind in _KINDS
-    ]
+    found: list[Lifecycle | OperationTold] = []
+    for index, event in enumerate(message.events):
+        if event.kind in _KINDS:
+            found.append(_lifecycle(entry_id, index, event))
+        elif event.kind in _OPERATIONS and event.took_s != 0.0:
+            found.append(_operation(entry_id, index, event))
+    return found
+
+
+def _lifecycle(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> Lifecycle:
+    return Lifecycle(
+        kind=_KINDS[event.kind],
+        entry_id=entry_id,
+        index=index,
+        queue_id=event.queue_id,
+        group_id=event.group_id,
+        incarnation=event.incarnation,
+        attempt=event.attempt,
+        acceptance_number=event.acceptance_number,
+        prompt_tokens=event.prompt_tokens,
+        model=event.model,
+        slo_class=event.slo_class,
+        output_tokens=event.output_tokens,
+        first_token_s=event.first_token_s,
+        finished_s=event.finished_s,
+        started=event.kind != events_pb2.EVENT_KIND_UNPULLED,
+        length_guess=_guess(event),
+    )
+
+
+def _operation(entry_id: EntryId, index: int, event: events_pb2.RequestEvent) -> OperationTold:
+    from_warm = event.kind == events_pb2.EVENT_KIND_MODEL_SWAPPED and event.from_warm
+    return OperationTold(
+        kind=OperationKind.SWAPPED_WARM if from_warm else _OPERATIONS[event.kind],
+        entry_id=entry_id,
+        index=index,
+        incarnation=event.incarnation,
+        model=event.model,
+        took_s=event.took_s,
+        requests=event.moved_requests,
+        tokens=event.moved_tokens,
+    )
 
 
 def _guess(event: events_pb2.RequestEvent) -> LengthGuess | None:

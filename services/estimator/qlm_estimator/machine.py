@@ -6,8 +6,10 @@ before they could be read show as a gap in the acceptance numbers; who runs wher
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from qlm_core.calibration import CalibrationTable
@@ -24,6 +26,7 @@ from qlm_estimator.events import (
     DriftFound,
     Effect,
     EntryId,
+    EntryRead,
     Event,
     GroupClass,
     HardwareUnknown,
@@ -31,17 +34,24 @@ from qlm_estimator.events import (
     LengthModelSwitched,
     Lifecycle,
     LifecycleKind,
+    OperationTold,
     Publish,
     QueueSeen,
     Restored,
     Tick,
+    entry_id_of,
+    entry_text,
 )
+from qlm_estimator.operation_times import OperationTimes
 from qlm_estimator.predictions import Judged
 from qlm_estimator.request_lengths import RequestLengths
 from qlm_estimator.speed import SpeedLearner
 
 FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
+
+UNSEEN_OPERATIONS_MAX = 256
+"""Operations of incarnations that no reading of the queue has told of yet which are kept until the next."""
 
 UNKNOWN_PAIRS_MAX = 1_000
 """Pairs of GPUs and model without a profile that are told of."""
@@ -65,6 +75,7 @@ class Counts:
     events: int = 0
     lengths: int = 0
     speeds: int = 0
+    operations: int = 0
     drifts: int = 0
     judged: int = 0
     refused: int = 0
@@ -83,12 +94,15 @@ class EstimatorMachine:
         self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
         self._speeds = SpeedLearner(base=self._base, memory=learning.memory_requests, rows_max=learning.hardware_rows_max)
+        self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
+        self._unseen_operations: deque[OperationTold] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
         self._calibrator = Calibrator(rows_max=learning.calibration_rows_max)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
         self._last_entry: EntryId = (0, 0)
         self._last_index = -1
+        self._read: EntryId = (0, 0)
         self._last_accepted = 0
         self._instances: dict[str, InstanceFacts] = {}
         self._activities: dict[str, Activity] = {}
@@ -101,34 +115,41 @@ class EstimatorMachine:
         return self._snapshot
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it."""
+        """Takes an event at `now_s` of the queue's clock. A publication that failed is not asked for again: the next one replaces it. None
+        is made between the events of an entry, so that each holds all that was told up to its `last_event_id`, and nothing after it."""
         match event:
-            case Lifecycle():
+            case Lifecycle() | OperationTold():
                 self._learn(event)
             case QueueSeen():
                 self._see(event)
             case Restored():
                 self._restore(event.snapshot)
                 self._snapshot = event.snapshot
+                self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
+                self._last_index = sys.maxsize
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
             case Judged():
                 self.counts.judged += 1
                 self._learned = self._calibrator.add(event, alone=self._alone(event.predicted.instance)) or self._learned
+            case EntryRead():
+                self._read = max(self._read, event.entry_id)
             case Tick():
                 pass
             case _:
                 assert_never(event)
-        return [*self._found(event), *self._publish_if_due(now_s)]
+        between_entries = not isinstance(event, Lifecycle | OperationTold | Judged)
+        return [*self._found(event), *(self._publish_if_due(now_s) if between_entries else ())]
 
     def _found(self, event: Event) -> list[Effect]:
         """What people are told of."""
-        drifts = self._speeds.drifts()
-        self.counts.drifts += len(drifts)
         found: list[Effect] = [
-            DriftFound(instance=drift.instance, model=drift.model, since_s=drift.since_s, change=drift.change) for drift in drifts
+            DriftFound(instance=drift.instance, model=drift.model, since_s=drift.since_s, change=drift.change)
+            for drift in self._speeds.drifts()
         ]
+        found += [DriftFound(**asdict(drift)) for drift in self._operations.drifts()]
+        self.counts.drifts += len(found)
         return [*found, *self._unknown_hardware(event.instances)] if isinstance(event, QueueSeen) else found
 
     def _unknown_hardware(self, instances: tuple[InstanceFacts, ...]) -> Iterator[Effect]:
@@ -160,10 +181,11 @@ class EstimatorMachine:
         self._snapshot = ProfileSnapshot(
             version=self._snapshot.version + 1,
             made_s=now_s,
-            hardware=self._speeds.profiles(),
+            hardware=tuple(self._operations.in_rows(self._speeds.profiles())),
             workload=self._lengths.profiles(now_s),
             length_model=self._lengths.length_model(),
             calibration=CalibrationTable(self._calibrator.profiles()),
+            last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
         )
         self._note_work(now_s)
         switched = [
@@ -186,7 +208,8 @@ class EstimatorMachine:
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._calibrator.restore(snapshot.calibration.rows)
         self._lengths.restore(snapshot)
-        self._speeds.restore(snapshot.hardware)
+        self._speeds.restore(snapshot.hardware)  # first: it takes the rows of pairs
+        self._operations.restore(snapshot.hardware)
 
     # The queue --------------------------------------------------------------------------------------------------------
 
@@ -199,15 +222,24 @@ class EstimatorMachine:
             or Activity(since=max(seen.last_event, self._last_entry), running=seen.running.get(incarnation, 0))
             for incarnation in self._instances
         }
+        for told in self._unseen_operations:  # who is not known by now is gone
+            self._learn_operation(told)
+        self._unseen_operations.clear()
 
     # Lifecycle --------------------------------------------------------------------------------------------------------
 
-    def _learn(self, event: Lifecycle) -> None:
+    def _learn(self, event: Lifecycle | OperationTold) -> None:
         self.counts.events += 1
         if (event.entry_id, event.index) <= (self._last_entry, self._last_index):
             self.counts.repeated += 1
             return
         self._last_entry, self._last_index = event.entry_id, event.index
+        if isinstance(event, OperationTold):
+            if event.incarnation in self._instances:
+                self._learn_operation(event)
+            else:
+                self._unseen_operations.append(event)
+            return
         match event.kind:
             case LifecycleKind.ACCEPTED:
                 self._notice_gap(event.acceptance_number)
@@ -223,6 +255,13 @@ class EstimatorMachine:
                 self._completed(event)
             case _:
                 assert_never(event.kind)
+
+    def _learn_operation(self, told: OperationTold) -> None:
+        instance, spec = self._instances.get(told.incarnation), self._catalogue.get(told.model)
+        added = instance is not None and spec is not None and self._operations.add(instance, spec.profile, told)
+        self._learned = self._learned or added
+        self.counts.operations += added
+        self.counts.refused += not added
 
     def _notice_gap(self, number: int) -> None:
         """Acceptance numbers have no holes, and each is told once, in order."""

@@ -7,6 +7,8 @@ from dataclasses import fields
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile
+from qlm_core.operation_slowdown import OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.calibration_windows import CalibrationRow
 from qlm_estimator.machine import Counts
@@ -45,6 +47,23 @@ class EstimatorMetrics(Metrics):
             "qlm_estimator_drifting",
             "1 while an instance runs a model otherwise than it did, and is learned anew.",
             ("instance", "model"),
+            registry=self.registry,
+        )
+        operation = ("instance", "model", "operation")
+        self.operation_slowdown = Gauge(
+            "qlm_estimator_operation_slowdown_ratio",
+            "Measured over profiled durations of an operation on an instance: swap_warm and swap_cold (a model becomes active, from host "
+            "memory or from disk), kv_swap.",
+            operation,
+            registry=self.registry,
+        )
+        self.operation_samples = Gauge(
+            "qlm_estimator_operation_slowdown_samples", "Operations behind that.", operation, registry=self.registry
+        )
+        self.operation_drifting = Gauge(
+            "qlm_estimator_operation_drifting",
+            "1 while an operation takes otherwise than it did, and is learned anew.",
+            operation,
             registry=self.registry,
         )
         self.output_tokens = Gauge(
@@ -158,7 +177,8 @@ class EstimatorMetrics(Metrics):
         """Shows a snapshot; rows that it lacks disappear."""
         self.version.set(snapshot.version)
         gauges = (self.slowdown, self.slowdown_samples, self.output_tokens, self.output_samples, self.output_censored)
-        for gauge in (*gauges, self.prior_share, self.drifting, self.length_model_used, self.length_model_gain):
+        operations = (self.operation_slowdown, self.operation_samples, self.operation_drifting)
+        for gauge in (*gauges, *operations, self.prior_share, self.drifting, self.length_model_used, self.length_model_gain):
             gauge.clear()
         for hardware in snapshot.hardware:
             if hardware.instance:
@@ -166,6 +186,7 @@ class EstimatorMetrics(Metrics):
                 self.slowdown_samples.labels(hardware.instance, hardware.model).set(hardware.samples)
                 self.prior_share.labels(hardware.instance, hardware.model).set(hardware.prior_share)
                 self.drifting.labels(hardware.instance, hardware.model).set(hardware.drifting_since_s > 0.0)
+                self._report_operations(hardware)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
                 self.output_tokens.labels(workload.model).set(workload.output_tokens_mean)
@@ -174,6 +195,15 @@ class EstimatorMetrics(Metrics):
         for score in snapshot.length_model.scores:
             self.length_model_used.labels(score.model).set(score.used)
             self.length_model_gain.labels(score.model).set(score.gain)
+
+    def _report_operations(self, hardware: HardwareProfile) -> None:
+        for name in TIMED_OPERATIONS:
+            operation: OperationSlowdown = getattr(hardware, name)
+            if operation.samples:
+                labels = (hardware.instance, hardware.model, name)
+                self.operation_slowdown.labels(*labels).set(operation.slowdown)
+                self.operation_samples.labels(*labels).set(operation.samples)
+                self.operation_drifting.labels(*labels).set(operation.drifting_since_s > 0.0)
 
 
 LABELS = ("time", "model", "gpu", "depth")
@@ -192,7 +222,8 @@ _COUNTERS = {
     "events": ("events", "Lifecycle events read."),
     "lengths": ("length_samples", "Finished requests whose token counts were learned."),
     "speeds": ("speed_samples", "Runs whose duration was learned."),
-    "drifts": ("drifts", "Times that an instance was found to run otherwise than it did."),
+    "operations": ("operation_samples", "Loads and moves of KV whose duration was learned."),
+    "drifts": ("drifts", "Times that an instance was found to run otherwise than it did, or an operation to take otherwise."),
     "judged": ("judged_samples", "Completed requests whose prediction was compared with what came."),
     "refused": ("refused_samples", "Finished requests or runs that were left out: unknown model, absurd or uninformative figures."),
     "repeated": ("repeated_events", "Events that came again or out of order."),

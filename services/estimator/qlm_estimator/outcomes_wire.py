@@ -12,7 +12,7 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
 from qlm_estimator.calibration_windows import CalibrationRow, PredictedTime
-from qlm_estimator.lifecycle_wire import entry_id_of
+from qlm_estimator.events import entry_id_of
 from qlm_estimator.outcomes import Count, Ended, Outcomes, OutcomesReport
 from qlm_estimator.predictions import Judged, Predicted, Told, told
 from qlm_queue.values import StreamEntry

@@ -15,19 +15,22 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.events import (
     DriftFound,
+    EntryRead,
     Event,
     GroupClass,
     HardwareUnknown,
     Imported,
     LengthModelSwitched,
+    Lifecycle,
     Publish,
     QueueSeen,
     Restored,
     Tick,
+    entry_id_of,
 )
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.length_predictor import load_library
-from qlm_estimator.lifecycle_wire import entry_id_of, lifecycle_events
+from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import WINDOW_MAX_S, Outcomes, OutcomesOfTerm
@@ -114,6 +117,7 @@ class EstimatorShell:
                 for entry in entries:
                     after = entry.entry_id
                     await self._learn(keeper, machine, entry)
+                    await self._step(keeper, machine, EntryRead(entry_id=entry_id_of(entry.entry_id)))
                 await self._take_imports(keeper, machine)
                 await self._step(keeper, machine, Tick())
                 self._metrics.report_counts(machine.counts)
@@ -136,13 +140,14 @@ class EstimatorShell:
             self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
-        """A machine with what was published last, and the entry id of that time, from which on it reads: what was told before and not read
-        by then is not learned. Without a publication it reads all that is kept."""
+        """A machine with what was published last, and the id of the last entry that this was learned from: it reads on after that. Without
+        a publication it reads all that is kept."""
         machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
         version, body = await self._queue.read_profiles()
         snapshot = self._parsed(version, body)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
-        after = f"{max(0, round(snapshot.made_s * 1000.0))}-0"
+        # A publication of before any entry was read, or of a version that does not tell: from its time on.
+        after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
         self._outcomes.current = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
         self._metrics.new_leader()
         self._metrics.report_snapshot(machine.snapshot)
@@ -162,7 +167,7 @@ class EstimatorShell:
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
         judged: list[Judged] = []
         try:
-            events = lifecycle_events(entry)
+            events = events_of(entry)
             if self._outcomes.current is not None:
                 for outcome in take(self._outcomes.current, entry, self._classes):
                     self._metrics.count_outcome(outcome)
@@ -172,7 +177,7 @@ class EstimatorShell:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
-        if not self._library_loaded and any(event.length_guess is not None for event in events):
+        if not self._library_loaded and any(isinstance(event, Lifecycle) and event.length_guess is not None for event in events):
             await self._load_learner()
             self._library_loaded = True
         happened: list[Event] = [*events, *judged]

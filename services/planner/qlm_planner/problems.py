@@ -29,6 +29,9 @@ from qlm_planner.terms import Engine
 SPEED_STEP = 0.1
 """Learned speeds whose ratio is below e^SPEED_STEP are one kind."""
 
+SWAP_STEPS = 5.0
+"""So many speed steps are one of the times of swaps, which matter less often."""
+
 KINDS_MAX = 32
 """With more kinds, speeds are told apart less exactly."""
 
@@ -191,10 +194,14 @@ def _kinds(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tup
 
 def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
     facts = slot.facts
-    speeds = []
+    speeds: list[int | None] = []
     for name in sorted(facts.models):
         hardware = estimates.hardware(facts, name)
-        speeds.append(None if hardware is None else round(math.log(hardware.slowdown) / step))
+        if hardware is None:
+            speeds.append(None)
+            continue
+        swaps = (hardware.swap_warm.slowdown, hardware.swap_cold.slowdown)
+        speeds += [round(math.log(hardware.slowdown) / step), *(round(math.log(each) / (SWAP_STEPS * step)) for each in swaps)]
     return (facts.gpu, facts.n_gpu, facts.models, facts.batch_max, facts.time_scale, *speeds)
 
 

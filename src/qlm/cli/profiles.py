@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from qlm.api.v1 import estimator_pb2
 from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm.cli.options import address_option
 from qlm_core.errors import InvalidRequest
-from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile
+from qlm_core.operation_slowdown import OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
@@ -23,6 +25,12 @@ from qlm_process.profile_file import dump_profiles, parse_profiles
 CLASSES_SHOWN = 20
 """Classes of requests in the table: those that most is known of."""
 ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
+OPERATION_TEXTS: Mapping[str, tuple[str, Callable[[HardwareProfile], str]]] = {
+    "swap_warm": ("load, from host memory", lambda row: f"{row.swap_s(warm=True):.2f} s"),
+    "swap_cold": ("load, from disk", lambda row: f"{row.swap_s(warm=False):.2f} s"),
+    "kv_swap": ("KV of 1,000 tokens, one way", lambda row: f"{1e3 * row.kv_swap_s(1_000.0):.1f} ms"),
+}
+"""Field of a row -> what it is called, and what it takes now."""
 
 
 @click.group(invoke_without_command=True)
@@ -31,8 +39,8 @@ ORIGINS = {"": "shipped", "facts": "from facts", "measured": "measured"}
 @address_option
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses: tuple[str, ...]) -> None:
-    """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is, how long answers are, and whether those of
-    single requests are predicted; or export and import them.
+    """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is, how long loads of models and moves of KV
+    take, how long answers are, and whether those of single requests are predicted; or export and import them.
 
     `prior`: how much of an instance's slowdown still is what was believed before it ran anything. `drift`: since when it has run otherwise
     than it did. `not ended`: requests whose length so far counts as a lower bound.
@@ -46,7 +54,7 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
     if as_json:
         click.echo(json.dumps(_document(snapshot)))
         return
-    Console().print(Group(_pairs(snapshot), _instances(snapshot), _classes(snapshot), _predicted(snapshot)))
+    Console().print(Group(_pairs(snapshot), _instances(snapshot), _operations(snapshot), _classes(snapshot), _predicted(snapshot)))
 
 
 @profiles.command("export")
@@ -108,6 +116,7 @@ def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
             "samples": row.samples,
             "prior_share": row.prior_share if row.instance else 1.0,
             "drifting_since_s": row.drifting_since_s,
+            "operations": {name: asdict(getattr(row, name)) for name in TIMED_OPERATIONS if getattr(row, name).samples},
         }
         for row in snapshot.hardware
     ]
@@ -156,10 +165,27 @@ def _instances(snapshot: ProfileSnapshot) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in snapshot.hardware:
         if row.instance:
-            drift = "" if not row.drifting_since_s else f"for {max(0.0, snapshot.made_s - row.drifting_since_s):,.0f} s"
-            figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}", drift)
+            figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}", _drift(snapshot, row.drifting_since_s))
             table.add_row(row.instance, _gpus(row), row.model, ORIGINS[row.origin], *figures)
     return table
+
+
+def _operations(snapshot: ProfileSnapshot) -> Table:
+    table = _table("loads and KV swap of instances, as measured", ("instance", "model", "operation"))
+    for name in ("takes", "slowdown", "times", "prior", "drift"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in snapshot.hardware:
+        for name, (text, takes) in OPERATION_TEXTS.items():
+            operation: OperationSlowdown = getattr(row, name)
+            if operation.samples:
+                drift = _drift(snapshot, operation.drifting_since_s)
+                figures = (f"{operation.slowdown:.2f}", f"{operation.samples:,}", f"{operation.prior_share:.0%}", drift)
+                table.add_row(row.instance, row.model, text, takes(row), *figures)
+    return table
+
+
+def _drift(snapshot: ProfileSnapshot, since_s: float) -> str:
+    return "" if not since_s else f"for {max(0.0, snapshot.made_s - since_s):,.0f} s"
 
 
 def _classes(snapshot: ProfileSnapshot) -> Table:

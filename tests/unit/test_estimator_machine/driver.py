@@ -6,7 +6,21 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_estimator.events import Effect, EntryId, GroupClass, Imported, Lifecycle, LifecycleKind, Publish, QueueSeen, Restored, Tick
+from qlm_estimator.events import (
+    Effect,
+    EntryId,
+    EntryRead,
+    GroupClass,
+    Imported,
+    Lifecycle,
+    LifecycleKind,
+    OperationKind,
+    OperationTold,
+    Publish,
+    QueueSeen,
+    Restored,
+    Tick,
+)
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_estimator.predictions import Judged
 
@@ -47,7 +61,10 @@ class Driver:
         self._take(self.machine.step(self._clock_s(), Imported(snapshot=snapshot)))
 
     def judge(self, judged: Judged) -> None:
+        """As it comes with the end of a request, in an entry of its own."""
         self._take(self.machine.step(self._clock_s(), judged))
+        self.serial += 1
+        self._entry_read((BEGAN_MS + int(self.now_s * 1e3), self.serial))
 
     def tell(self, kind: LifecycleKind, at_s: float, queue_id: str = "1", **fields: object) -> Lifecycle:
         self.now_s = at_s
@@ -66,6 +83,23 @@ class Driver:
     def again(self, event: Lifecycle) -> None:
         self.last = event
         self._take(self.machine.step(self._clock_s(), event))
+        self._entry_read(event.entry_id)
+
+    def operation(self, kind: OperationKind, at_s: float, took_s: float, **fields: object) -> OperationTold:
+        """An operation of model `chat` on the instance, in an entry of its own."""
+        self.now_s = at_s
+        self.serial += 1
+        known: dict[str, object] = {"incarnation": "a/1", "model": "chat", **fields}
+        told = OperationTold(kind=kind, entry_id=(BEGAN_MS + int(at_s * 1e3), self.serial), index=0, took_s=took_s, **known)  # type: ignore[arg-type]
+        self.told(told)
+        return told
+
+    def told(self, told: OperationTold) -> None:
+        self._take(self.machine.step(self._clock_s(), told))
+        self._entry_read(told.entry_id)
+
+    def _entry_read(self, entry_id: EntryId) -> None:
+        self._take(self.machine.step(self._clock_s(), EntryRead(entry_id=entry_id)))
 
     def run(self, began_s: float, ended_s: float, queue_id: str = "1", **fields: object) -> None:
         self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key == "attempt"})

@@ -135,7 +135,7 @@ def test_a_restored_row_says_what_the_published_one_said() -> None:
     again = Driver()
     again.restore(driver.machine.snapshot)
     again.seen()
-    again.run(0.0, duration_s(200, slowdown=row.slowdown))
+    again.run(10_000.0, 10_000.0 + duration_s(200, slowdown=row.slowdown))
     found = learned(again)
     assert found.slowdown == pytest.approx(row.slowdown, rel=0.02)
     assert found.samples == row.samples + 1

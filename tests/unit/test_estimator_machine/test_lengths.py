@@ -8,8 +8,8 @@ import pytest
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_features import LengthFacts
 from qlm_core.length_model import LengthGuess
-from qlm_estimator.events import LengthModelSwitched, LifecycleKind
-from qlm_estimator.lifecycle_wire import lifecycle_events
+from qlm_estimator.events import LengthModelSwitched, Lifecycle, LifecycleKind
+from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import Learning
 from qlm_process import length_wire, profile_wire
 from qlm_queue.values import StreamEntry
@@ -194,8 +194,10 @@ def test_a_guess_that_no_gateway_makes_is_left_out_and_the_rest_believed(field: 
     event = events_pb2.RequestEvent(kind=events_pb2.EVENT_KIND_COMPLETED, queue_id="1-1", model="chat", output_tokens=7, prompt_tokens=5)
     event.length_guess.CopyFrom(length_wire.guess_to_proto(LengthGuess(median_tokens=5.0, model_tokens=5.0, expected_tokens=5)))
     body = events_pb2.RequestEvents(events=[event])
-    (read,) = lifecycle_events(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    (read,) = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    assert isinstance(read, Lifecycle)
     assert read.length_guess is not None
     setattr(body.events[0].length_guess, field, float("nan"))
-    (read,) = lifecycle_events(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    (read,) = events_of(StreamEntry(entry_id="1-1", payload=body.SerializeToString()))
+    assert isinstance(read, Lifecycle)
     assert (read.length_guess, read.output_tokens) == (None, 7)

@@ -10,17 +10,14 @@ import yaml
 
 from qlm_agent.profiling.fitting import Fitted
 from qlm_agent.profiling.measurements import Measurements
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
 from qlm_core.model import ModelFacts
 
 DIGITS = 4
 """Significant digits of a figure: more than any of them is known to."""
 
-_FIGURES = tuple(
-    field.name
-    for field in fields(HardwareProfile)
-    if field.name not in {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", "drifting_since_s"}
-)
+_NO_FIGURES = {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", "drifting_since_s", *TIMED_OPERATIONS}
+_FIGURES = tuple(field.name for field in fields(HardwareProfile) if field.name not in _NO_FIGURES)
 
 
 ENGINE_ALONE = {

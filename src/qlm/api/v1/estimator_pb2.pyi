@@ -68,10 +68,13 @@ class ProfileSnapshot(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     LENGTH_MODEL_FIELD_NUMBER: _builtins.int
+    LAST_EVENT_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows by one with each publication."""
     made_s: _builtins.float
     """Seconds since the epoch by the queue's clock."""
+    last_event_id: _builtins.str
+    """Id of the last entry of the event stream that it was learned from: the next leader reads on after it. Empty: none was read."""
     @_builtins.property
     def hardware(self) -> _containers.RepeatedCompositeFieldContainer[Global___HardwareProfile]:
         """A row for each pair of GPUs and model that is known (shipped, measured, or made from facts), and one for each instance and model whose
@@ -99,10 +102,11 @@ class ProfileSnapshot(_message.Message):
         workload: _abc.Iterable[Global___WorkloadProfile] | None = ...,
         calibration: _abc.Iterable[Global___CalibrationProfile] | None = ...,
         length_model: Global___LengthModel | None = ...,
+        last_event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["length_model", b"length_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "hardware", b"hardware", "length_model", b"length_model", "made_s", b"made_s", "version", b"version", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "hardware", b"hardware", "last_event_id", b"last_event_id", "length_model", b"length_model", "made_s", b"made_s", "version", b"version", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,6 +205,9 @@ class HardwareProfile(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
     KV_SWAP_BASE_MS_FIELD_NUMBER: _builtins.int
+    SWAP_WARM_FIELD_NUMBER: _builtins.int
+    SWAP_COLD_FIELD_NUMBER: _builtins.int
+    KV_SWAP_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     """Kind of GPU: "A100-80GB"."""
     n_gpu: _builtins.int
@@ -247,6 +254,18 @@ class HardwareProfile(_message.Message):
     """Seconds since the epoch by the queue's clock from when the instance has not run as it did before; 0 where it does."""
     kv_swap_base_ms: _builtins.float
     """What moving the KV of a request between GPU and host memory takes beside its tokens, one way, in milliseconds."""
+    @_builtins.property
+    def swap_warm(self) -> Global___OperationSlowdown:
+        """Of making the model active from host memory; without it, as profiled. Only in rows with `instance`, as the two after it."""
+
+    @_builtins.property
+    def swap_cold(self) -> Global___OperationSlowdown:
+        """Of making the model active from disk."""
+
+    @_builtins.property
+    def kv_swap(self) -> Global___OperationSlowdown:
+        """Of moving KV between GPU and host memory."""
+
     def __init__(
         self,
         *,
@@ -273,14 +292,51 @@ class HardwareProfile(_message.Message):
         origin: _builtins.str = ...,
         drifting_since_s: _builtins.float = ...,
         kv_swap_base_ms: _builtins.float = ...,
+        swap_warm: Global___OperationSlowdown | None = ...,
+        swap_cold: Global___OperationSlowdown | None = ...,
+        kv_swap: Global___OperationSlowdown | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_swap", b"kv_swap", "swap_cold", b"swap_cold", "swap_warm", b"swap_warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap_base_ms", b"kv_swap_base_ms", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "weights_gb", b"weights_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap", b"kv_swap", "kv_swap_base_ms", b"kv_swap_base_ms", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "swap_cold", b"swap_cold", "swap_warm", b"swap_warm", "weights_gb", b"weights_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HardwareProfile: _TypeAlias = HardwareProfile  # noqa: Y015
+
+@_typing.final
+class OperationSlowdown(_message.Message):
+    """How much longer one kind of operation takes on an instance than the figures of its row say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    PRIOR_SHARE_FIELD_NUMBER: _builtins.int
+    DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
+    slowdown: _builtins.float
+    """Measured over profiled durations, > 0."""
+    samples: _builtins.int
+    """Operations behind it."""
+    prior_share: _builtins.float
+    """How much of `slowdown` is still that of the pair's own row: 1 without any data, towards 0 with much."""
+    drifting_since_s: _builtins.float
+    """Seconds since the epoch by the queue's clock from when the operation has not taken as long as before; 0 where it does."""
+    def __init__(
+        self,
+        *,
+        slowdown: _builtins.float = ...,
+        samples: _builtins.int = ...,
+        prior_share: _builtins.float = ...,
+        drifting_since_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drifting_since_s", b"drifting_since_s", "prior_share", b"prior_share", "samples", b"samples", "slowdown", b"slowdown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationSlowdown: _TypeAlias = OperationSlowdown  # noqa: Y015
 
 @_typing.final
 class WorkloadProfile(_message.Message):

@@ -1,0 +1,363 @@
+"""How long loads of models and moves of KV take on an instance: what is learned of them, what is not believed, and what is told."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.importable_profiles import SLOWDOWN_MAX, importable
+from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
+from qlm_core.profile import ProfileSnapshot
+from qlm_estimator.base_rows import BaseRows
+from qlm_estimator.events import DriftFound, LifecycleKind, OperationKind
+from qlm_estimator.machine import UNSEEN_OPERATIONS_MAX, Learning
+from qlm_estimator.operation_times import SETTLED_OPERATIONS, WINDOW, robust_mean
+from qlm_process import profile_wire
+from qlm_process.profile_file import dump_profiles, parse_profiles
+
+from .driver import BEGAN_MS, INSTANCE, SHIPPED, Driver, duration_s
+
+A100 = next(row for row in SHIPPED.hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
+WARM_S, COLD_S = A100.swap_s(warm=True), A100.swap_s(warm=False)
+SWAPPED_WARM, SWAPPED_COLD, WARMED, KV_MOVED = OperationKind
+
+
+def loads(driver: Driver, count: int, slowdown: float, *, from_s: float = 0.0, kind: OperationKind = SWAPPED_WARM) -> float:
+    """So many loads a minute apart; the time after the last."""
+    usual_s = {SWAPPED_WARM: WARM_S, SWAPPED_COLD: COLD_S, WARMED: COLD_S - WARM_S}[kind]
+    for number in range(count):
+        driver.operation(kind, from_s + 60.0 * number, slowdown * usual_s)
+    return from_s + 60.0 * count
+
+
+def learned(driver: Driver) -> HardwareProfile:
+    (row,) = driver.learned()
+    return row
+
+
+@pytest.fixture
+def driver() -> Driver:
+    driver = Driver()
+    driver.seen()
+    return driver
+
+
+# What is learned ------------------------------------------------------------------------------------------------------
+
+
+def test_slow_loads_are_believed_by_and_by(driver: Driver) -> None:
+    believed = []
+    at_s = 0.0
+    for count in (1, 3, 4, 24):
+        at_s = loads(driver, count, 2.0, from_s=at_s)
+        believed.append(learned(driver).swap_s(warm=True) / WARM_S)
+    assert believed == sorted(believed)
+    assert 1.2 < believed[0] < 1.6, "one is not believed alone"
+    assert believed[2] > 1.8
+    assert believed[3] == pytest.approx(2.0, rel=0.03)
+    row = learned(driver)
+    assert (row.swap_warm.samples, row.swap_cold, row.kv_swap) == (32, AS_PROFILED, AS_PROFILED)
+    assert row.swap_warm.prior_share < 0.05
+    assert row.swap_s(warm=False) == COLD_S, "loads from disk are another thing"
+    assert driver.machine.counts.operations == 32
+
+
+def test_a_row_of_operations_alone_leaves_runs_as_they_are(driver: Driver) -> None:
+    loads(driver, 4, 2.0)
+    row = learned(driver)
+    assert (row.instance, row.slowdown, row.samples, row.prior_share) == ("a", 1.0, 0, 1.0)
+    assert row.decode_step_s(8, 4_000) == A100.decode_step_s(8, 4_000)
+    driver.run(1_000.0, 1_000.0 + duration_s(200, slowdown=1.2))
+    assert learned(driver).samples == 1
+    assert learned(driver).swap_warm == row.swap_warm
+
+
+def test_loads_from_disk_are_learned_from_swaps_and_from_warmings(driver: Driver) -> None:
+    at_s = loads(driver, 8, 3.0, kind=SWAPPED_COLD)
+    assert learned(driver).swap_s(warm=False) / COLD_S == pytest.approx(2.66, rel=0.05)
+    assert learned(driver).swap_s(warm=True) == WARM_S
+    other = Driver()
+    other.seen()
+    loads(other, 16, 3.0, kind=WARMED)
+    loads(other, 16, 3.0, from_s=at_s)
+    loads(other, 16, 3.0, from_s=2_000.0, kind=WARMED)
+    assert learned(other).swap_s(warm=False) / COLD_S == pytest.approx(2.8, rel=0.1)
+
+
+def test_moves_of_kv_are_held_against_their_size(driver: Driver) -> None:
+    sizes = random.Random(1)
+    for number in range(16):
+        requests = sizes.randint(1, 20)
+        tokens = requests * sizes.randint(2_000, 30_000)
+        driver.operation(KV_MOVED, float(number), 1.5 * A100.kv_moved_s(requests, tokens), requests=requests, tokens=tokens)
+    row = learned(driver)
+    assert row.kv_swap_s(4_000) / A100.kv_swap_s(4_000) == pytest.approx(1.5, rel=0.05)
+    assert row.kv_swap.samples == 16
+
+
+def test_what_takes_no_longer_than_a_turn_of_the_process_tells_little(driver: Driver) -> None:
+    """On an engine with a fast clock a load takes a millisecond, and what measures it half of that."""
+    fast = replace(INSTANCE, time_scale=1_000.0)
+    driver.seen(instances=(fast,))
+    for number in range(8):
+        driver.operation(SWAPPED_WARM, float(number), 2.0 * WARM_S / fast.time_scale)
+    assert 1.0 < learned(driver).swap_warm.slowdown < 1.3
+    assert learned(driver).swap_warm.prior_share > 0.5
+
+
+def test_each_instance_and_model_has_its_own(driver: Driver) -> None:
+    other = replace(INSTANCE, name="b", incarnation="b/1")
+    driver.seen(instances=(INSTANCE, other))
+    loads(driver, 8, 2.0)
+    for number in range(8):
+        driver.operation(SWAPPED_WARM, 1_000.0 + number, 0.5 * WARM_S, incarnation="b/1")
+        driver.operation(SWAPPED_WARM, 1_000.5 + number, 0.85, incarnation="b/1", model="big")
+    rows = {(row.instance, row.model): row.swap_warm.slowdown for row in driver.learned()}
+    assert set(rows) == {("a", "Mistral-7B"), ("b", "Mistral-7B"), ("b", "Vicuna-13B")}
+    assert rows["a", "Mistral-7B"] > 1.8
+    assert rows["b", "Mistral-7B"] < 0.6
+
+
+def test_an_instance_on_other_gpus_is_learned_anew(driver: Driver) -> None:
+    loads(driver, 8, 2.0)
+    driver.seen(instances=(replace(INSTANCE, gpu="A10"),))
+    driver.operation(SWAPPED_WARM, 1_000.0, 1.0)
+    (row,) = driver.learned()
+    assert (row.gpu, row.swap_warm.samples) == ("A10", 1)
+
+
+def test_learned_rows_are_bounded_and_the_oldest_goes() -> None:
+    driver = Driver(Learning(hardware_rows_max=3))
+    instances = tuple(replace(INSTANCE, name=f"i{number}", incarnation=f"i{number}/1") for number in range(5))
+    driver.seen(instances=instances)
+    for number in range(5):
+        driver.operation(SWAPPED_WARM, float(number), 2.0, incarnation=f"i{number}/1")
+    assert [row.instance for row in driver.learned()] == ["i2", "i3", "i4"]
+
+
+# Outliers and what is not believed --------------------------------------------------------------------------------------
+
+
+def test_one_load_in_four_from_a_cold_cache_moves_little(driver: Driver) -> None:
+    for number in range(WINDOW):
+        driver.operation(SWAPPED_COLD, 60.0 * number, (9.0 if number % 4 == 0 else 1.0) * COLD_S)
+    assert learned(driver).swap_cold.slowdown < 1.2
+    assert learned(driver).swap_cold.drifting_since_s == 0.0
+
+
+@pytest.mark.parametrize("took_s", [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e9])
+def test_what_is_no_duration_is_refused(driver: Driver, took_s: float) -> None:
+    driver.operation(SWAPPED_WARM, 1.0, took_s)
+    assert driver.learned() == []
+    assert (driver.machine.counts.operations, driver.machine.counts.refused) == (0, 1)
+    assert driver.published == []
+
+
+@pytest.mark.parametrize("fields", [{"model": "nobody"}, {"incarnation": "a/0"}])
+def test_operations_of_nobody_teach_nothing(driver: Driver, fields: dict[str, object]) -> None:
+    driver.operation(SWAPPED_WARM, 1.0, 2.0, **fields)
+    driver.seen()
+    driver.seen()
+    assert driver.learned() == []
+    assert (driver.machine.counts.operations, driver.machine.counts.refused) == (0, 1)
+
+
+def test_a_move_without_size_is_refused(driver: Driver) -> None:
+    driver.operation(KV_MOVED, 1.0, 2.0)
+    assert (driver.learned(), driver.machine.counts.refused) == ([], 1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(OperationKind),
+            st.floats() | st.floats(1e-6, 1e3),
+            st.integers(0, 2**32 - 1),
+            st.integers(0, 2**64 - 1),
+            st.floats(-1e6, 1e6),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_times_stay_sound(told: list[tuple[OperationKind, float, int, int, float]]) -> None:
+    driver = Driver()
+    driver.seen()
+    for kind, took_s, requests, tokens, at_s in told:
+        driver.operation(kind, at_s, took_s, requests=requests, tokens=tokens)
+    for row in driver.learned():
+        for operation in (row.swap_warm, row.swap_cold, row.kv_swap):
+            assert 1.0 / SLOWDOWN_MAX * 0.999 <= operation.slowdown <= SLOWDOWN_MAX * 1.001
+            assert operation.samples <= WINDOW
+        assert row.swap_s(warm=False) > 0.0
+
+
+@given(st.lists(st.tuples(st.floats(-3.0, 3.0), st.floats(0.01, 1.0)), min_size=1, max_size=WINDOW), st.floats(0.1, 2.0))
+def test_the_robust_mean_is_where_the_pulls_are_even(seen: list[tuple[float, float]], prior: float) -> None:
+    """Huber's: each value pulls by its distance, at most by the spread."""
+    mean, share = robust_mean(seen, prior)
+    pull = sum(weight * max(-0.35, min(0.35, value - mean)) for value, weight in seen) - prior * mean
+    assert abs(pull) < 0.02 * (prior + sum(weight for _, weight in seen))
+    assert 0.0 < share < 1.0
+
+
+def test_an_instance_that_just_came_is_waited_for() -> None:
+    """Its first load is told before the queue is read again."""
+    driver = Driver()
+    driver.seen(instances=())
+    driver.operation(SWAPPED_COLD, 1.0, 2.0 * COLD_S)
+    assert driver.learned() == []
+    driver.seen()
+    assert learned(driver).swap_cold.samples == 1
+    for number in range(UNSEEN_OPERATIONS_MAX + 10):
+        driver.operation(SWAPPED_COLD, 2_000.0 + number, 2.0 * COLD_S, incarnation="z/1")
+    driver.seen(instances=(INSTANCE, replace(INSTANCE, name="z", incarnation="z/1")))
+    assert driver.machine.counts.operations == 1 + UNSEEN_OPERATIONS_MAX
+
+
+def test_an_event_that_comes_again_counts_once(driver: Driver) -> None:
+    told = driver.operation(SWAPPED_WARM, 1.0, 2.0)
+    driver.told(told)
+    assert learned(driver).swap_warm.samples == 1
+    assert driver.machine.counts.repeated == 1
+
+
+# Drift ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drift_is_told_shown_and_learned_fast(driver: Driver) -> None:
+    changed_s = loads(driver, 20, 1.0)
+    assert driver.noted == []
+    at_s = loads(driver, 4, 3.0, from_s=changed_s)
+    (note,) = driver.noted
+    assert isinstance(note, DriftFound)
+    assert (note.instance, note.model, note.operation) == ("a", "Mistral-7B", "swap_warm")
+    assert note.change == pytest.approx(3.0, rel=0.05)
+    assert note.since_s == pytest.approx(BEGAN_MS / 1e3 + changed_s)
+    assert driver.machine.counts.drifts == 1
+    row = learned(driver)
+    assert row.swap_warm.drifting_since_s == note.since_s
+    assert row.swap_warm.slowdown == pytest.approx(3.0, rel=0.1)
+    assert (row.swap_warm.samples, row.drifting_since_s) == (4, 0.0)
+    loads(driver, SETTLED_OPERATIONS, 3.0, from_s=at_s)
+    assert learned(driver).swap_warm.drifting_since_s == 0.0
+    assert driver.machine.counts.drifts == 1
+
+
+def test_a_moment_of_contention_is_no_drift(driver: Driver) -> None:
+    """Many in a few seconds share what slows them."""
+    for number in range(20):
+        driver.operation(KV_MOVED, 60.0 * number, A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
+    for number in range(12):
+        driver.operation(KV_MOVED, 2_000.0 + 0.5 * number, 3.0 * A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
+    assert driver.noted == []
+
+
+# Restart, export, import ----------------------------------------------------------------------------------------------
+
+
+def taught() -> Driver:
+    driver = Driver()
+    driver.seen()
+    loads(driver, 9, 2.0)
+    loads(driver, 5, 0.7, from_s=1_000.0, kind=SWAPPED_COLD)
+    driver.operation(KV_MOVED, 2_000.0, 2.0 * A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
+    return driver
+
+
+def test_a_restored_machine_believes_the_same_and_goes_on() -> None:
+    before = learned(taught())
+    snapshot = profile_wire.from_body(profile_wire.to_body(ProfileSnapshot(version=3, made_s=5.0, hardware=(*SHIPPED.hardware, before))))
+    assert snapshot.hardware[-1] == before
+    driver = Driver()
+    driver.restore(snapshot)
+    driver.seen()
+    driver.operation(WARMED, 3_000.0, -1.0)  # nothing, but a publication may come
+    driver.tell(LifecycleKind.ACCEPTED, 3_001.0)
+    driver.run(3_100.0, 3_100.0 + duration_s(200))
+    after = learned(driver)
+    for name in ("swap_warm", "swap_cold", "kv_swap"):
+        was, now = getattr(before, name), getattr(after, name)
+        assert now.slowdown == pytest.approx(was.slowdown)
+        assert now.samples == was.samples
+    loads(driver, 3, 2.0, from_s=4_000.0)
+    assert learned(driver).swap_warm.samples == 12
+    assert learned(driver).swap_warm.slowdown == pytest.approx(2.0, rel=0.06)
+
+
+def test_times_survive_a_file() -> None:
+    driver = taught()
+    before = learned(driver)
+    snapshot = driver.machine.snapshot
+    file = parse_profiles(dump_profiles(snapshot))
+    assert file.hardware == (before,)
+    other = Driver()
+    other.seen()
+    loads(other, 4, 5.0)
+    other.bring(file)
+    after = learned(other)
+    assert after.swap_warm.slowdown == pytest.approx(before.swap_warm.slowdown)
+    assert after.swap_cold.slowdown == pytest.approx(before.swap_cold.slowdown)
+
+
+def test_a_row_that_tells_of_no_operation_leaves_those_that_are_known() -> None:
+    driver = taught()
+    before = learned(driver)
+    driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(replace(A100, instance="a", slowdown=1.3, samples=50),)))
+    after = learned(driver)
+    assert (after.samples, after.swap_warm) == (50, before.swap_warm)
+
+
+def test_against_a_measured_row_the_same_loads_are_as_long() -> None:
+    """An import of a pair's row changes what loads are held against, not what they took."""
+    driver = taught()
+    before = learned(driver)
+    measured = replace(A100, origin=ORIGIN_MEASURED, load_cpu_to_gpu_s=2.0 * A100.load_cpu_to_gpu_s)
+    driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(measured,)))
+    after = learned(driver)
+    assert after.load_cpu_to_gpu_s == measured.load_cpu_to_gpu_s
+    assert after.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.05)
+    assert before.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(A100, origin=ORIGIN_MEASURED, kv_swap=OperationSlowdown(slowdown=2.0, samples=3, prior_share=0.2)),
+        replace(A100, instance="a", samples=1, swap_warm=OperationSlowdown(slowdown=40.0, samples=3, prior_share=0.2)),
+        replace(A100, instance="a", samples=1, swap_cold=OperationSlowdown(slowdown=2.0, samples=0)),
+    ],
+    ids=["of no instance", "absurd", "out of nothing"],
+)
+def test_contradictions_in_a_file_are_refused(row: HardwareProfile) -> None:
+    with pytest.raises(ValueError, match=r"A100-80GB x1 Mistral-7B.*(swap_warm|swap_cold|kv_swap)"):
+        importable(ProfileSnapshot(version=0, made_s=0.0, hardware=(row,)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"slowdown": math.nan},
+        {"slowdown": 0.0},
+        {"slowdown": math.inf},
+        {"samples": -1},
+        {"prior_share": 1.5},
+        {"prior_share": math.nan},
+        {"drifting_since_s": -1.0},
+    ],
+)
+def test_a_slowdown_that_is_none_is_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="operation"):
+        OperationSlowdown(**fields)  # type: ignore[arg-type]
+
+
+def test_rows_of_an_older_version_tell_of_no_operation() -> None:
+    body = profile_wire.to_proto(ProfileSnapshot(version=1, made_s=0.0, hardware=(replace(A100, instance="a"),)))
+    assert not body.hardware[0].HasField("swap_warm")
+    assert profile_wire.from_proto(body).hardware[0].swap_warm == AS_PROFILED
+    assert BaseRows(shipped=SHIPPED.hardware).of(*A100.key) == A100
