@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 
@@ -145,7 +146,7 @@ class HardwareProfile:
         of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)
         if of_runs <= 0.0:
             raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}")
-        as_profiled = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
+        as_profiled: dict[str, Any] = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
         pair = replace(
             self, instance="", origin=ORIGIN_MEASURED, slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0, **as_profiled
         )

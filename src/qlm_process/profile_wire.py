@@ -83,8 +83,10 @@ def _hardware_message(row: HardwareProfile) -> estimator_pb2.HardwareProfile:
 
 
 def _hardware(row: estimator_pb2.HardwareProfile) -> HardwareProfile:
-    operations = {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if row.HasField(name)}
-    return HardwareProfile(**_values(row, _HARDWARE), **operations)
+    values = _values(row, _HARDWARE)
+    told = {field.name for field, _ in row.ListFields()}
+    values |= {name: OperationSlowdown(**_values(getattr(row, name), _OPERATION)) for name in TIMED_OPERATIONS if name in told}
+    return HardwareProfile(**values)
 
 
 def _workload(row: estimator_pb2.WorkloadProfile) -> WorkloadProfile:

@@ -17,6 +17,7 @@ from qlm.api.v1 import estimator_pb2, request_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
+from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
@@ -139,6 +140,34 @@ async def test_without_anything_published_it_learns_from_the_kept_events(server:
     estimator = Estimator(server.url)
     await estimator.start()
     assert (await learned(estimator, 24)).output_tokens_mean == pytest.approx(64.0)
+    await estimator.stop()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["it says what it read", "it does not"])
+async def test_a_new_leader_reads_on_after_the_last_entry_that_was_learned(server: EmbeddedServer, rig: Rig, told: bool) -> None:
+    """A publication holds what was read by then; its time is later than events that it had still to read."""
+    await rig.serve(15, 64)
+    entries = await rig.queue.read_events("0", 0.0, 10_000)
+    await rig.serve(10, 64)
+    now_s = await rig.queue.server_time_s()
+    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "other", LEASE_S, "")
+    assert lease is not None
+    last = entries[-1].entry_id if told else ""
+    snapshot = ProfileSnapshot(version=1, made_s=now_s + 0.001, hardware=(), last_event_id=last)
+    await rig.queue.publish_profiles(lease, 1, profile_wire.to_body(snapshot))
+    await rig.queue.release_lease(lease)
+    estimator = Estimator(server.url)
+    await estimator.start()
+    await rig.serve(5, 64)
+
+    async def read() -> bool:
+        return (estimator.metric("qlm_estimator_length_samples_total") or 0) >= (15 if told else 5)
+
+    await until(read, "what was told since")
+    assert round((await learned(estimator, 14 if told else 4)).samples) == (15 if told else 5)
+    found = profile_wire.from_proto(await estimator.profiles())
+    assert found.last_event_id == (await rig.queue.read_events(last or "0", 0.0, 10_000))[-1].entry_id
+    assert estimator.metric("qlm_estimator_repeated_events_total") == 0
     await estimator.stop()
 
 

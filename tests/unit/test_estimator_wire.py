@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_kinds() -> None:
 
 def test_every_field_of_an_operation_is_read() -> None:
     kinds = events_pb2.EventKind
-    told = {"incarnation": "a/1", "instance": "a", "model": "chat"}
+    told: dict[str, Any] = {"incarnation": "a/1", "instance": "a", "model": "chat"}
     read = events_of(
         _entry(
             events_pb2.RequestEvent(kind=kinds.EVENT_KIND_MODEL_SWAPPED, took_s=0.5, from_warm=True, **told),
@@ -92,13 +93,13 @@ def test_every_field_of_an_operation_is_read() -> None:
             events_pb2.RequestEvent(kind=kinds.EVENT_KIND_KV_RESTORED, took_s=0.5, moved_requests=1, moved_tokens=70, **told),
         )
     )
-    known = {"entry_id": (1_700_000_000_123, 4), "incarnation": "a/1", "model": "chat"}
+    known: dict[str, Any] = {"entry_id": (1_700_000_000_123, 4), "incarnation": "a/1", "model": "chat"}
     assert read == [
-        OperationTold(kind=OperationKind.SWAPPED_WARM, index=0, took_s=0.5, **known),  # type: ignore[arg-type]
-        OperationTold(kind=OperationKind.SWAPPED_COLD, index=1, took_s=5.5, **known),  # type: ignore[arg-type]
-        OperationTold(kind=OperationKind.WARMED, index=2, took_s=4.5, **known),  # type: ignore[arg-type]
-        OperationTold(kind=OperationKind.KV_MOVED, index=3, took_s=0.25, requests=2, tokens=900, **known),  # type: ignore[arg-type]
-        OperationTold(kind=OperationKind.KV_MOVED, index=5, took_s=0.5, requests=1, tokens=70, **known),  # type: ignore[arg-type]
+        OperationTold(kind=OperationKind.SWAPPED_WARM, index=0, took_s=0.5, **known),
+        OperationTold(kind=OperationKind.SWAPPED_COLD, index=1, took_s=5.5, **known),
+        OperationTold(kind=OperationKind.WARMED, index=2, took_s=4.5, **known),
+        OperationTold(kind=OperationKind.KV_MOVED, index=3, took_s=0.25, requests=2, tokens=900, **known),
+        OperationTold(kind=OperationKind.KV_MOVED, index=5, took_s=0.5, requests=1, tokens=70, **known),
     ]
 
 

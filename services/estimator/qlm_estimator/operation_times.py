@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, ORIGIN_SHIPPED, TIMED_OPERATIONS, HardwareProfile
 from qlm_core.importable_profiles import SLOWDOWN_MAX
@@ -190,7 +191,8 @@ class _Row:
                 row.operations[name] = learned.shifted(PRIOR_OPERATIONS[base.origin], math.log(was_s / now_s))
         return row
 
-    def slowdowns(self) -> dict[str, OperationSlowdown]:
+    def slowdowns(self) -> dict[str, Any]:
+        """Fields of a `HardwareProfile`."""
         return {name: learned.slowdown for name, learned in self.operations.items()}
 
 
@@ -214,7 +216,7 @@ class OperationTimes:
             base = self._base.of(*profile.key)
             if not profile.instance or base is None or all(getattr(profile, name) == AS_PROFILED for name in TIMED_OPERATIONS):
                 continue
-            own = replace(profile, **dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED))
+            own = replace(profile, swap_warm=AS_PROFILED, swap_cold=AS_PROFILED, kv_swap=AS_PROFILED)
             row = _Row.of(base)
             for name, learned in row.operations.items():
                 was_s, now_s = _PROFILED_S[name](own), _PROFILED_S[name](base)
