@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm.internal.v1.events_pb2 import EventKind
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import LeaseLost
 from qlm_core.instance import instance_of
@@ -86,7 +86,8 @@ def _take(step: Step, group: StoredGroup, request: StoredRequest, incarnation: s
     request.attempt += 1
     request.started_s = request.started_s or step.now_s
     step.state.running[incarnation][request.number] = request
-    step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation)
+    told = RequestEvent(model=group.model).SerializeToString()
+    step.event(EventKind.EVENT_KIND_PULLED, request, incarnation=incarnation, extra=told)
     return as_pulled(request)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
 from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, Lease, PullBudget, PullResult, RequeueCause, StepStatus
@@ -43,6 +44,8 @@ async def test_pull_goes_through_groups_of_its_model(scene: Scenario) -> None:
     assert [request.key.request_id for request in result.pulled] == ["r1", "r2", "r3"]
     assert head_of(result) == ("other", "n", 1)
     assert (result.blocked_tokens, result.models_ahead) == (0, ("m",))
+    last = RequestEvents.FromString((await scene.mirror("read_events", "0", 0, 100))[-1].payload).events
+    assert {(event.kind, event.model) for event in last} == {(EventKind.EVENT_KIND_PULLED, "m")}
     nothing = await scene.mirror("pull", scene.agent, "m", ROOMY)
     assert (list(nothing.pulled), head_of(nothing)) == ([], ("other", "n", 1))
     assert list(await scene.pull(model="n")) == ["r4"]

@@ -38,7 +38,7 @@ class LifecycleKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
-    """One lifecycle event; `index`: its place among those of one entry. Only COMPLETED has a model and what follows it, and that is what
+    """One lifecycle event; `index`: its place among those of one entry. PULLED has a model, COMPLETED what follows it too, and that is what
     an agent claims: anything may stand there. `first_token_s`, `finished_s`: seconds of the server's clock, `first_token_s` 0 where an
     earlier attempt made it. `started`: RELEASED only; it had begun to run. `length_guess`: what a gateway thought at its arrival."""
 

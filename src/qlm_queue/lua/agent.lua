@@ -34,10 +34,10 @@ end
 
 -- Takes waiting requests of the first group, as far as `room` goes, and ends those that have expired. `room` tells what is left of it.
 -- This is what agents wait for, so it reads and parses no more than it needs: equal states once, since most of a group never ran.
-local function pull_from_group(batch, answer, room, gid, incarnation, expired_result)
+local function pull_from_group(batch, answer, room, gid, model, incarnation, expired_result)
   local prefix, now = batch.prefix, now_ms()
   local members = group_keys(prefix, gid)
-  local ids, tokens, states, told = {}, 0, {}, { group = gid, owner = incarnation }
+  local ids, tokens, states, told, of_model = {}, 0, {}, { group = gid, owner = incarnation }, pb_bytes(10, model)
   for _, id in ipairs(redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)) do
     local body, hash_key = read_entry(prefix, id)
     local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'x')
@@ -61,7 +61,7 @@ local function pull_from_group(batch, answer, room, gid, incarnation, expired_re
       ids[#ids + 1], tokens = id, tokens + prompt_tokens
       told.id, told.attempt, told.prompt_tokens = id, state.attempt, prompt_tokens
       told.number, told.accepted_ms = tonumber(number), tonumber(accepted_ms)
-      add_event(batch, 'pulled', told)
+      add_event(batch, 'pulled', told, nil, of_model)
       local at = #answer
       answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = hash_key, fixed, state.stored, fields[3]
       answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, with_logprobs(prefix, id, state, progress)
@@ -97,7 +97,7 @@ local function pull(keys, args)
     if not gid then break end
     local _, meta = group_keys(prefix, gid)
     if redis.call('HGET', meta, 'model') ~= model then break end
-    pull_from_group(batch, answer, room, gid, incarnation, args[at + 7])
+    pull_from_group(batch, answer, room, gid, model, incarnation, args[at + 7])
   end
   answer[1] = integer(room.blocked_tokens)
   answer[2], answer[3] = head_answer(prefix, list)

@@ -149,6 +149,7 @@ class RequestEvent(_message.Message):
     """REQUEUED: "evicted", "drained", "failed" or "lost"."""
     prompt_tokens: _builtins.int
     model: _builtins.str
+    """Of PULLED it is written by the script."""
     output_tokens: _builtins.int
     started_s: _builtins.float
     first_token_s: _builtins.float
