@@ -7,6 +7,7 @@ import math
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,7 +18,10 @@ from qlm.api.v1 import estimator_pb2, request_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.length_features import LengthFacts, features_of, hint_feature
+from qlm_core.length_model import LengthModel, LengthScore
+from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
@@ -268,6 +272,46 @@ async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estim
     assert (await learned(estimator, 19)).output_tokens_mean == pytest.approx(40.0)
 
 
+async def test_a_prediction_goes_by_what_tenant_and_hint_tell_of_the_output(server: EmbeddedServer, rig: Rig) -> None:
+    """A published length model that knows two tenants and trusts the hints of one; a gateway would accept requests by the same classes."""
+    facts = {tenant: LengthFacts(model="chat", tenant=tenant, prompt_tokens=500) for tenant in ("terse", "verbose")}
+    known = {features_of(facts["terse"])[0]: 0.0, hint_feature(facts["terse"]): 1.0}
+    known |= {features_of(facts["terse"])[1]: math.log(0.2), features_of(facts["verbose"])[1]: math.log(8.0)}
+    model = LengthModel(
+        features=tuple(known),
+        weights=tuple(known.values()),
+        curvatures=(1.0,) * len(known),
+        scores=(LengthScore(model="chat", used=True, samples=500, median_error_tokens=300.0, model_error_tokens=100.0),),
+    )
+    rows = [WorkloadProfile(**CHAT, token_class=f"1024/o{2 ** (2 * at)}", output_tokens_mean=3.0 * 4.0 ** (at - 1)) for at in range(2, 7)]
+    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "other", LEASE_S, "")
+    assert lease is not None
+    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=shipped_snapshot().hardware, workload=tuple(rows), length_model=model)
+    await rig.queue.publish_profiles(lease, 1, profile_wire.to_body(snapshot))
+    await rig.queue.release_lease(lease)
+    estimator = Estimator(server.url)
+    await estimator.start()
+    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=60.0)
+    asked: dict[str, Any] = {"slo": slo, "output_tokens_max": 4_000}
+    terse = await estimator.predict(tenant="terse", **asked)
+    verbose = await estimator.predict(tenant="verbose", **asked)
+    hinted = await estimator.predict(tenant="terse", expected_output_tokens=800, **asked)
+    not_trusted = await estimator.predict(tenant="verbose", expected_output_tokens=3, **asked)
+    assert verbose.completion_p50_s > 4.0 * terse.completion_p50_s
+    assert hinted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
+    assert not_trusted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
+    await estimator.stop()
+
+
+CHAT: dict[str, Any] = {
+    "model": "chat",
+    "slo_class": "64s",
+    "prompt_tokens_mean": 500.0,
+    "prompt_tokens_variance": 0.0,
+    "output_tokens_variance": 1.0,
+    "samples": 10_000,
+}
+
 SLO = request_pb2.Slo
 COMPLETION = request_pb2.SLO_KIND_COMPLETION
 
@@ -279,6 +323,9 @@ COMPLETION = request_pb2.SLO_KIND_COMPLETION
         ({"model": ""}, NotFound, "UNKNOWN_MODEL"),
         ({"prompt_tokens": 0}, InvalidRequest, "INVALID_FIELD"),
         ({"output_tokens_max": 0}, InvalidRequest, "INVALID_FIELD"),
+        ({"tenant": "t" * 65}, InvalidRequest, "INVALID_FIELD"),
+        ({"tenant": "two\nlines"}, InvalidRequest, "INVALID_FIELD"),
+        ({"application": "a" * 65}, InvalidRequest, "INVALID_FIELD"),
         ({"prompt_tokens": 8_192}, InvalidRequest, "PROMPT_TOO_LONG"),
         ({"prompt_tokens": 2**32 - 1}, InvalidRequest, "PROMPT_TOO_LONG"),
         ({"slo": SLO()}, InvalidRequest, "INVALID_FIELD"),

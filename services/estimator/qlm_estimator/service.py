@@ -10,9 +10,11 @@ import grpc.aio
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed, Unavailable, invalid_field
-from qlm_core.group import slo_class, token_class
+from qlm_core.group import prompt_class, slo_class, token_class
 from qlm_core.importable_profiles import ROWS_MAX, importable
+from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
+from qlm_core.name_rules import check_application, checked_tenant
 from qlm_core.new_request import slo_band
 from qlm_core.prediction_views import GroupView
 from qlm_core.profile import ProfileSnapshot
@@ -77,7 +79,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         with self._metrics.predict_seconds.time():
             spec, slo = _checked(request, self._catalogue)
             reading = await self._reader.now()
-            group = _group_of_one(request, slo, reading)
+            group = _group_of_one(request, spec, slo, reading)
             joins = reading.open_groups.group_for(group, math.inf if slo is None else slo.seconds)
             found = reading.assessment.arriving(group, joins, reading.at_s)
             if found is None:
@@ -128,8 +130,21 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         return PreconditionFailed("this estimator is a standby", reason="NOT_LEADER", details={"leader": address})
 
 
-def _group_of_one(request: estimator_pb2.PredictRequest, slo: Slo | None, reading: Reading) -> GroupView:
-    """The request as a group that comes now."""
+def _group_of_one(request: estimator_pb2.PredictRequest, spec: ModelSpec, slo: Slo | None, reading: Reading) -> GroupView:
+    """The request as a group that comes now, in the class that a gateway would accept it with."""
+    slo_name = "" if slo is None else slo_class(slo)
+    room_tokens = spec.context_tokens_max - request.prompt_tokens
+    facts = LengthFacts(
+        model=request.model,
+        tenant=checked_tenant(request.tenant),
+        application=request.application,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens_asked=request.output_tokens_max if request.output_tokens_max < room_tokens else 0,
+        hint_tokens=request.expected_output_tokens,
+    )
+    profiles = reading.snapshot
+    curve = profiles.output_curve_for(request.model, slo_name, prompt_class(request.prompt_tokens))
+    guess = profiles.length_model.guess(facts, curve.median_tokens, min(request.output_tokens_max, room_tokens))
     if slo is None:
         band = BEHIND_ALL
     elif slo.kind is SloKind.PRIORITY:
@@ -140,8 +155,8 @@ def _group_of_one(request: estimator_pb2.PredictRequest, slo: Slo | None, readin
         group_id="",
         model=request.model,
         slo_kind=SloKind.COMPLETION if slo is None else slo.kind,
-        slo_class="" if slo is None else slo_class(slo),
-        token_class=token_class(request.prompt_tokens),
+        slo_class=slo_name,
+        token_class=token_class(request.prompt_tokens, guess.class_tokens),
         waiting=1,
         waiting_prompt_tokens=request.prompt_tokens,
         first_deadline_s=math.inf if slo is None else slo.deadline_s(reading.at_s),
@@ -164,5 +179,6 @@ def _checked(request: estimator_pb2.PredictRequest, catalogue: Mapping[str, Mode
             reason="PROMPT_TOO_LONG",
             details={"prompt_tokens": str(request.prompt_tokens), "context_tokens_max": str(spec.context_tokens_max)},
         )
+    check_application(request.application)
     slo = request.slo
     return spec, checked_slo(slo.kind, slo.seconds, slo.priority) if request.HasField("slo") else None

@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qlm_core.errors import InvalidRequest, NotFound, invalid_field
+from qlm_core.name_rules import DEFAULT_TENANT, REQUEST_ID_BYTES_MAX, check_application, check_name, checked_tenant
 from qlm_core.request import RequestKey, Slo
 from qlm_core.slo_rules import check_seconds, checked_slo
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 
-DEFAULT_TENANT = "default"
-TENANT_BYTES_MAX = 64
-REQUEST_ID_BYTES_MAX = 128
-APPLICATION_BYTES_MAX = 64
 EXPIRY_S_MAX = 365 * 86_400.0
 STOP_STRINGS_MAX = 16
 STOP_BYTES_MAX = 256
@@ -53,12 +50,10 @@ class Admitted:
 def check(draft: RequestDraft, catalogue: Mapping[str, ModelEntry], limits: AdmissionLimits) -> ModelEntry:
     """Everything that can be told before the prompt's tokens are counted; returns the model. Raises InvalidRequest, NotFound."""
     entry = model_of(draft.model, catalogue)
-    if draft.tenant:
-        check_name("tenant", draft.tenant, TENANT_BYTES_MAX)
+    checked_tenant(draft.tenant)
     if draft.request_id:
         check_name("request_id", draft.request_id, REQUEST_ID_BYTES_MAX)
-    if len(draft.application.encode()) > APPLICATION_BYTES_MAX:
-        raise invalid_field("application", f"at most {APPLICATION_BYTES_MAX} bytes")
+    check_application(draft.application)
     if draft.expire_after_s is not None:
         check_seconds("expire_after_s", draft.expire_after_s, EXPIRY_S_MAX)
     _check_prompt(draft, entry, limits)
@@ -95,10 +90,9 @@ def admit(
 
 def request_key(tenant: str, request_id: str) -> RequestKey:
     """The key that a client names an accepted request by. Raises InvalidRequest."""
-    if tenant:
-        check_name("tenant", tenant, TENANT_BYTES_MAX)
+    key = RequestKey(checked_tenant(tenant), request_id)
     check_name("request_id", request_id, REQUEST_ID_BYTES_MAX)
-    return RequestKey(tenant or DEFAULT_TENANT, request_id)
+    return key
 
 
 def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
@@ -114,12 +108,6 @@ def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
 def slo_of(draft: SloDraft) -> Slo:
     """A checked SLO. Raises InvalidRequest."""
     return checked_slo(draft.kind, draft.seconds, draft.priority)
-
-
-def check_name(field: str, name: str, bytes_max: int) -> None:
-    """Raises InvalidRequest for a name that is empty, too long or not printable ASCII."""
-    if not (1 <= len(name) <= bytes_max and name.isascii() and name.isprintable()):
-        raise invalid_field(field, f"1 to {bytes_max} bytes of printable ASCII")
 
 
 def empty_prompt() -> InvalidRequest:

@@ -504,12 +504,21 @@ class PredictRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    APPLICATION_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model. Required."""
     prompt_tokens: _builtins.int
     """>= 1 and below the model's context."""
     output_tokens_max: _builtins.int
-    """>= 1; more than the context holds stands for what it holds."""
+    """>= 1; more than the context holds stands for what it holds, and for a request without a limit of its own."""
+    tenant: _builtins.str
+    """As in the request, as the two after it: what its output is expected to be goes by them, where the length model is in use."""
+    application: _builtins.str
+    """A label of the calling application."""
+    expected_output_tokens: _builtins.int
+    """The client's own hint, followed as far as this tenant's hints proved right; 0: none."""
     @_builtins.property
     def slo(self) -> _request_pb2.Slo:
         """As in the request. Absent: behind everything that has one."""
@@ -521,10 +530,13 @@ class PredictRequest(_message.Message):
         prompt_tokens: _builtins.int = ...,
         output_tokens_max: _builtins.int = ...,
         slo: _request_pb2.Slo | None = ...,
+        tenant: _builtins.str = ...,
+        application: _builtins.str = ...,
+        expected_output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "output_tokens_max", b"output_tokens_max", "prompt_tokens", b"prompt_tokens", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application", b"application", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "output_tokens_max", b"output_tokens_max", "prompt_tokens", b"prompt_tokens", "slo", b"slo", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
