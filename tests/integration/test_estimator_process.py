@@ -7,7 +7,6 @@ import math
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,10 +17,6 @@ from qlm.api.v1 import estimator_pb2, request_pb2
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, RequestEvent
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
-from qlm_core.length_features import LengthFacts, features_of, hint_feature
-from qlm_core.length_model import LengthModel, LengthScore
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
-from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
@@ -147,34 +142,6 @@ async def test_without_anything_published_it_learns_from_the_kept_events(server:
     await estimator.stop()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["it says what it read", "it does not"])
-async def test_a_new_leader_reads_on_after_the_last_entry_that_was_learned(server: EmbeddedServer, rig: Rig, told: bool) -> None:
-    """A publication holds what was read by then; its time is later than events that it had still to read."""
-    await rig.serve(15, 64)
-    entries = await rig.queue.read_events("0", 0.0, 10_000)
-    await rig.serve(10, 64)
-    now_s = await rig.queue.server_time_s()
-    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "other", LEASE_S, "")
-    assert lease is not None
-    last = entries[-1].entry_id if told else ""
-    snapshot = ProfileSnapshot(version=1, made_s=now_s + 0.001, hardware=(), last_event_id=last)
-    await rig.queue.publish_profiles(lease, 1, profile_wire.to_body(snapshot))
-    await rig.queue.release_lease(lease)
-    estimator = Estimator(server.url)
-    await estimator.start()
-    await rig.serve(5, 64)
-
-    async def read() -> bool:
-        return (estimator.metric("qlm_estimator_length_samples_total") or 0) >= (15 if told else 5)
-
-    await until(read, "what was told since")
-    assert round((await learned(estimator, 14 if told else 4)).samples) == (15 if told else 5)
-    found = profile_wire.from_proto(await estimator.profiles())
-    assert found.last_event_id == (await rig.queue.read_events(last or "0", 0.0, 10_000))[-1].entry_id
-    assert estimator.metric("qlm_estimator_repeated_events_total") == 0
-    await estimator.stop()
-
-
 async def test_trimmed_events_are_noticed(server: EmbeddedServer) -> None:
     """The stream keeps few entries, and much happens while no estimator runs."""
     rig = Rig(RedisQueue(server.url, bounds=Bounds(events_max=100)))
@@ -271,46 +238,6 @@ async def test_outlives_the_queue_server(server: EmbeddedServer, rig: Rig, estim
     await rig.serve(10, 40)
     assert (await learned(estimator, 19)).output_tokens_mean == pytest.approx(40.0)
 
-
-async def test_a_prediction_goes_by_what_tenant_and_hint_tell_of_the_output(server: EmbeddedServer, rig: Rig) -> None:
-    """A published length model that knows two tenants and trusts the hints of one; a gateway would accept requests by the same classes."""
-    facts = {tenant: LengthFacts(model="chat", tenant=tenant, prompt_tokens=500) for tenant in ("terse", "verbose")}
-    known = {features_of(facts["terse"])[0]: 0.0, hint_feature(facts["terse"]): 1.0}
-    known |= {features_of(facts["terse"])[1]: math.log(0.2), features_of(facts["verbose"])[1]: math.log(8.0)}
-    model = LengthModel(
-        features=tuple(known),
-        weights=tuple(known.values()),
-        curvatures=(1.0,) * len(known),
-        scores=(LengthScore(model="chat", used=True, samples=500, median_error_tokens=300.0, model_error_tokens=100.0),),
-    )
-    rows = [WorkloadProfile(**CHAT, token_class=f"1024/o{2 ** (2 * at)}", output_tokens_mean=3.0 * 4.0 ** (at - 1)) for at in range(2, 7)]
-    lease = await rig.queue.acquire_lease(ESTIMATOR_ROLE, "other", LEASE_S, "")
-    assert lease is not None
-    snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=shipped_snapshot().hardware, workload=tuple(rows), length_model=model)
-    await rig.queue.publish_profiles(lease, 1, profile_wire.to_body(snapshot))
-    await rig.queue.release_lease(lease)
-    estimator = Estimator(server.url)
-    await estimator.start()
-    slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=60.0)
-    asked: dict[str, Any] = {"slo": slo, "output_tokens_max": 4_000}
-    terse = await estimator.predict(tenant="terse", **asked)
-    verbose = await estimator.predict(tenant="verbose", **asked)
-    hinted = await estimator.predict(tenant="terse", expected_output_tokens=800, **asked)
-    not_trusted = await estimator.predict(tenant="verbose", expected_output_tokens=3, **asked)
-    assert verbose.completion_p50_s > 4.0 * terse.completion_p50_s
-    assert hinted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
-    assert not_trusted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
-    await estimator.stop()
-
-
-CHAT: dict[str, Any] = {
-    "model": "chat",
-    "slo_class": "64s",
-    "prompt_tokens_mean": 500.0,
-    "prompt_tokens_variance": 0.0,
-    "output_tokens_variance": 1.0,
-    "samples": 10_000,
-}
 
 SLO = request_pb2.Slo
 COMPLETION = request_pb2.SLO_KIND_COMPLETION

@@ -52,6 +52,9 @@ DRIFT_OPERATIONS = 4
 DRIFT_LASTS_S = 10.0
 """So many operations on end, over so long, that are off by more than that factor in one direction are a drift."""
 
+DRIFT_WEIGHT_MIN = 0.25
+"""Operations that count less are no sign of it."""
+
 WARM_UP_OPERATIONS = 8
 """Operations behind what was learned before it can be drifted from."""
 
@@ -132,7 +135,7 @@ class _Learned:
         return change
 
     def _drift(self, seen: _Seen) -> float:
-        if seen.weight < 0.5 or len(self.seen) < WARM_UP_OPERATIONS:
+        if seen.weight < DRIFT_WEIGHT_MIN or len(self.seen) < WARM_UP_OPERATIONS:
             return 0.0
         level = self.off_level if self.off else self.level
         error = seen.error - level
@@ -155,8 +158,14 @@ class _Learned:
             return
         drifting = published.drifting_since_s > 0.0
         self.prior = min(self.prior, DRIFTED_PRIOR) if drifting else self.prior
-        error = math.log(published.slowdown) * (self.prior + samples) / samples + shift
-        self.seen = deque([_Seen(error, 1.0, 0.0)] * samples, maxlen=WINDOW)
+        level = math.log(published.slowdown)
+        # As sure as they were, but no less than it takes for all to be within SPREAD of the mean, as they then are at once.
+        by_share = self.prior * (1.0 / max(1e-6, published.prior_share) - 1.0) / samples
+        weight = min(1.0, max(by_share, abs(level) * self.prior / (samples * SPREAD)))
+        if weight <= 0.0:
+            return
+        error = level * (1.0 + self.prior / (samples * weight)) + shift
+        self.seen = deque([_Seen(error, weight, 0.0)] * samples, maxlen=WINDOW)
         self.drifting_since_s = published.drifting_since_s
         self.settled_in = SETTLED_OPERATIONS if drifting else 0
         self._believe()

@@ -290,6 +290,35 @@ def test_a_restored_machine_believes_the_same_and_goes_on() -> None:
     assert learned(driver).swap_warm.slowdown == pytest.approx(2.0, rel=0.06)
 
 
+@given(
+    st.lists(st.tuples(st.floats(0.05, 20.0), st.sampled_from([1.0, 4.0, 1_000.0])), min_size=1, max_size=40),
+    st.sampled_from(["A100-80GB", "H200"]),
+)
+def test_what_is_published_is_believed_again(loads_seen: list[tuple[float, float]], gpu: str) -> None:
+    """Whatever was learned, of loads that take seconds or no longer than a turn of the process, from each kind of prior."""
+    driver = Driver()
+    for at, (slowdown, scale) in enumerate(loads_seen):
+        driver.seen(instances=(replace(INSTANCE, gpu=gpu, time_scale=scale),))
+        driver.operation(SWAPPED_WARM, 60.0 * at, slowdown * WARM_S / scale)
+    before = learned(driver)
+    again = Driver()
+    again.restore(driver.machine.snapshot)
+    again.seen(instances=(replace(INSTANCE, gpu=gpu),))
+    again.operation(SWAPPED_COLD, 10_000.0, COLD_S)
+    after = learned(again)
+    assert after.swap_warm.slowdown == pytest.approx(before.swap_warm.slowdown, rel=0.01)
+    assert after.swap_warm.samples == before.swap_warm.samples
+    assert after.swap_warm.prior_share <= before.swap_warm.prior_share + 0.01
+
+
+def test_a_drift_shows_in_warmings_alone(driver: Driver) -> None:
+    changed_s = loads(driver, 10, 1.0, kind=WARMED)
+    loads(driver, 4, 3.0, from_s=changed_s, kind=WARMED)
+    (note,) = driver.noted
+    assert isinstance(note, DriftFound)
+    assert note.operation == "swap_cold"
+
+
 def test_times_survive_a_file() -> None:
     driver = taught()
     before = learned(driver)
