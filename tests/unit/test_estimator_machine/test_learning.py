@@ -190,13 +190,3 @@ def test_events_before_the_reading_of_the_queue_are_not_counted_twice() -> None:
     assert driver.machine.counts.speeds == 1
     (row,) = driver.learned()
     assert row.slowdown == pytest.approx(1.0, abs=0.02), "it ran by itself: none of the two is taken to run still"
-
-
-def test_a_pull_of_a_group_that_was_not_read_yet_counts_for_its_own_model() -> None:
-    """Up to two seconds pass from one reading of the queue to the next, and a model may become active between them."""
-    driver = Driver()
-    driver.seen(instances=(replace(INSTANCE, active_model="chat"),))
-    assert driver.tell(LifecycleKind.PULLED, 1.0, "new", group_id="unread", model="big").model == "big"
-    driver.tell(LifecycleKind.ENDED, 2.0, "new", output_tokens=40)
-    driver.run(3.0, 4.0, "2")
-    assert {key[0] for key, row in driver.workload().items() if row.censored} == {"big"}
