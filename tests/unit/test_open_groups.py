@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.instance import InstanceFacts
-from qlm_core.open_groups import BATCHES, SPREAD_FRACTION, OpenGroups
+from qlm_core.open_groups import BATCHES, OVERTAKE_FRACTION, OVERTAKE_MIN_S, OVERTAKEN_LOOK, SPREAD_FRACTION, OpenGroups
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import SloKind
+from qlm_planner import grouping
+from qlm_planner.policy import Policy
 
 SLO_S = 60.0
 
@@ -37,7 +39,7 @@ REQUEST = group(100.0, waiting=1)
 
 
 def test_it_joins_the_newest_group_of_its_key_wherever_that_is() -> None:
-    found = OpenGroups([view("a", group(90.0)), view("b", group(95.0), group(80.0)), view("c", group(99.0, model="other"))])
+    found = OpenGroups([view("a", group(90.0)), view("b", group(80.0), group(95.0)), view("c", group(99.0, model="other"))])
     assert found.group_for(REQUEST, SLO_S) == "95.0"
 
 
@@ -65,3 +67,25 @@ def test_priorities_have_no_deadlines_to_be_apart() -> None:
 def test_nothing_joins_an_instance_that_drains() -> None:
     assert OpenGroups([view("a", group(95.0), draining=True)]).group_for(REQUEST, SLO_S) == ""
     assert OpenGroups([]).group_for(REQUEST, SLO_S) == ""
+
+
+def test_it_joins_nothing_in_front_of_those_who_came_much_earlier() -> None:
+    """By more than a second, and by more than a tenth of how long the first has waited."""
+    near, far = group(99.0, tokens="1024"), group(98.5, tokens="1024")
+    assert OpenGroups([view("a", group(95.0), near)]).group_for(REQUEST, SLO_S) == "95.0"
+    assert OpenGroups([view("a", group(95.0), far)]).group_for(REQUEST, SLO_S) == ""
+    first = group(84.0, tokens="64")
+    assert OpenGroups([view("a", first, group(95.0), far)]).group_for(REQUEST, SLO_S) == "95.0", "1.5 of 16 s"
+    assert OpenGroups([view("a", far, group(95.0))]).group_for(REQUEST, SLO_S) == "95.0", "who stands before it is not overtaken"
+
+
+@pytest.mark.parametrize("other", [group(90.0, model="n"), replace(group(90.0, tokens="1024"), slo_class="32s"), replace(group(90.0), band=1)])
+def test_who_is_not_alike_is_not_overtaken(other: GroupView) -> None:
+    assert OpenGroups([view("a", group(95.0), replace(other, token_class="1024"))]).group_for(REQUEST, SLO_S) == "95.0"
+
+
+def test_it_guesses_with_the_planners_defaults() -> None:
+    policy = Policy()
+    assert (BATCHES, SPREAD_FRACTION) == (policy.delta, policy.group_spread_fraction)
+    assert (OVERTAKE_FRACTION, OVERTAKE_MIN_S) == (policy.group_overtake_fraction, policy.group_overtake_min_s)
+    assert OVERTAKEN_LOOK == grouping.OVERTAKEN_LOOK

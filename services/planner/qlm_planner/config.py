@@ -76,6 +76,11 @@ class PlannerSettings(Section):
     group_spread_fraction: Seconds = Field(
         DEFAULTS.group_spread_fraction, description="Deadlines in a group are at most this share of the SLO apart."
     )
+    group_overtake_fraction: Weight = Field(
+        DEFAULTS.group_overtake_fraction,
+        description="Nobody joins a group in front of others of the model and SLO class with deadlines earlier by more than this share of "
+        "their wait.",
+    )
     late_weight: Weight = Field(DEFAULTS.late_weight, description="Cost of a late request.")
     tardiness_weight: Weight = Field(DEFAULTS.tardiness_weight, description="Cost of a request-second of tardiness.")
     work_weight: Weight = Field(DEFAULTS.work_weight, description="Cost of a GPU-second of swapping.")
@@ -154,6 +159,7 @@ class PlannerConfig(Section):
             delta=own.delta,
             group_service_fraction=own.group_service_fraction,
             group_spread_fraction=own.group_spread_fraction,
+            group_overtake_fraction=own.group_overtake_fraction,
             late_weight=own.late_weight,
             tardiness_weight=own.tardiness_weight,
             work_weight=own.work_weight,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
@@ -22,6 +23,8 @@ from qlm_planner.snapshot import Arrival
 
 SPREAD_MIN_S = 0.1
 """Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
+OVERTAKEN_LOOK = 32
+"""Groups behind an open one, and from the head of its queue, among which those are looked for that a request would overtake."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,4 +123,29 @@ class Grouping:
         if math.isinf(group.traits.slo_s):
             return True  # priorities, and those that may take any time
         spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
-        return abs(facts.deadline_s - group.first_deadline_s) <= spread_s
+        return abs(facts.deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, facts, board)
+
+    def _overtakes(self, group: Group, facts: RequestFacts, board: Board) -> bool:
+        """Whether a request that joins a group would come before others of its model and SLO class that came much earlier. A group may
+        stay open for long (it is as large as what of its key arrives while it drains), and what is told to those behind it counts nobody
+        who is yet to come. Costs O(1) but for finding the group on its queue."""
+        queue = board.queues[group.instance]
+        place = queue.index(group.group_id)
+        behind = _first_alike(board, islice(queue, place + 1, place + 1 + OVERTAKEN_LOOK), group)
+        if behind is None:
+            return False
+        first = _first_alike(board, islice(queue, min(place, OVERTAKEN_LOOK)), group) or group
+        waited_s = self.policy.group_overtake_fraction * (facts.deadline_s - first.first_deadline_s)
+        return facts.deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
+
+
+def _first_alike(board: Board, group_ids: Iterable[str], group: Group) -> Group | None:
+    """The first with the model, the SLO class and the rank of a group: among those the order is that of their deadlines."""
+    key = group.traits.key
+    of = (key.model, key.slo_kind, key.slo_class, group.rank)
+    for group_id in group_ids:
+        other = board.groups[group_id]
+        its = other.traits.key
+        if (its.model, its.slo_kind, its.slo_class, other.rank) == of:
+            return other
+    return None

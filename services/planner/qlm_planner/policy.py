@@ -55,6 +55,11 @@ class Policy:
     """A group's service time is at most this share of its SLO, so that its last request is not late by its own group."""
     group_spread_fraction: float = 0.5
     """Deadlines in a group are at most this share of the SLO apart: the order is by the first of them."""
+    group_overtake_fraction: float = 0.1
+    """A request joins no group in front of others of its model and SLO class with deadlines earlier than its own by more than this share
+    of how long the first of them has waited: first come, first served to within a tenth of the wait, whatever the classes of tokens."""
+    group_overtake_min_s: float = 1.0
+    """But by so much it may always overtake: each class opens a group a second at the most."""
     group_min: int = 8
     """No limit makes a group smaller than this: the cost of planning grows with the groups. Learned classes take smaller ones over."""
     token_classes: TokenClasses = TokenClasses.FIXED
@@ -168,6 +173,16 @@ class Policy:
 
 
 NOT_POSITIVE = frozenset(
-    {"slo_band", "seed", "events_gap_s", "completion_weight", "head_gain", "replan_gain", "replan_gain_min", "starvation_slos"}
+    {
+        "slo_band",
+        "seed",
+        "events_gap_s",
+        "completion_weight",
+        "head_gain",
+        "replan_gain",
+        "replan_gain_min",
+        "starvation_slos",
+        "group_overtake_fraction",
+    }
 )
 """Fields that may be 0 (the band may be negative too)."""

@@ -144,3 +144,53 @@ async def test_running_requests_count_for_the_limit() -> None:
     await world.settle()
     assert max(group.live for group in machine.board.groups.values()) < 170
     assert len(machine.board.groups) == 2
+
+
+async def test_who_comes_later_does_not_join_in_front_of_those_who_wait() -> None:
+    """Two classes of prompts, one instance. While the first stays open in front of the second, it takes what comes within a second of that
+    or within a tenth of the wait of its first; what comes later stands behind."""
+    world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=0.1, group_overtake_min_s=1.0))
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", slo_s=3_600.0, count=20)
+    await world.advance(20.0)
+    await world.submit("alpha", slo_s=3_600.0, prompt_tokens=2_000, count=5)
+    await world.advance(1.5)  # of 21.5 s that the first waits
+    await world.submit("alpha", slo_s=3_600.0)
+    await world.settle()
+    assert await sizes(world) == [21, 5]
+    await world.advance(2.0)
+    await world.submit("alpha", slo_s=3_600.0, count=3)
+    await world.advance(5.0)
+    await world.submit("alpha", slo_s=3_600.0, prompt_tokens=2_000, count=2)
+    await world.settle()
+    assert await sizes(world) == [21, 5, 3, 2], "nor does the second class come before what stands behind it now"
+    queue = machine.board.queues["a"]
+    assert [machine.board.groups[group_id].waiting for group_id in queue] == [21, 5, 3, 2], "in the order in which they came"
+
+
+async def test_a_group_with_nobody_alike_behind_it_stays_open() -> None:
+    """Those behind it want another model, or have other SLOs: to join it overtakes nobody who is alike."""
+    world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=0.0, group_overtake_min_s=1.0))
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", slo_s=3_600.0)
+    await world.submit("beta", slo_s=3_600.0)
+    await world.submit("alpha", slo_s=30_000.0, prompt_tokens=2_000)
+    for _ in range(5):
+        await world.advance(10.0)
+        await world.submit("alpha", slo_s=3_600.0)
+    await world.settle()
+    assert await sizes(world) == [6, 1, 1]
+
+
+async def test_a_class_opens_a_group_a_second_at_the_most() -> None:
+    """Two classes that come in turns, twenty a second."""
+    world = World(Policy(lease_ttl_s=LEASE_S, group_overtake_fraction=0.1, group_overtake_min_s=1.0))
+    await world.join("a")
+    await world.lead()
+    for number in range(100):
+        await world.submit("alpha", slo_s=3_600.0, prompt_tokens=(200, 2_000)[number % 2])
+        await world.advance(0.05)
+    await world.settle()
+    assert len(await sizes(world)) <= 2 * 5
