@@ -137,20 +137,31 @@ class HardwareProfile:
             return self.swap_warm.slowdown * self.load_cpu_to_gpu_s
         return self.swap_cold.slowdown * (self.load_disk_to_cpu_s + self.load_cpu_to_gpu_s)
 
-    def as_measured(self) -> HardwareProfile:
+    def as_pair(self) -> HardwareProfile:
+        """Of a row that was learned on an instance: the row of the pair that its runs were held against."""
+        as_profiled: dict[str, Any] = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
+        return replace(self, instance="", slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0, **as_profiled)
+
+    def as_measured(self, earlier: HardwareProfile | None = None, kept: float = 1.0) -> HardwareProfile:
         """Of a row that was learned on an instance: what its runs alone say, as a row of the pair. The prior's share of `slowdown` is taken
-        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. Raises ValueError where runs say
-        nothing."""
+        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. `earlier`: the same row as it was,
+        whose runs do not count; they weigh `kept` of what they did. Raises ValueError where runs say nothing."""
         if not self.instance or self.prior_share >= 1.0:
             raise ValueError("a row that was learned from runs of an instance is needed")
-        of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)
-        if of_runs <= 0.0:
-            raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}")
-        as_profiled: dict[str, Any] = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
-        pair = replace(
-            self, instance="", origin=ORIGIN_MEASURED, slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0, **as_profiled
-        )
-        return replace(pair, **{name: of_runs * getattr(self, name) for name in _SLOWED})
+        measured, predicted = self._of_runs()
+        if earlier is not None and earlier.prior_share < 1.0:
+            measured_then, predicted_then = earlier._of_runs()
+            measured, predicted = measured - kept * measured_then, predicted - kept * predicted_then
+        if measured <= 0.0 or predicted <= 0.0:
+            raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}, or what was before")
+        of_runs = measured / predicted
+        return replace(self.as_pair(), origin=ORIGIN_MEASURED, **{name: of_runs * getattr(self, name) for name in _SLOWED})
+
+    def _of_runs(self) -> tuple[float, float]:
+        """What runs took, and what the pair's row says of them, in units of what the prior weighs; a share of 0 is a prior of no weight."""
+        if not self.prior_share:
+            return self.slowdown, 1.0
+        return self.slowdown / self.prior_share - 1.0, 1.0 / self.prior_share - 1.0
 
     def scaled(self, time_scale: float) -> HardwareProfile:
         """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it."""

@@ -2,7 +2,8 @@
 
 An engine that has its machine to itself is quicker than one that shares it with the services that feed it and store its tokens. So the load
 goes the whole way, as requests of any client do, and enough of it waits that no seat of the instance is empty for want of work. A run is
-measured from its pull to its end as the queue tells them, which the seat's way from one request to the next is part of.
+measured from its pull to its end as the queue tells them, which the seat's way from one request to the next is part of. What was learned
+until the load had gone on for a while is taken out again: first runs of an engine are slow, and so is a queue that has just begun.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ SLO_S = 86_400.0
 """So far away that the load makes room for everybody else's requests."""
 EXPIRES_S = 120.0
 """After the end of the load its requests are gone, if nobody was left to cancel them."""
+WARM_UP_S = 15.0
+WARM_UP_SHARE_MAX = 0.25
+"""So much of the load goes by before what is measured begins, at most so much of all of it."""
+FADES_RUNS = 1_000.0
+"""Runs after which the estimator has forgotten all but 1 / e of an old one, where nobody configured another memory."""
 RUNS_LEAST = 20
 """Learned from fewer, a row is nobody's."""
 LOOK_S = 1.5
@@ -50,7 +56,7 @@ class NotMeasured(QlmError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRow:
     """What was learned of a model on an instance. `before`: the row of the pair that its runs were held against; `row`: that row, as slow
-    as they were; `completed`: requests of the load."""
+    as they were; `runs`: that say so; `completed`: requests of the load."""
 
     model: str
     instance: str
@@ -74,20 +80,47 @@ class ServedRow:
 async def measure_serving(
     client: AsyncClient, learned: Learned, spec: ModelSpec, *, instance: str, seats: int, load_s: float, seed: int
 ) -> ServedRow:
-    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance by then. All runs that the estimator
-    remembers count, also those of others. The load is of no more use afterwards: what did not end is cancelled. Raises QlmError."""
-    completed = await _load(client, spec, seats, load_s, random.Random(seed))
+    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance meanwhile, but for the load's beginning;
+    runs of others count as well. Where the estimator remembers more runs from before than the load had, all of them count. The load is of
+    no more use afterwards: what did not end is cancelled. Raises QlmError."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            warm = group.create_task(_after(min(WARM_UP_S, WARM_UP_SHARE_MAX * load_s), learned))
+            load = group.create_task(_load(client, spec, seats, load_s, random.Random(seed)))
+    except ExceptionGroup as failed:
+        _raise_first(failed)
+    completed = load.result()
     rows = await _settled(learned)
-    found = [row for row in rows.hardware if row.instance == instance and row.model == spec.profile]
-    if not found or found[0].samples < RUNS_LEAST:
-        runs = found[0].samples if found else 0
+    row = _learned_row(rows, instance, spec)
+    if row is None or row.samples < RUNS_LEAST:
+        runs = 0 if row is None else row.samples
         raise NotMeasured(
             f"{spec.name}: the estimator has learned from {runs} runs on {instance}, and at least {RUNS_LEAST} are needed; of this load "
             f"{completed} requests ended. Does the instance serve the model? A longer --limit gives more"
         )
-    (row,) = found
     before = next(each for each in rows.hardware if not each.instance and each.key == row.key)
-    return ServedRow(model=spec.name, instance=instance, before=before, row=row.as_measured(), runs=row.samples, completed=completed)
+    measured, runs = since(_learned_row(warm.result(), instance, spec), row)
+    return ServedRow(model=spec.name, instance=instance, before=before, row=measured, runs=runs, completed=completed)
+
+
+def since(earlier: HardwareProfile | None, row: HardwareProfile) -> tuple[HardwareProfile, int]:
+    """What the runs between two looks at a learned row say, as a row of the pair, and how many they are. All runs of the second look count
+    where the first tells nothing of them: there was none, it is of another row, the instance has changed since, or it had more runs."""
+    if earlier is None or earlier.as_pair() != row.as_pair() or earlier.drifting_since_s != row.drifting_since_s:
+        return row.as_measured(), row.samples
+    runs = row.samples - earlier.samples
+    if not (0.0 < earlier.prior_share < 1.0 and row.prior_share > 0.0) or runs < max(RUNS_LEAST, earlier.samples):
+        return row.as_measured(), row.samples
+    return row.as_measured(earlier, max(0.0, 1.0 - runs / FADES_RUNS)), runs
+
+
+def _learned_row(rows: ProfileSnapshot, instance: str, spec: ModelSpec) -> HardwareProfile | None:
+    return next((row for row in rows.hardware if row.instance == instance and row.model == spec.profile), None)
+
+
+async def _after(seconds: float, learned: Learned) -> ProfileSnapshot:
+    await asyncio.sleep(seconds)
+    return await learned()
 
 
 async def _settled(learned: Learned) -> ProfileSnapshot:

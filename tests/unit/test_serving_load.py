@@ -1,0 +1,133 @@
+"""What `qlm profile --serving` takes from an estimator: the speed of the runs of its load, without those before."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from qlm.cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST, since
+from qlm_agent.config import AgentSettings
+from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.request import Slo, SloKind
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process import profile_wire
+from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
+from qlm_sim.cluster import Cluster
+
+SEATS = 8
+LOAD_FROM_S, WARM_S, LOAD_UNTIL_S = 30.0, 45.0, 105.0
+FIRST_SLOWNESS = 1.6
+ROW = HardwareProfile(
+    gpu="CPU",
+    n_gpu=1,
+    model="small",
+    weights_gb=0.27,
+    kv_bytes_per_token=23_040,
+    kv_capacity_tokens=21_664,
+    decode_a_ms=15.2,
+    decode_b_ms_per_seq=0.54,
+    decode_c_ms_per_context_token=0.0029,
+    prefill_base_ms=24.0,
+    prefill_ms_per_token=0.47,
+    prefill_ms_per_token_squared=0.00032,
+    load_disk_to_cpu_s=3.4,
+    load_cpu_to_gpu_s=0.004,
+    kv_swap_us_per_token=3.4,
+    recompute_us_per_token=744.0,
+    origin="measured",
+)
+LEARNED = replace(ROW, instance="a", samples=20, slowdown=1.1, prior_share=0.5)
+
+
+def _after(row: HardwareProfile, runs: int, ratio: float) -> HardwareProfile:
+    """A learned row after so many more runs that say as much each as those before did."""
+    measured, predicted = row.slowdown / row.prior_share - 1.0, 1.0 / row.prior_share - 1.0
+    more = runs * predicted / row.samples
+    share = 1.0 / (1.0 + predicted + more)
+    return replace(row, samples=row.samples + runs, slowdown=share * (1.0 + measured + ratio * more), prior_share=share)
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.37])
+def test_runs_from_before_are_taken_out(ratio: float) -> None:
+    found, runs = since(LEARNED, _after(LEARNED, 60, ratio))
+    assert runs == 60
+    assert found.decode_a_ms == pytest.approx(ratio * ROW.decode_a_ms, rel=0.015)  # none of those before has faded here
+    assert (found.key, found.instance, found.slowdown, found.origin) == (ROW.key, "", 1.0, "measured")
+    assert found.load_disk_to_cpu_s == ROW.load_disk_to_cpu_s
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        None,
+        replace(LEARNED, decode_a_ms=99.0),
+        replace(LEARNED, drifting_since_s=7.0),
+        replace(LEARNED, samples=60),
+        replace(LEARNED, prior_share=1.0, samples=0, slowdown=1.0),
+    ],
+    ids=["there was none", "of another row", "the instance has changed since", "it had more runs", "it had none"],
+)
+def test_all_runs_count_where_those_before_cannot_be_told(earlier: HardwareProfile | None) -> None:
+    later = _after(LEARNED, 60, 1.3)
+    assert since(earlier, later) == (later.as_measured(), 80)
+
+
+@pytest.mark.parametrize("slowness", [0.9, 1.0, 1.1])
+def test_the_row_is_the_engines_whatever_its_first_runs_were(slowness: float) -> None:
+    """A whole cluster in virtual time, as in the bench: eight requests for a start, then eight for each seat, which drain at the end. The
+    engine is `slowness` times as slow as its row, and more so until the load has begun."""
+    dice = random.Random(3)
+    spec = ModelSpec(name="m", profile="small", vocabulary_size=32_000, context_tokens_max=1_024)
+    settings = {"step_noise": 0.05, "bias_max": 0.0, "host_kv_gb": 0.0}
+    agent = AgentSettings.model_validate(
+        {"name": "a", "gpu": "CPU", "engine": "simulated", "batch_max": SEATS, "models": ("m",), "simulated": settings}
+    )
+    requests = [_request(number, 1.0, 64, 50) for number in range(SEATS)]
+    requests += [
+        _request(number, LOAD_FROM_S + at_s, dice.choice(PROMPT_TOKENS), dice.randint(*OUTPUT_TOKENS))
+        for number, at_s in enumerate([*[0.0] * (PER_SEAT * SEATS), *[dice.uniform(0.0, 50.0) for _ in range(100)]], SEATS)
+    ]
+    seen: list[ProfileSnapshot] = []
+
+    def slow_at_first(cluster: Cluster) -> None:
+        cluster.agents[0].set_slowness(FIRST_SLOWNESS * slowness)
+
+    def slow(cluster: Cluster) -> None:
+        cluster.agents[0].set_slowness(slowness)
+
+    def look(cluster: Cluster) -> None:
+        seen.append(profile_wire.from_body(cluster.server.queue.state.profiles[1]))
+
+    simulate(
+        ClusterDescription(
+            models=(spec,), instances=(InstanceDescription(agent=agent),), profiles=replace(shipped_snapshot(), hardware=(ROW,))
+        ),
+        requests,
+        looks=[(0.5, slow_at_first), (LOAD_FROM_S + 5.0, slow), (WARM_S, look), (LOAD_UNTIL_S, look)],
+        look_every_s=0.002,
+    )
+    earlier, later = (next((row for row in each.hardware if row.instance == "a"), None) for each in seen)
+    assert earlier is not None
+    assert later is not None
+    found, runs = since(earlier, later)
+    assert runs > 3 * RUNS_LEAST
+    assert found.decode_a_ms / ROW.decode_a_ms == pytest.approx(slowness, rel=0.02)
+    assert later.as_measured().decode_a_ms / ROW.decode_a_ms > 1.03 * slowness, "the first runs are what would be taken for it"
+
+
+def _request(number: int, at_s: float, prompt_tokens: int, output_tokens: int) -> SimRequest:
+    return SimRequest(
+        request_id=f"r{number}",
+        arrival_s=at_s,
+        model="m",
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        output_tokens_max=output_tokens,
+        slo=Slo(kind=SloKind.COMPLETION, seconds=86_400.0),
+        content=number,
+        greedy=True,
+    )
