@@ -47,19 +47,22 @@ GAVE_WAY = (("qlm_agent_returned_requests_total", {"cause": "evicted"}), ("qlm_a
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end.
-    `refused`: it would have been late, and never came in (`Overload.REFUSE`)."""
+    `refused`: it would have been late, and never came in (`Overload.REFUSE`). `told_wait_s`: the median of its wait as it was told at its
+    acceptance, None where nothing was."""
 
     request_id: str
     model: str
     slo: Slo
     state: RequestState | None
     accepted_s: float
+    started_s: float
     first_token_s: float
     finished_s: float
     attempts: int
     output_tokens: int
     instance: str
     refused: bool = False
+    told_wait_s: float | None = None
 
     @property
     def in_time(self) -> bool:
@@ -151,6 +154,7 @@ class _Comparison:
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}
         self._refused: set[RequestKey] = set()
+        self._told_wait_s: dict[RequestKey, float] = {}
         self._history: list[QueueSample] = []
 
     def plan(self, kill: PlannedKill) -> None:
@@ -198,6 +202,8 @@ class _Comparison:
                 self._refused.add(request.key)
             elif error is not None:
                 self._cluster.schedule.after(error.retry_after_s or SUBMIT_RETRY_S, lambda: self._send(request, gateway))
+            elif response is not None and response.accepted.HasField("prediction"):
+                self._told_wait_s[request.key] = response.accepted.prediction.wait_p50_s
 
         submit = SubmitRequest(request=message(request, self._cluster.site.catalogue[request.model]))
         gateway.serve(submit, ServerCall(gateway.process, answered))
@@ -224,12 +230,14 @@ class _Comparison:
             slo=request.slo,
             state=self._states.get(request.key),
             accepted_s=_after_start(timing.accepted_s),
+            started_s=_after_start(timing.started_s),
             first_token_s=_after_start(timing.first_token_s),
             finished_s=_after_start(timing.finished_s) if result is not None else float("inf"),
             attempts=0 if result is None else result.attempts,
             output_tokens=0 if result is None else result.usage.output_tokens,
             instance="" if result is None else result.incarnation.rpartition("/")[0],
             refused=request.key in self._refused,
+            told_wait_s=self._told_wait_s.get(request.key),
         )
 
     def _sample(self) -> None:

@@ -79,13 +79,15 @@ def test_it_joins_nothing_in_front_of_those_who_came_much_earlier() -> None:
     assert OpenGroups([view("a", far, group(95.0))]).group_for(REQUEST, SLO_S) == "95.0", "who stands before it is not overtaken"
 
 
-@pytest.mark.parametrize("other", [group(90.0, model="n"), replace(group(90.0, tokens="1024"), slo_class="32s"), replace(group(90.0), band=1)])
+@pytest.mark.parametrize(
+    "other", [group(90.0, model="n"), replace(group(90.0, tokens="1024"), slo_class="32s"), replace(group(90.0), band=1)]
+)
 def test_who_is_not_alike_is_not_overtaken(other: GroupView) -> None:
     assert OpenGroups([view("a", group(95.0), replace(other, token_class="1024"))]).group_for(REQUEST, SLO_S) == "95.0"
 
 
 def test_it_guesses_with_the_planners_defaults() -> None:
     policy = Policy()
-    assert (BATCHES, SPREAD_FRACTION) == (policy.delta, policy.group_spread_fraction)
-    assert (OVERTAKE_FRACTION, OVERTAKE_MIN_S) == (policy.group_overtake_fraction, policy.group_overtake_min_s)
+    assert (policy.delta, policy.group_spread_fraction) == (BATCHES, SPREAD_FRACTION)
+    assert (policy.group_overtake_fraction, policy.group_overtake_min_s) == (OVERTAKE_FRACTION, OVERTAKE_MIN_S)
     assert OVERTAKEN_LOOK == grouping.OVERTAKEN_LOOK

@@ -80,9 +80,9 @@ class ServedRow:
 async def measure_serving(
     client: AsyncClient, learned: Learned, spec: ModelSpec, *, instance: str, seats: int, load_s: float, seed: int
 ) -> ServedRow:
-    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance meanwhile, but for the load's beginning;
-    runs of others count as well. Where the estimator remembers more runs from before than the load had, all of them count. The load is of
-    no more use afterwards: what did not end is cancelled. Raises QlmError."""
+    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance meanwhile, but for the beginning of the
+    load; runs of others count as well. Where the estimator remembers more runs from before than the load had, all of them count. The load
+    is of no more use afterwards: what did not end is cancelled. Raises QlmError."""
     try:
         async with asyncio.TaskGroup() as group:
             warm = group.create_task(_after(min(WARM_UP_S, WARM_UP_SHARE_MAX * load_s), learned))
