@@ -87,8 +87,8 @@ def _score(waits: Sequence[tuple[float, float]]) -> float:
 
 @pytest.mark.parametrize("slowness", [1.0, 0.9])
 def test_waits_come_as_told_whatever_the_class_of_a_request(slowness: float) -> None:
-    """Also where the engine is a tenth faster than its row says: the speed is learned while the queue grows, and what calibration learned of
-    waits that were told before must not go on top of it."""
+    """Also where the engine is a tenth faster than its row says: the speed is learned while the queue grows, and what calibration learned
+    of waits that were told before must not go on top of it."""
     runs = [_waits(seed, slowness) for seed in (31, 32, 33)]
     assert all(len(waits) == REQUESTS for waits in runs)
     assert fmean(map(_score, runs)) > 0.95
