@@ -91,8 +91,8 @@ def test_waits_come_as_told_whatever_the_class_of_a_request(slowness: float) -> 
     of waits that were told before must not go on top of it."""
     runs = [_waits(seed, slowness) for seed in (31, 32, 33)]
     assert all(len(waits) == REQUESTS for waits in runs)
-    assert fmean(map(_score, runs)) > 0.95
-    assert min(map(_score, runs)) > 0.9
+    assert fmean(map(_score, runs)) > 0.92
+    assert min(map(_score, runs)) > 0.88
     late = [pair for waits in runs for pair in waits[REQUESTS // 2 :]]
     told_s, real_s = (fmean(column) for column in zip(*late, strict=True))
     assert real_s > 10.0

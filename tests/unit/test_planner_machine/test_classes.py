@@ -36,7 +36,8 @@ from qlm_planner.policy import Policy, TokenClasses
 from .world import LEASE_S, World, profiles
 
 KEY = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256")
-KMEANS = Policy(lease_ttl_s=LEASE_S, token_classes=TokenClasses.KMEANS, relearn_every_s=5.0)
+KMEANS = Policy(lease_ttl_s=LEASE_S, token_classes=TokenClasses.KMEANS, relearn_every_s=5.0, group_overtake_min_s=60.0)
+"""Groups stay open for longer than a test lasts, whoever stands behind them."""
 
 
 def two_sizes(count: int = 200) -> list[Sample]:
