@@ -79,7 +79,7 @@ class MemoryQueue:
     async def acquire_lease(self, role: str, nonce: str, ttl_s: float, address: str) -> Lease | None:
         return memory_leases.acquire(self.state, self._now_s(), role, nonce, ttl_s, address)
 
-    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
+    async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
         memory_leases.renew(self.state, self._now_s(), lease, ttl_s)
 
     async def release_lease(self, lease: Lease) -> None:

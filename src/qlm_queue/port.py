@@ -80,8 +80,9 @@ class Queue(Protocol):
         """Takes the lease of a role if it is free, with a new fence, and publishes the holder's address; None if another holds it.
         A repeat with the nonce that holds it returns that lease."""
 
-    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
-        """Raises LeaseLost if it expired or belongs to another; an expired lease is never renewed."""
+    async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
+        """Raises LeaseLost if it expired or belongs to another; an expired lease is never renewed. `within_s`: a deadline below that
+        of other calls; after it the connection is taken for broken, and later calls go on another."""
 
     async def release_lease(self, lease: Lease) -> None:
         """Gives a lease back; nothing if it is lost."""

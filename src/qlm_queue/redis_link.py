@@ -72,27 +72,43 @@ class RedisLink:
         """One command within the call timeout. Raises Unavailable where it may or may not have happened."""
         return await self._within(self._call_timeout_s, lambda: command(*args, **options))
 
-    async def call(self, name: str, keys: list[str], args: list[Any]) -> Any:
-        """One function of the library; loads the library again where a restarted server has lost it."""
+    async def call(self, name: str, keys: list[str], args: list[Any], within_s: float | None = None) -> Any:
+        """One function of the library; loads the library again where a restarted server has lost it. `within_s`: a deadline below the
+        call timeout."""
         command = ("FCALL_RO" if name in READING else "FCALL", self._library.function(name), len(keys), *keys, *args)
         try:
-            return await self._ask(command)
+            return await self._ask(command, within_s)
         except redis.ResponseError as error:
             if is_not_loaded(str(error)):
                 await self.run(self.client.function_load, self._library.code, True)
-                return await self._ask(command)
+                return await self._ask(command, within_s)
             raise _qlm_error(error) from error
 
-    async def _ask(self, command: tuple[Any, ...]) -> Any:
-        """One command on the pipe, within the call timeout."""
+    async def _ask(self, command: tuple[Any, ...], within_s: float | None) -> Any:
+        """One command on the pipe, within its deadline or the call timeout."""
         pipe = self._pipe
         try:
+            if within_s is not None and within_s < self._call_timeout_s:
+                return await self._ask_soon(command, within_s)
             if pipe is not None and not pipe.worn and not pipe.broken:
                 return await pipe.ask(*command)
             async with asyncio.timeout(self._call_timeout_s):
                 return await (await self._opened()).ask(*command)
         except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
             raise _unavailable(error) or error from error
+
+    async def _ask_soon(self, command: tuple[Any, ...], within_s: float) -> Any:
+        """One command that cannot wait for the call timeout. The pipe is worn by it as by any that is not answered in time: where
+        answers are lost without a word, whoever asks again is heard on another connection."""
+        pipe = None
+        try:
+            async with asyncio.timeout(within_s):
+                pipe = await self._opened()
+                return await pipe.ask(*command)
+        except TimeoutError:
+            if pipe is not None:
+                pipe.worn = True
+            raise
 
     async def _opened(self) -> Pipe:
         """A pipe for new calls. Those that nobody waits for any more are closed."""

@@ -105,8 +105,8 @@ class RedisQueue:
         token = await self._call("acquire_lease", role, nonce, _ms(ttl_s), address)
         return Lease(role=role, token=token.decode()) if token else None
 
-    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
-        await self._call("renew_lease", lease.role, lease.token, _ms(ttl_s))
+    async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
+        await self._call("renew_lease", lease.role, lease.token, _ms(ttl_s), within_s=within_s)
 
     async def release_lease(self, lease: Lease) -> None:
         await self._call("release_lease", lease.role, lease.token)
@@ -341,8 +341,8 @@ class RedisQueue:
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
-    async def _call(self, function: str, *args: Any) -> Any:
-        return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args])
+    async def _call(self, function: str, *args: Any, within_s: float | None = None) -> Any:
+        return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)
 
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]

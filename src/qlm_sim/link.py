@@ -69,8 +69,8 @@ class QueueLink:
     async def acquire_lease(self, role: str, nonce: str, ttl_s: float, address: str) -> Lease | None:
         return await self._call(MemoryQueue.acquire_lease, role, nonce, ttl_s, address)
 
-    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
-        await self._call(MemoryQueue.renew_lease, lease, ttl_s)
+    async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
+        await self._network.call(self._process, Command(name="renew_lease", args=(lease, ttl_s)), within_s)
 
     async def release_lease(self, lease: Lease) -> None:
         await self._call(MemoryQueue.release_lease, lease)

@@ -131,13 +131,14 @@ class Network:
 
     # Calls to the server ----------------------------------------------------------------------------------------------
 
-    async def call(self, process: Process, command: Command) -> Any:
-        """Raises what the operation raises, and Unavailable."""
-        return await suspend(lambda task: self._send(process, command, task))
+    async def call(self, process: Process, command: Command, within_s: float | None = None) -> Any:
+        """Raises what the operation raises, and Unavailable. `within_s`: a deadline below the call timeout."""
+        return await suspend(lambda task: self._send(process, command, within_s, task))
 
-    def _send(self, process: Process, command: Command, task: Task) -> None:
+    def _send(self, process: Process, command: Command, within_s: float | None, task: Task) -> None:
         settings = self.settings
-        deadline_s = self.schedule.now_s + command.block_s + settings.call_timeout_s
+        timeout_s = settings.call_timeout_s if within_s is None else min(settings.call_timeout_s, within_s)
+        deadline_s = self.schedule.now_s + command.block_s + timeout_s
         exchange = Exchange(self, process, command, deadline_s, task)
         if self._is_cut(process, command) or self._befalls(settings.request_lost, MessageFault.REQUEST_LOST, process, command):
             exchange.give_up_at_deadline()

@@ -33,11 +33,11 @@ class CountingQueue(MemoryQueue):
         self.renewals = 0
         self.error: Exception | None = None
 
-    async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
+    async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
         self.renewals += 1
         if self.error is not None:
             raise self.error
-        await super().renew_lease(lease, ttl_s)
+        await super().renew_lease(lease, ttl_s, within_s)
 
 
 async def until_renewed(queue: CountingQueue, times: int) -> None:
@@ -110,6 +110,52 @@ async def test_a_server_that_is_away_does_not_lose_a_lease(queue: CountingQueue)
 
 
 @pytest.mark.parametrize(
+    ("ttl_s", "renew_s", "failed_after_s", "wanted"),
+    [
+        (3.0, 1.0, 1.0, [1.0, 0.0, 1.0]),
+        (3.0, 1.0, 0.0, [1.0, 1.0, 1.0]),
+        (1.0, 0.25, 0.375, [0.25, 0.0, 0.25]),
+        (3.0, 2.0, 0.1, [2.0, 0.4, 2.0]),
+    ],
+    ids=["no answer in time", "refused at once", "no answer, a short lease", "refused, renewed late"],
+)
+async def test_what_is_not_answered_in_time_is_asked_again_within_the_lease(
+    clock: Clock, ttl_s: float, renew_s: float, failed_after_s: float, wanted: list[float]
+) -> None:
+    """A failed renewal and the next one have their time before the lease is over."""
+    pauses: list[float] = []
+    deadlines: list[float | None] = []
+    over = asyncio.Event()
+
+    class FailsOnceQueue(MemoryQueue):
+        async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
+            deadlines.append(within_s)
+            if len(deadlines) == 1:
+                clock.now_s += failed_after_s
+                raise Unavailable("no answer in time")
+            await super().renew_lease(lease, ttl_s)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+        clock.now_s += seconds
+        if len(pauses) == len(wanted):
+            over.set()
+            await asyncio.Event().wait()
+
+    queue = FailsOnceQueue("q", Bounds(), clock)
+    lease = await queue.acquire_lease(PLANNER_ROLE, "n", ttl_s, "a:1")
+    assert lease is not None
+    keeper = LeaseKeeper(queue, lease, ttl_s=ttl_s, renew_s=renew_s, sleep=sleep, monotonic=clock)
+    await keeper.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await over.wait()
+    assert pauses == wanted
+    assert deadlines == [(ttl_s - renew_s) / 2.0] * (len(wanted) - 1)
+    assert not keeper.lost.is_set()
+    await keeper.stop()
+
+
+@pytest.mark.parametrize(
     ("asleep_s", "under_way_s", "told"),
     [
         (4.5, 0.1, {"woke_late_s": 3.5, "answered_after_s": 0.1, "renewed_before_s": 4.6}),
@@ -119,9 +165,9 @@ async def test_a_server_that_is_away_does_not_lose_a_lease(queue: CountingQueue)
 )
 async def test_a_loss_says_where_the_time_went(clock: Clock, asleep_s: float, under_way_s: float, told: dict[str, float]) -> None:
     class SlowQueue(MemoryQueue):
-        async def renew_lease(self, lease: Lease, ttl_s: float) -> None:
+        async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
             clock.now_s += under_way_s
-            await super().renew_lease(lease, ttl_s)
+            await super().renew_lease(lease, ttl_s, within_s)
 
     async def sleep(seconds: float) -> None:
         assert seconds == 1.0

@@ -13,9 +13,9 @@ import pytest
 from qlm_core.request import RequestState
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.values import LiveRequest, TerminalRecord
+from wire import Wire
 
 from .rig import Rig, RunningAgent, until
-from .wire import Wire
 
 LEASE_S = 3.0
 

@@ -1,5 +1,5 @@
-"""A wire between an agent and the server that can be cut: what is sent meanwhile is not lost, as TCP would have it, but comes when it
-heals."""
+"""A wire between a process and the server that can be cut: what is sent meanwhile is not lost, as TCP would have it, but comes when it
+heals. Or answers on the connections that are there are swallowed, as by a way that broke without a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ_BYTES = 1 << 16
 
 
 class Wire:
-    """A TCP proxy on a port of its own. `held`: bytes that wait for it to heal, in both directions."""
+    """A TCP proxy on a port of its own. `held`: bytes that wait for it to heal, in both directions. `swallowed`: those that never come."""
 
     def __init__(self, url: str) -> None:
         """`url`: of the server."""
@@ -22,7 +22,10 @@ class Wire:
         self._whole.set()
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
+        self._opened = 0
+        self._deaf = 0
         self.held = 0
+        self.swallowed = 0
         self.url = ""
 
     async def start(self) -> Wire:
@@ -45,20 +48,30 @@ class Wire:
     def heal(self) -> None:
         self._whole.set()
 
+    def swallow_answers(self) -> None:
+        """From now on, of the connections that are open: what is asked on them arrives. Later ones are whole."""
+        self._deaf = self._opened
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._whole.wait()  # a new connection waits too
         there_reader, there_writer = await asyncio.open_connection(*self._target)
-        for source, sink in ((reader, there_writer), (there_reader, writer)):
-            pump = asyncio.create_task(self._pump(source, sink))
+        self._opened += 1
+        number = self._opened
+        for source, sink, answers in ((reader, there_writer, False), (there_reader, writer, True)):
+            pump = asyncio.create_task(self._pump(source, sink, number if answers else None))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, answers_of: int | None) -> None:
+        """`answers_of`: the number of the connection that this is the way back of."""
         try:
             while data := await source.read(READ_BYTES):
                 self.held += len(data)
                 await self._whole.wait()
                 self.held -= len(data)
+                if answers_of is not None and answers_of <= self._deaf:
+                    self.swallowed += len(data)
+                    continue
                 sink.write(data)
                 await sink.drain()
         except ConnectionError:
