@@ -12,9 +12,11 @@ from click.testing import CliRunner
 
 from qlm_core.errors import ConfigError
 from qlm_load.__main__ import main
-from qlm_load.bench_planner import exactness, gaps, rivals
+from qlm_load.bench_planner import exactness, gaps, live, rivals
 from qlm_load.bench_planner.figures import BY_KEY
 from qlm_load.bench_planner.generator import Shape, drawn
+from qlm_load.bench_planner.live import p99
+from qlm_load.bench_planner.live_queue import Size
 from qlm_load.bench_planner.parts import Plan
 from qlm_load.bench_planner.snapshots import GROUP_REQUESTS, snapshots
 
@@ -85,6 +87,26 @@ def test_the_document_has_all_keys_and_only_those_asked_for_are_measured() -> No
     assert told["exact_hit_rate"] is None
     assert told["gap_pct"] == {"mean": None, "p95": None}
     assert told["context"]["failures"] == {}
+
+
+def test_a_percentile_is_of_the_nearest_rank() -> None:
+    assert p99([*range(1, 301)]) == 297
+    assert p99([*range(100, 0, -1)]) == 99
+    assert p99([3.0, 1.0, 2.0]) == 3.0
+    assert p99([7.0]) == 7.0
+
+
+@pytest.mark.timeout(300)
+def test_the_live_part_measures_the_size_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real planner, solver and server; few groups, all of them in one virtual queue."""
+    monkeypatch.setattr(live, "ONE_QUEUE", Size(instances=1, groups=700, requests=1_400))
+    said: list[str] = []
+    found = live.measure(Plan(traces=None, seed=1, scale=0.05, processes=0, say=said.append, only=("replan_1x10000_ms",)))
+    assert found.values.keys() == {"replan_1x10000_ms"}
+    details = found.details["replan_1x10000_ms"]
+    assert details["caught_up_s"] > 0.0  # type: ignore[index]
+    assert 0.0 < details["first"]["min"] <= details["first"]["max"] <= details["polished"]["max"]  # type: ignore[index]
+    assert len([line for line in said if line.startswith("filling")]) == 1
 
 
 def test_a_wrong_key_is_wrong_use() -> None:

@@ -31,7 +31,7 @@ def planner(traces: Path | None, as_json: bool, seed: int, only: tuple[str, ...]
     Exit codes: 0 all was measured; 1 a part could not be; 2 wrong use.
     """
     parts = Parts(title="bench planner", figures=FIGURES, only=only)
-    plan = Plan(traces=traces, seed=seed, scale=0.05 if quick else 1.0, processes=processes, say=parts.progress.say)
+    plan = Plan(traces=traces, seed=seed, scale=0.05 if quick else 1.0, processes=processes, say=parts.progress.say, only=only)
     for name, measure in MEASURES.items():
         parts.measure(name, measure, plan)
     context = {"seed": seed, "quick": quick, "traces": None if traces is None else traces.name}

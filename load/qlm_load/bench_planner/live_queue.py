@@ -167,6 +167,7 @@ def _acceptance(request_id: str, model: str, slo_s: float, prompt_tokens: int) -
 SMALL = Size(instances=8, groups=1_000, requests=40_000)
 MEDIUM = Size(instances=100, groups=2_000, requests=400_000)
 LARGE = Size(instances=100, groups=10_000, requests=400_000)
+ONE_QUEUE = Size(instances=1, groups=10_000, requests=400_000)
 
 
 def shrunk(size: Size, share: float) -> Size:

@@ -17,13 +17,19 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is measured. `scale`: share of the cases and of the reference's time, 1 for figures to report."""
+    """How much is measured. `scale`: share of the cases and of the reference's time, 1 for figures to report. `only`: the keys that were
+    asked for, () for all."""
 
     traces: Path | None
     seed: int
     scale: float
     processes: int
     say: Callable[[str], None]
+    only: Sequence[str] = ()
+
+    def wants(self, key: str) -> bool:
+        """For a part that measures some of its keys by themselves."""
+        return not self.only or key in self.only
 
     def some(self, cases: int) -> int:
         return max(2, round(cases * self.scale))
