@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from typing import cast
 
 import pytest
@@ -23,6 +25,21 @@ async def test_it_is_the_same_advice() -> None:
 async def test_a_process_that_fails_is_said() -> None:
     with pytest.raises(AdviceGoneError, match="ended with 1"):
         await advise_apart(cast(Question, "no question"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the idle class is Linux's")
+async def test_it_runs_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes: list[int] = []
+    communicate = asyncio.subprocess.Process.communicate
+
+    async def looked_at(process: asyncio.subprocess.Process, body: bytes) -> tuple[bytes, bytes]:
+        classes.append(os.sched_getscheduler(process.pid))
+        return await communicate(process, body)
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "communicate", looked_at)
+    question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    assert await advise_apart(question) == advise(question)
+    assert classes == [os.SCHED_IDLE]
 
 
 async def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
