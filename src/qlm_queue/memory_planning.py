@@ -1,10 +1,10 @@
-"""Commands of planners on a `MemoryState`: place, apply_plan, reclaim, forget_instance."""
+"""Commands of planners on a `MemoryState`: place, regroup, apply_plan, reclaim, forget_instance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from qlm.internal.v1.events_pb2 import EventKind
+from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestState
 from qlm_queue.memory_serving import return_failed
@@ -21,7 +21,11 @@ from qlm_queue.values import (
     RequestPlacement,
     RequeueCause,
     StepStatus,
+    WaitingRequest,
 )
+
+ALIKE = ("model", "slo_kind")
+"""What groups must have in common for a request to go from one to the other."""
 
 
 def _check_leader(state: MemoryState, now_s: float, lease: Lease) -> None:
@@ -51,6 +55,18 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
     if request.state is not RequestState.ACCEPTED:
         waits_there = request.state is RequestState.PLACED and request.group_id == placement.group_id
         return StepStatus.DONE if waits_there else StepStatus.STALE
+    group = _ready(step, placement)
+    group.live += 1
+    request.group_id = group.group_id
+    del state.unplaced[request.queue_id]
+    step.join(group, request)
+    step.event(EventKind.EVENT_KIND_PLACED, request)
+    return StepStatus.DONE
+
+
+def _ready(step: Step, placement: GroupPlacement) -> StoredGroup:
+    """The group of a placement: there and open, with the deadline and the least SLO that the placement tells."""
+    state = step.state
     group = state.groups.get(placement.group_id)
     if group is None:
         group = StoredGroup(group_id=placement.group_id, first_deadline_s=placement.first_deadline_s, meta={})
@@ -65,11 +81,54 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
         at_end = not placement.before or placement.before not in group_ids
         step.open(group, instance, len(group_ids) if at_end else group_ids.index(placement.before))
     group.slo_least_s = min(group.slo_least_s, placement.slo_least_s)
+    return group
+
+
+def regroup(
+    state: MemoryState, now_s: float, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]
+) -> list[StepStatus]:
+    if into.group_id == source:
+        raise ValueError("the groups are one")
+    _check_leader(state, now_s, lease)
+    step = Step(state, now_s)
+    alike = _alike(state, source, into)
+    statuses = [_regroup_one(step, source, into, request, alike=alike) for request in requests]
+    step.send()
+    return statuses
+
+
+def _alike(state: MemoryState, source: str, into: GroupPlacement) -> bool:
+    """Requests of a group may wait in another one."""
+    if source not in state.groups:
+        return False
+    from_meta = state.groups[source].meta
+    others = [into.meta] + ([state.groups[into.group_id].meta] if into.group_id in state.groups else [])
+    return all(from_meta.get(name, "") == meta.get(name, "") for name in ALIKE for meta in others)
+
+
+def _regroup_one(step: Step, source: str, into: GroupPlacement, wanted: WaitingRequest, *, alike: bool) -> StepStatus:
+    state = step.state
+    request = state.live(wanted.key, wanted.queue_id)
+    if request is None or request.state is not RequestState.PLACED:
+        return StepStatus.STALE
+    if request.group_id == into.group_id:
+        return StepStatus.DONE
+    if request.group_id != source or not alike:
+        return StepStatus.STALE
+    left = state.groups[source]
+    group = _ready(step, into)
+    instance = left.instance
+    was_head = state.queues[instance].group_ids[0] == source
+    step.leave(left, request)
+    if was_head and not left.instance:
+        state.send(step.now_s, instance, ControlKind.HEAD_CHANGED)
+    left.live -= 1
+    if left.live == 0:
+        del state.groups[source]
     group.live += 1
     request.group_id = group.group_id
-    del state.unplaced[request.queue_id]
     step.join(group, request)
-    step.event(EventKind.EVENT_KIND_PLACED, request)
+    step.event(EventKind.EVENT_KIND_REGROUPED, request, extra=RequestEvent(from_group_id=source).SerializeToString())
     return StepStatus.DONE
 
 

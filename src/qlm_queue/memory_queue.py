@@ -40,6 +40,7 @@ from qlm_queue.values import (
     StepStatus,
     StreamEntry,
     TerminalRecord,
+    WaitingRequest,
 )
 
 DIGEST_BYTES = 16
@@ -143,6 +144,12 @@ class MemoryQueue:
         _check_batch(groups)
         _check_batch(requests)
         statuses = memory_planning.place(self.state, self._now_s(), lease, groups, requests)
+        await self._notify()
+        return statuses
+
+    async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
+        _check_batch(requests)
+        statuses = memory_planning.regroup(self.state, self._now_s(), lease, source, into, requests)
         await self._notify()
         return statuses
 

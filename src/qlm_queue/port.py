@@ -56,6 +56,7 @@ from qlm_queue.values import (
     StepStatus,
     StreamEntry,
     TerminalRecord,
+    WaitingRequest,
 )
 
 
@@ -141,6 +142,13 @@ class Queue(Protocol):
         is; else it is opened on its instance's queue ("unassigned" if that instance is not registered). A group none of whose requests
         could be placed is not opened. A group is opened, with this `meta`, when its first request is placed. A request
         of a group that is not in `groups` raises ValueError."""
+
+    async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
+        """Takes requests that wait in the group `source` to another one: DONE (also if it waits there already), or STALE where it runs,
+        ended or waits elsewhere. They keep attempts, progress and acceptance number, so those of `into` are served in the order of all.
+        `into` is opened, or told of a deadline, as by `place`, with the first request that is taken there; its "model" and "slo_kind", as
+        given and as stored, are those of `source`, or all are STALE. Sends "head" to the instance whose first group drained by it; writes
+        an event REGROUPED for each. A group from which its last live request is taken goes. `source` as `into` raises ValueError."""
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         """Moves whole groups (see QueueSegment), one segment after the other. Sends "head" to instances whose first group changed (or

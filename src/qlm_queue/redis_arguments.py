@@ -7,7 +7,7 @@ from typing import Any
 
 from qlm_core.request import RequestState
 from qlm_queue.keys import Keys
-from qlm_queue.values import Completion, Emission, GroupPlacement, Owned, PlanChunk, RequestPlacement
+from qlm_queue.values import Completion, Emission, GroupPlacement, Owned, PlanChunk, RequestPlacement, WaitingRequest
 
 
 def placements(keys: Keys, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> list[Any]:
@@ -16,13 +16,21 @@ def placements(keys: Keys, groups: Sequence[GroupPlacement], requests: Sequence[
     index_of = {}
     for index, group in enumerate(groups, start=1):
         index_of[group.group_id] = index
-        meta = [text for pair in group.meta.items() for text in pair]
-        args += [group.group_id, group.instance, group.before, repr(group.first_deadline_s), repr(group.slo_least_s), len(meta), *meta]
+        args += _placement(group)
     for request in requests:
         if request.group_id not in index_of:
             raise ValueError(f"group {request.group_id!r} of a request is not among the groups of the call")
         args += [request.queue_id, keys.request(request.key), index_of[request.group_id]]
     return args
+
+
+def regrouped(keys: Keys, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> list[Any]:
+    return [source, *_placement(into), *(part for each in requests for part in (each.queue_id, keys.request(each.key)))]
+
+
+def _placement(group: GroupPlacement) -> list[Any]:
+    meta = [text for pair in group.meta.items() for text in pair]
+    return [group.group_id, group.instance, group.before, repr(group.first_deadline_s), repr(group.slo_least_s), len(meta), *meta]
 
 
 def plan_chunk(chunk: PlanChunk) -> list[Any]:

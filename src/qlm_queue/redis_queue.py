@@ -45,6 +45,7 @@ from qlm_queue.values import (
     StepStatus,
     StreamEntry,
     TerminalRecord,
+    WaitingRequest,
 )
 
 READ_MAX = 1_000
@@ -225,6 +226,12 @@ class RedisQueue:
         _check_batch(len(requests))
         _check_batch(len(groups))
         return answers.statuses(await self._call("place", lease.token, *arguments.placements(self._keys, groups, requests)))
+
+    async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
+        _check_batch(len(requests))
+        if into.group_id == source:
+            raise ValueError("the groups are one")
+        return answers.statuses(await self._call("regroup", lease.token, *arguments.regrouped(self._keys, source, into, requests)))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         named = [group_id for segment in chunk.segments for group_id in segment.group_ids]

@@ -9,12 +9,12 @@ import hashlib
 import re
 from importlib import resources
 
-_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "plan.lua", "agent.lua")
+_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "agent.lua")
 
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
     "accept", "attach", "cancel", "expire",
-    "arrived", "place", "apply_plan", "reclaim", "shed", "forget_instance",
+    "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
 )  # fmt: skip
 READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview")

@@ -151,10 +151,18 @@ class RequestPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRequest:
+    """A request that the caller believes to wait in a group."""
+
+    queue_id: str
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
-    `slo_least_s`: least of all that `place` told. `first_deadline_s`: set when `place` opens the group; lowered by `place` while it is
-    open, and to acceptance + `slo_least_s` of a request that returns."""
+    `slo_least_s`: least of all that `place` and `regroup` told. `first_deadline_s`: set when these open the group; lowered by them while it
+    is open, and to acceptance + `slo_least_s` of a request that returns."""
 
     group_id: str
     instance: str

@@ -27,7 +27,7 @@ from qlm_sim.server import READ_ONLY
 ITEM_CALLS = frozenset({"emit", "complete", "unpull", "requeue"})
 """Calls of an incarnation about requests that it believes to own."""
 
-PLANNER_CALLS = frozenset({"place", "apply_plan", "reclaim", "shed", "forget_instance"})
+PLANNER_CALLS = frozenset({"place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance"})
 LEASE_CALLS = frozenset({*PLANNER_CALLS, "pull", "describe", "deregister", "publish_profiles", "renew_lease"})
 """Calls whose first argument is a lease."""
 

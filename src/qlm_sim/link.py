@@ -29,6 +29,7 @@ from qlm_queue.values import (
     StepStatus,
     StreamEntry,
     TerminalRecord,
+    WaitingRequest,
 )
 from qlm_sim.network import Command, Network
 from qlm_sim.process import Process
@@ -113,6 +114,9 @@ class QueueLink:
 
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         return await self._call(MemoryQueue.place, lease, groups, requests)
+
+    async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
+        return await self._call(MemoryQueue.regroup, lease, source, into, requests)
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         return await self._call(MemoryQueue.apply_plan, lease, chunk)

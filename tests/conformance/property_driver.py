@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +16,18 @@ from qlm_core.errors import LeaseLost, QlmError
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
-from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, PLANNER_ROLE, AppliedChunk, Completion, Lease, PlanChunk, PullResult, StepStatus
+from qlm_queue.values import (
+    MODELS_AHEAD_GROUPS_MAX,
+    PLANNER_ROLE,
+    AppliedChunk,
+    Completion,
+    GroupPlacement,
+    Lease,
+    PlanChunk,
+    PullResult,
+    StepStatus,
+    WaitingRequest,
+)
 
 from .invariants import check_frames, check_histories, check_invariants, check_output
 from .mirror import Mirror
@@ -23,7 +35,9 @@ from .subjects import MemorySubject, RedisSubject, Subject
 
 Answer = TypeVar("Answer")
 ROUNDING_S = 0.0011  # a queue id tells the acceptance in whole milliseconds
-IDEMPOTENT = frozenset({"accept", "cancel", "place", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim", "shed"})
+IDEMPOTENT = frozenset(
+    {"accept", "cancel", "place", "regroup", "apply_plan", "emit", "complete", "unpull", "requeue", "attach", "reclaim", "shed"}
+)
 """Calls whose repeat, at once, changes nothing more (`reclaim` may forget the incarnation)."""
 
 
@@ -100,7 +114,7 @@ class Driver:
 
     def _check_effect(self, operation: str, args: Sequence[Any], outcome: Any, before: QueueDump) -> None:
         refused = isinstance(outcome, QlmError) or (isinstance(outcome, AppliedChunk) and not outcome.applied)
-        if operation in ("emit", "complete", "unpull", "requeue", "place"):
+        if operation in ("emit", "complete", "unpull", "requeue", "place", "regroup"):
             refused = refused or all(status in (StepStatus.STALE, StepStatus.GAP) for status in outcome)
         if refused or operation.startswith(("find", "waiting", "overview", "owned", "read_unplaced", "requests_ahead")):
             assert self.state == before, f"{operation}{args} was refused or only reads, and changed something: {outcome}"
@@ -109,11 +123,13 @@ class Driver:
                 self._check_ownership(operation, args[0], args[1], outcome, before)
             case "pull":
                 self._check_pull(args[0], outcome, before)
-            case "place" | "apply_plan" | "reclaim" | "shed" | "forget_instance":
+            case "place" | "regroup" | "apply_plan" | "reclaim" | "shed" | "forget_instance":
                 holds = before.leases.get(PLANNER_ROLE, ("", ""))[0] == args[0].token
                 assert holds == (not isinstance(outcome, LeaseLost)), f"{operation} with a lease that {'holds' if holds else 'is lost'}"
                 if isinstance(outcome, AppliedChunk):
                     _check_chunk(args[1], outcome, before)
+                if operation == "regroup" and holds:
+                    _check_regrouped(args[1], args[2], args[3], outcome, before, self.state)
             case "cancel":
                 self._check_cancel(args[0], outcome, before)
             case _:
@@ -172,6 +188,23 @@ class Driver:
             assert outcome is RequestState.CANCELLED is ended.get(key)
         else:
             assert isinstance(outcome, QlmError) or outcome is ended[key]
+
+
+def _check_regrouped(
+    source: str, into: GroupPlacement, items: Sequence[WaitingRequest], statuses: Any, before: QueueDump, after: QueueDump
+) -> None:
+    """Only what waited in one of the two groups waits in the other now; nothing else went anywhere."""
+    was = {request.queue_id: request for request in before.requests}
+    now = {request.queue_id: request for request in after.requests}
+    assert list(was) == list(now), "regroup ends nothing"
+    taken = {item.queue_id for item, status in zip(items, statuses, strict=True) if status is StepStatus.DONE}
+    for queue_id, request in was.items():
+        expected = request
+        if queue_id in taken:
+            assert request.state is RequestState.PLACED
+            assert request.group_id in (source, into.group_id)
+            expected = replace(request, group_id=into.group_id)
+        assert now[queue_id] == expected
 
 
 def _check_chunk(chunk: PlanChunk, outcome: AppliedChunk, before: QueueDump) -> None:

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, AcceptReceipt, PlanChunk, PullBudget, QueueSegment, RequeueCause, StepStatus
+from qlm_queue.values import (
+    BATCH_MAX,
+    PLANNER_ROLE,
+    AcceptReceipt,
+    PlanChunk,
+    PullBudget,
+    QueueSegment,
+    RequeueCause,
+    StepStatus,
+    WaitingRequest,
+)
 
 from .property_driver import answer_of, top_of
 from .property_world import AGENTS_MAX, GROUPS, INSTANCES, KEYS, QUEUES, Agent, Planner, QueueWorld, Run
@@ -188,6 +198,24 @@ class QueueMachine(QueueWorld):
         ]
         version = max(0, planner.overview.plan_version + newer)
         self.call("apply_plan", planner.lease, PlanChunk(plan_version=version, versions=versions, segments=segments), answer=answer)
+
+    @rule(
+        index=pick,
+        names=st.permutations(sorted(GROUPS)),
+        instance=st.sampled_from((*INSTANCES, "unassigned")),
+        size=st.integers(0, 4),
+        answer=lost,
+    )
+    def regroup(self, index: int, names: list[str], instance: str, size: int, answer: str) -> None:
+        """Takes requests to another group as a planner does that believes that they wait in the first one; many do not."""
+        planner = self._planner(index)
+        assert planner.lease is not None
+        known = [planner.requests[name] for name in sorted(planner.requests)]
+        start = index % max(1, len(known))
+        chosen = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in (known + known)[start : start + min(size, len(known))]]
+        source, target, before = names[:3]
+        into = placement(target, instance, before, float(index), GROUPS[target], slo_least_s=5.0 + index % 40)
+        self.call("regroup", planner.lease, source, into, chosen, answer=answer)
 
     def _planner(self, index: int) -> Planner:
         """One that leads or has led."""
