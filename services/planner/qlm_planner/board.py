@@ -5,12 +5,13 @@ Counts change by the planner's own placements at once and by lifecycle events as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
 from qlm_core.request import SloKind
+from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
 from qlm_planner.group_meta import GroupOrder, GroupTraits, from_meta, order_of
 from qlm_planner.snapshot import GroupRow, Snapshot
@@ -171,6 +172,35 @@ class Board:
         group.live += 1
         group.waiting_prompt_tokens += prompt_tokens
         group.first_deadline_s = min(group.first_deadline_s, deadline_s)
+
+    def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
+        """Waiting requests of a group are in another one on its queue now, which may have been opened for them behind it."""
+        self.revision += 1
+        queue = self.queues[source.instance]
+        if into.group_id not in queue:
+            place = queue.index(source.group_id) + 1 if source.group_id in queue else len(queue)
+            self.groups[into.group_id] = into
+            queue.insert(place, into.group_id)
+        into.waiting += count
+        into.live += count
+        into.waiting_prompt_tokens += prompt_tokens
+        gone = min(count, source.waiting)
+        source.live -= gone
+        if gone:
+            source.waiting -= gone - 1
+            self._leave(source, prompt_tokens)
+        if source.live <= 0:
+            self.groups.pop(source.group_id, None)
+        self.join_here(into)
+
+    def placed(self, call: Place, done: Sequence[bool]) -> None:
+        """A placement was answered: for each of its requests, whether it is in its group."""
+        assert len(done) == len(call.requests), "an answer for each request"
+        for name in call.opened:
+            self.opened_on(name)
+        for placement, is_in in zip(call.requests, done, strict=True):
+            if not is_in:
+                self.drop_request(placement.group_id, placement.arrival.facts.prompt_tokens)
 
     def drop_request(self, group_id: str, prompt_tokens: int) -> None:
         """A request that was added turned out to be placed elsewhere or ended."""

@@ -14,7 +14,20 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_planner.effects import ApplyChunk, Call, Expire, Forget, Place, ReadArrivals, ReadEvents, ReadOverview, ReadUnplaced, Reclaim, Shed
+from qlm_planner.effects import (
+    ApplyChunk,
+    Call,
+    Expire,
+    Forget,
+    Place,
+    ReadArrivals,
+    ReadEvents,
+    ReadOverview,
+    ReadUnplaced,
+    Reclaim,
+    Regroup,
+    Shed,
+)
 from qlm_planner.events import (
     ArrivalsRead,
     Change,
@@ -28,6 +41,7 @@ from qlm_planner.events import (
     OverviewRead,
     PlaceAnswered,
     Reclaimed,
+    Regrouped,
     ShedAnswered,
     UnplacedRead,
 )
@@ -48,7 +62,11 @@ from qlm_queue.values import (
     RequeueCause,
     StepStatus,
     StreamEntry,
+    WaitingRequest,
 )
+
+WAITING_PAGE = 250
+"""Requests of a group that one read gives: with their prompts, which the server reads meanwhile."""
 
 LOST_TOO_OFTEN = request_pb2.Result(
     error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")
@@ -91,6 +109,8 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
             return ExpirySwept(count=await queue.expire(EXPIRED_RESULT))
         case Shed(group_id=group_id, keep=keep, count=count, oldest=oldest):
             return ShedAnswered(count=await queue.shed(lease, group_id, keep, count, oldest, SHED_RESULT))
+        case Regroup():
+            return await _regroup(queue, lease, call)
         case Forget(instance=instance):
             return Forgotten(instance=instance, done=await queue.forget_instance(lease, instance))
         case _:
@@ -123,6 +143,32 @@ async def _apply(queue: Queue, lease: Lease, call: ApplyChunk) -> ChunkAnswered:
     segments = [QueueSegment(instance=each.instance, start=each.start, group_ids=each.group_ids) for each in call.segments]
     answer = await queue.apply_plan(lease, PlanChunk(plan_version=call.plan_version, versions=call.versions, segments=segments))
     return ChunkAnswered(call=call, applied=answer.applied, versions=answer.versions, moved=answer.moved)
+
+
+async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
+    """Those that went elsewhere between the read and the call are left where they are."""
+    found: list[LiveRequest] = []
+    while len(found) < call.keep + call.count + WAITING_PAGE:  # it may have grown since
+        page = await queue.waiting(call.source, found[-1].acceptance_number if found else 0, WAITING_PAGE)
+        found.extend(page)
+        if len(page) < WAITING_PAGE:
+            break
+    chosen = arrivals_of(found[call.keep :][-call.count :])
+    facts = [arrival.facts for arrival in chosen]
+    into = GroupPlacement(
+        group_id=call.into.group_id,
+        instance=call.into.instance,
+        before=call.into.before,
+        first_deadline_s=min((each.deadline_s for each in facts), default=math.inf),
+        meta=call.into.meta,
+        slo_least_s=min((each.slo.seconds for each in facts), default=math.inf),
+    )
+    wanted = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in facts]
+    statuses = await queue.regroup(lease, call.source, into, wanted) if wanted else []
+    gone = [each for each, status in zip(facts, statuses, strict=True) if status is StepStatus.DONE]
+    return Regrouped(
+        call=call, count=len(gone), prompt_tokens=sum(each.prompt_tokens for each in gone), first_deadline_s=into.first_deadline_s
+    )
 
 
 def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[Arrival, ...]:

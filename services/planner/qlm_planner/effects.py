@@ -112,6 +112,25 @@ class Shed:
     oldest: bool
 
 
+class RegroupCause(StrEnum):
+    """Why requests went to another group."""
+
+    SPLIT = "split"
+    """Their group holds more than a group may where it stands: it moved there, or requests came back to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regroup:
+    """Take requests that wait in the group `source` to another one (`qlm_queue.port.Queue.regroup`): the last `count`, as long as `keep`
+    are left. `into`: its deadline is that of what goes there."""
+
+    cause: RegroupCause
+    source: str
+    keep: int
+    count: int
+    into: GroupOpening
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
     """Forget an instance that is gone."""
@@ -233,7 +252,7 @@ class JobEnded:
     reason: str = ""
 
 
-Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Forget
+Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Regroup | Forget
 """Effects that are calls to the queue."""
 
 Effect = Call | LearnClasses | PlanChanged | PlanApplied | Solve | JobEnded

@@ -24,7 +24,7 @@ from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_model import DECODE, PREFILL
 from qlm_core.request import SloKind
-from qlm_planner.board import Group, Running, Slot
+from qlm_planner.board import Board, Group, Running, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless
@@ -267,6 +267,13 @@ class Estimates:
         live = max(1, int(batches * served.batch))
         by_time = policy.group_service_fraction * slo_s / served.work.mean
         return Limits(live=live, waiting=min(live, max(policy.group_min, int(min(by_time, live)))))
+
+    def limits_of(self, board: Board, group: Group) -> Limits | None:
+        """The limits of an open group where it stands; None where nobody serves it, so that it is about to move."""
+        slot = board.slots.get(group.instance)
+        if slot is None or not group.open or not self.can_serve(slot, group.traits.key.model):
+            return None
+        return self.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / group.waiting)
 
     def gpus(self) -> list[tuple[str, int]]:
         """GPUs and how many of them an instance has, of all that the profiles know."""

@@ -10,7 +10,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.classes import Centre, Family
-from qlm_planner.effects import ApplyChunk, Call, Place
+from qlm_planner.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.snapshot import Arrival, EntryId, Snapshot
 from qlm_planner.solver.problem import Orders
 
@@ -116,6 +116,16 @@ class ShedAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """So many requests are in the other group, with so many prompt tokens and this first deadline."""
+
+    call: Regroup
+    count: int
+    prompt_tokens: int
+    first_deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
     instance: str
     done: bool
@@ -187,10 +197,8 @@ class SolveFailed:
     reason: str
 
 
-Event = (
-    Tick
-    | ProfilesRead
-    | OverviewRead
+Answer = (
+    OverviewRead
     | UnplacedRead
     | ArrivalsRead
     | EventsRead
@@ -199,7 +207,15 @@ Event = (
     | Reclaimed
     | ExpirySwept
     | ShedAnswered
+    | Regrouped
     | Forgotten
+)
+"""The queue answered a call."""
+
+Event = (
+    Tick
+    | ProfilesRead
+    | Answer
     | CallFailed
     | InstanceAnnounced
     | LoadReported

@@ -113,6 +113,19 @@ class Grouping:
             waiting_prompt_tokens=facts.prompt_tokens,
         )
 
+    def part_of(self, group: Group) -> Group:
+        """A new group of the traits of another one, without requests, on its queue."""
+        self.made += 1
+        return Group(
+            group_id=group_id_of(self.fence, self.made),
+            order=(self.fence, self.made),
+            traits=group.traits,
+            band=group.band,
+            instance=group.instance,
+            first_deadline_s=math.inf,
+            tier=group.tier,
+        )
+
     def _has_room(self, group: Group, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
         slot = board.slots.get(group.instance)
         if slot is not None and not slot.serving:

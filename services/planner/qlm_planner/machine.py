@@ -1,8 +1,9 @@
 """The planner's decisions: events in, effects out. No IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, chunks of a plan) has at most one call under way, or some chunks (`writing`), so that an
-overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call. Beside it, at most
-one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry, forgetting).
+One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has at most one call under way, or some chunks
+(`writing`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
+Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry,
+forgetting).
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from qlm_planner.effects import (
     ReadOverview,
     ReadUnplaced,
     Reclaim,
+    Regroup,
     Shed,
 )
 from qlm_planner.estimates import Estimates
 from qlm_planner.events import (
+    Answer,
     ArrivalsRead,
     CallFailed,
     ChunkAnswered,
@@ -48,6 +51,7 @@ from qlm_planner.events import (
     PlaceAnswered,
     ProfilesRead,
     Reclaimed,
+    Regrouped,
     ReplanAsked,
     ShedAnswered,
     Solved,
@@ -61,6 +65,7 @@ from qlm_planner.intake import Intake
 from qlm_planner.policies.table import baseline_of
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import set_tiers
+from qlm_planner.regrouping import Regrouping
 from qlm_planner.reshaping import Reshaping
 from qlm_planner.shares import Shares
 from qlm_planner.shedding import Shedding
@@ -85,6 +90,7 @@ class PlannerMachine:
         self._history = History(policy=policy)
         self.demand = Demand(now_s)
         self._shedding = Shedding(policy=policy)
+        self.regrouping = Regrouping(policy=policy)
         self._lane: Call | None = None
         self._writing = Writing()
         self._again_s = math.inf
@@ -158,6 +164,8 @@ class PlannerMachine:
         return effects if learn is None else [*effects, learn]
 
     def _take(self, now_s: float, event: Event) -> None:
+        if isinstance(event, Answer):
+            self._answered(now_s)
         match event:
             case Tick():
                 self.reshaping.judge(self.board, now_s)
@@ -167,20 +175,16 @@ class PlannerMachine:
                     self._doubt = True
                 self._grouping.classing.mega.forget()
             case OverviewRead(snapshot=snapshot):
-                self._answered(now_s)
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
-                self._answered(now_s)
                 self.intake.add_page(arrivals, read_to)
                 self.demand.saw(arrival.facts for arrival in arrivals)
             case ArrivalsRead(arrivals=arrivals):
-                self._answered(now_s)
                 self._reading_arrivals = False
                 self.intake.add_arrivals(arrivals)
                 self.demand.saw(arrival.facts for arrival in arrivals)
             case EventsRead(entries=entries):
-                self._answered(now_s)
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
                 self._events_due_s = now_s + gap_s
@@ -189,23 +193,24 @@ class PlannerMachine:
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
             case PlaceAnswered():
-                self._answered(now_s)
-                self._placed(event)
+                self._lane = None
+                self.board.placed(event.call, event.done)
+                self._changed = True
             case ChunkAnswered():
-                self._answered(now_s)
                 self._chunk_answered(event)
             case Reclaimed(incarnation=incarnation, count=count):
-                self._answered(now_s)
                 # What was taken back opened groups on queues that nobody serves.
                 self._doubt = self.upkeep.reclaimed(incarnation, count) or self._doubt
             case ExpirySwept(count=count):
-                self._answered(now_s)
                 self.upkeep.swept(count, now_s)
             case ShedAnswered():
-                self._answered(now_s)
                 self._shedding.answered()
+            case Regrouped():
+                self._lane = None
+                # What happened to them on the way is seen at once.
+                self._history.pages.doubt(self.regrouping.answered(event, self.board))
+                self._doubt = self._changed = True
             case Forgotten():
-                self._answered(now_s)
                 self._doubt = True
             case Solved() | SolveFailed():
                 self.reshaping.solved(event, self.board, now_s)
@@ -241,11 +246,7 @@ class PlannerMachine:
         self._rank(now_s)
         self._loaded = True
         self._doubt = self._history.whole
-        policy = self.policy
-        period_s = policy.overview_every_s * max(1.0, len(self.board.groups) / policy.overview_groups)
-        if self.intake.backlog:
-            period_s *= policy.overview_backlog_factor
-        self._overview_due_s = now_s + min(period_s, policy.overview_every_max_s)
+        self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.intake.backlog)
         self.upkeep.see(self.board)
         self.intake.compare(unplaced)
         if self.estimates.ready:
@@ -257,6 +258,8 @@ class PlannerMachine:
                 taking_back=self.upkeep.taking_back and not self._connection.in_grace(now_s),
                 backlog=self.intake.backlog,
             )
+            if self.reshaping.deciding is None and not self.intake.backlog:
+                self.regrouping.look(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.intake.backlog:
                 self._shedding.look(self.board, self.estimates, now_s)
         self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
@@ -268,16 +271,6 @@ class PlannerMachine:
             self.shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
             self._grouping.above = self.shares.above
             set_tiers(self.board, self.shares.above, self.policy, now_s)
-
-    def _placed(self, event: PlaceAnswered) -> None:
-        self._lane = None
-        assert len(event.done) == len(event.call.requests), "an answer for each request"
-        for name in event.call.opened:
-            self.board.opened_on(name)
-        for placement, done in zip(event.call.requests, event.done, strict=True):
-            if not done:
-                self.board.drop_request(placement.group_id, placement.arrival.facts.prompt_tokens)
-        self._changed = True
 
     def _chunk_answered(self, event: ChunkAnswered) -> None:
         self._writing.answered(applied=event.applied)
@@ -325,6 +318,8 @@ class PlannerMachine:
                 self.upkeep.expiring = False
             case Shed():
                 self._shedding.answered()
+            case Regroup():
+                self._lane = None
             case Forget():
                 self.upkeep.forgetting = ""
             case _:
@@ -383,6 +378,8 @@ class PlannerMachine:
                 self._grouping.baseline = self.reshaping.deciding
                 first = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
                 self.reshaping.unsettled = self.reshaping.unsettled or bool(first.opened)
+            else:
+                first = self.regrouping.call(self.board, self.estimates, self._grouping, now_s)
         self._lane = first
         if first is not None and first is self._repeat:
             self._repeat = None

@@ -62,6 +62,14 @@ class Policy:
     """But by so much it may always overtake: each class opens a group a second at the most."""
     group_min: int = 8
     """No limit makes a group smaller than this: the cost of planning grows with the groups. Learned classes take smaller ones over."""
+    split_excess: float = 1.25
+    """A group is split when it holds more than this x what it may where it stands: it moved there, or requests came back to it."""
+    regroup_max: int = 250
+    """Most requests that one call takes from a group to another: what a call costs the server grows with them."""
+    regroup_every_s: float = 0.25
+    """Least time between two such calls."""
+    regroup_looks: int = 500
+    """Groups that are looked at for it after an overview, in turn."""
     token_classes: TokenClasses = TokenClasses.FIXED
     relearn_every_s: float = 60.0
     """Least time between two learnings of classes."""
@@ -158,6 +166,11 @@ class Policy:
     retry_first_s: float = 0.05
     retry_max_s: float = 1.0
     """A failed call is repeated after the first pause, then after twice that, up to the last; the lease ends the repeating."""
+
+    def overview_period_s(self, groups: int, *, backlog: bool) -> float:
+        """From one overview to the next that nothing else asks for."""
+        period_s = self.overview_every_s * max(1.0, groups / self.overview_groups)
+        return min(period_s * (self.overview_backlog_factor if backlog else 1.0), self.overview_every_max_s)
 
     def __post_init__(self) -> None:
         for each in fields(self):

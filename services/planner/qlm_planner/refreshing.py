@@ -55,6 +55,10 @@ class Pages:
                 if change.kind is ChangeKind.RETURNED:
                     self.returned[change.group_id] = None
 
+    def doubt(self, group_ids: Iterable[str]) -> None:
+        """Groups whose counts may be wrong."""
+        self.returned.update(dict.fromkeys(group_ids))
+
     def take(self, board: Board) -> tuple[str, ...]:
         """The next page."""
         if not self.turn:

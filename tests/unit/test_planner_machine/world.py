@@ -27,6 +27,7 @@ from qlm_planner.effects import (
     PlanChanged,
     ReadArrivals,
     ReadEvents,
+    Regroup,
     Solve,
 )
 from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
@@ -112,6 +113,7 @@ class World:
         self.faults: Callable[[Call], str] = lambda call: ""
         self.before_place: Callable[[], Awaitable[None]] | None = None
         self.before_chunk: Callable[[], Awaitable[None]] | None = None
+        self.before_regroup: Callable[[], Awaitable[None]] | None = None
         self._numbers = itertools.count(1)
         self._waiting: list[Call] = []
         self._events: list[Event] = []
@@ -276,6 +278,8 @@ class World:
             await self.before_place()
         if isinstance(call, ApplyChunk) and self.before_chunk is not None:
             await self.before_chunk()
+        if isinstance(call, Regroup) and self.before_regroup is not None:
+            await self.before_regroup()
         fault = self.faults(call)
         if fault != "before":
             at_once = replace(call, block_s=0.0) if isinstance(call, ReadArrivals | ReadEvents) else call

@@ -1,0 +1,88 @@
+"""Groups that are split while they wait (QLM algorithm 1): the queue takes requests from one to another (ADR 46).
+
+A group is made within the limits of the instance where it then stands. Its instance may become another one with a smaller batch, and what
+gave way comes back to it: above `split_excess` x its limit, what came last of it, as many as are too many, goes to a new group right behind
+it. Parts are within the limit, so a limit that goes up and down splits once.
+
+Groups are looked at after an overview, some in turn; a call is made when nothing else is to be done, and seldom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from qlm_planner.board import Board, Group
+from qlm_planner.effects import GroupOpening, Regroup, RegroupCause
+from qlm_planner.estimates import Estimates
+from qlm_planner.events import Regrouped
+from qlm_planner.group_meta import to_meta
+from qlm_planner.grouping import Grouping
+from qlm_planner.policy import Policy
+
+
+@dataclass(slots=True, kw_only=True)
+class Regrouping:
+    """`due`: groups that were found to be too large, by id, to be looked at again when there is time. `made`: the group that
+    the call under way opens. `turn`: groups that this round has yet to look at."""
+
+    policy: Policy
+    due: deque[str] = field(default_factory=deque)
+    made: Group | None = None
+    turn: deque[str] = field(default_factory=deque)
+    next_s: float = -math.inf
+
+    def look(self, board: Board, estimates: Estimates) -> None:
+        """After an overview: finds out which groups are due."""
+        self.due.clear()
+        if not self.turn:
+            self.turn.extend(group_id for queue in board.queues.values() for group_id in queue)
+        for _ in range(min(len(self.turn), self.policy.regroup_looks)):
+            group = board.groups.get(self.turn.popleft())
+            if group is not None and self._too_many(group, board, estimates):
+                self.due.append(group.group_id)
+
+    def call(self, board: Board, estimates: Estimates, grouping: Grouping, now_s: float) -> Regroup | None:
+        """The next call, where one may be made now."""
+        if now_s < self.next_s:
+            return None
+        while self.due:
+            group = board.groups.get(self.due.popleft())
+            many = 0 if group is None else self._too_many(group, board, estimates)
+            if group is not None and many:
+                self.next_s = now_s + self.policy.regroup_every_s
+                return self._split(group, many, board, grouping)
+        return None
+
+    def answered(self, event: Regrouped, board: Board) -> tuple[str, ...]:
+        """Takes it into the board; the groups whose counts are to be compared, as events may have told of what was not known yet."""
+        call, made = event.call, self.made
+        self.made = None
+        source = board.groups.get(call.source)
+        into = board.groups.get(call.into.group_id, made)
+        if source is not None and into is not None and event.count:
+            into.first_deadline_s = min(into.first_deadline_s, event.first_deadline_s)
+            board.regroup(source, into, event.count, event.prompt_tokens)
+            if into is made:
+                board.opened_on(into.instance)
+        return (call.source, call.into.group_id)
+
+    # Rules ------------------------------------------------------------------------------------------------------------
+
+    def _too_many(self, group: Group, board: Board, estimates: Estimates) -> int:
+        """Waiting requests beyond the limit of a group that is to be split, 0 for another one."""
+        limits = estimates.limits_of(board, group)
+        return group.waiting - limits.waiting if limits is not None and group.waiting > self.policy.split_excess * limits.waiting else 0
+
+    def _split(self, group: Group, many: int, board: Board, grouping: Grouping) -> Regroup:
+        count = min(many, self.policy.regroup_max)
+        self.made = grouping.part_of(group)
+        into = GroupOpening(
+            group_id=self.made.group_id,
+            instance=group.instance,
+            before=board.successor(group),
+            first_deadline_s=math.inf,
+            meta=to_meta(group.traits, group.band),
+        )
+        return Regroup(cause=RegroupCause.SPLIT, source=group.group_id, keep=group.waiting - count, count=count, into=into)

@@ -1,0 +1,185 @@
+"""Groups that are split while they wait."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.request import RequestKey
+from qlm_planner.board import Group
+from qlm_planner.effects import Call, Regroup, RegroupCause
+from qlm_planner.machine import PlannerMachine
+from qlm_planner.policy import Policy
+from qlm_process.instance_wire import to_body
+from qlm_queue.values import Owned, Pulled, RequeueCause
+
+from .world import LEASE_S, World
+
+HOUR_S = 36_000.0
+
+
+def limit_of(machine: PlannerMachine, group: Group) -> int:
+    mean_tokens = group.waiting_prompt_tokens / group.waiting
+    return machine.estimates.limits(machine.board.slots[group.instance], group.traits.key, group.traits.slo_s, mean_tokens).waiting
+
+
+def owned(pulled: Pulled) -> Owned:
+    return Owned(queue_id=pulled.queue_id, key=pulled.key, attempt=pulled.attempt)
+
+
+def regroups(world: World) -> list[Regroup]:
+    return [call for call in world.calls if isinstance(call, Regroup)]
+
+
+async def order_of_service(world: World, instance: str) -> list[RequestKey]:
+    """The waiting requests of a virtual queue."""
+    pages = [await world.queue.waiting(group_id, 0, 500) for group_id in await world.group_ids(instance)]
+    return [request.key for page in pages for request in page]
+
+
+async def agree(world: World) -> None:
+    """What the machine knows is what the queue has."""
+    machine = world.machine
+    assert machine is not None
+    overview = await world.queue.overview()
+    for name, queue in machine.board.queues.items():
+        assert queue == await world.group_ids(name)
+    for group_id, record in overview.groups.items():
+        group = machine.board.groups[group_id]
+        assert (group.waiting, group.live, group.waiting_prompt_tokens) == (record.waiting, record.live, record.waiting_prompt_tokens)
+        assert group.first_deadline_s == pytest.approx(record.first_deadline_s)
+
+
+async def small_batch(world: World, name: str, batch: int) -> None:
+    """An instance says that its engine runs so many at once."""
+    assert world.machine is not None
+    await world.advance(1.0)
+    facts = replace(world.machine.board.slots[name].facts, batch_max=batch)
+    await world.queue.describe(world.agents[name][1], to_body(facts))
+    await world.advance(1.0)
+
+
+async def test_a_group_that_moved_to_a_smaller_batch_is_split() -> None:
+    """The instance with the large batch leaves; the other one has a limit of its own."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    keys = await world.submit("alpha", HOUR_S, count=300)
+    await world.settle()
+    assert len(machine.board.groups) == 1, "within the limit of the large one"
+    await world.join("b")
+    await small_batch(world, "b", 20)
+    await world.drain("a")
+    await world.advance(10.0)
+    groups = machine.board.queue_groups("b")
+    assert sum(group.waiting for group in groups) == 300
+    assert all(group.waiting <= limit_of(machine, group) for group in groups[:-1])
+    assert groups[-1].waiting <= 1.25 * limit_of(machine, groups[-1])
+    assert all(before.first_deadline_s <= after.first_deadline_s for before, after in itertools.pairwise(groups))
+    assert await order_of_service(world, "b") == keys, "nobody is lost, doubled or out of order"
+    assert {call.cause for call in regroups(world)} == {RegroupCause.SPLIT}
+    await agree(world)
+
+
+async def test_a_group_that_grew_by_what_came_back_is_split() -> None:
+    """Others took the room of what ran, and then that gave way."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    keys = await world.submit("alpha", 20.0, count=150)
+    await world.settle()
+    [group] = machine.board.groups.values()
+    limit = limit_of(machine, group)
+    pulled = await world.pull("a", "alpha", 140)
+    await world.settle()
+    keys += await world.submit("alpha", 20.0, count=limit - 20)
+    await world.settle()
+    assert list(machine.board.groups) == [group.group_id]
+    await world.advance(1.0)
+    assert not regroups(world)
+    await world.queue.requeue(world.agents["a"][0], [owned(each) for each in pulled], RequeueCause.DRAINED, b"")
+    assert (await world.queue.overview()).groups[group.group_id].waiting > 1.25 * limit
+    await world.advance(3.0)
+    groups = machine.board.queue_groups("a")
+    assert len(groups) == 2
+    assert groups[0].group_id == group.group_id
+    assert all(each.waiting <= 1.25 * limit_of(machine, each) for each in groups)
+    assert await order_of_service(world, "a") == keys
+    await agree(world)
+
+
+async def test_what_is_pulled_while_a_group_is_split_stays_with_its_agent() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    keys = await world.submit("alpha", HOUR_S, count=300)
+    await world.settle()
+    pulled: list[Pulled] = []
+
+    async def pull_first() -> None:
+        pulled.extend(await world.pull("a", "alpha", 250))
+
+    world.before_regroup = pull_first
+    await small_batch(world, "a", 20)
+    await world.advance(10.0)
+    assert regroups(world)
+    running = {each.key for each in pulled}
+    assert await order_of_service(world, "a") == [key for key in keys if key not in running]
+    assert machine.board.slots["a"].running == len(running)
+    await agree(world)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_call_without_an_answer_loses_nothing(when: str) -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    keys = await world.submit("alpha", HOUR_S, count=300)
+    await world.settle()
+    failed: list[Regroup] = []
+
+    def fault(call: Call) -> str:
+        if isinstance(call, Regroup) and len(failed) < 2:
+            failed.append(call)
+            return when
+        return ""
+
+    world.faults = fault
+    await small_batch(world, "a", 20)
+    await world.advance(10.0)
+    assert len(failed) == 2
+    assert await order_of_service(world, "a") == keys
+    assert all(each.waiting <= 1.25 * limit_of(machine, each) for each in machine.board.queue_groups("a"))
+    await agree(world)
+
+
+async def test_an_adversary_makes_no_endless_moves() -> None:
+    """The batch goes up and down for ever: parts are within the limit, so only the first times cost anything."""
+    world = World()
+    await world.join("a")
+    await world.lead()
+    keys = await world.submit("alpha", HOUR_S, count=300)
+    await world.settle()
+    counts = []
+    for batch in [20, 133] * 10:
+        await small_batch(world, "a", batch)
+        await world.advance(5.0)
+        counts.append(len(regroups(world)))
+    assert counts[0] == counts[-1] > 0, "all in the first round"
+    assert await order_of_service(world, "a") == keys
+    moved = sum(call.count for call in regroups(world))
+    assert moved <= 2 * len(keys)
+
+
+async def test_calls_are_seldom() -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, regroup_every_s=2.0, regroup_max=50))
+    await world.join("a")
+    await world.lead()
+    await world.submit("alpha", HOUR_S, count=300)
+    await world.settle()
+    await small_batch(world, "a", 10)
+    await world.advance(10.0)
+    assert 4 <= len(regroups(world)) <= 7
+    assert all(call.count <= 50 for call in regroups(world))
