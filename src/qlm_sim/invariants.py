@@ -79,6 +79,7 @@ class Oracle:
         self._before: list[_Seen | None] = []
         self._stale: object = None  # the state before a call that must change nothing
         self._closed: dict[str, None] = {}
+        self._standing: dict[str, tuple[str, _Seen | None]] = {}
 
     # Before -----------------------------------------------------------------------------------------------------------
 
@@ -90,6 +91,8 @@ class Oracle:
         elif command.name in LEASE_CALLS and not self._holds(command):
             self.stale_calls += 1
             self._stale = fingerprint(self._state)
+        if command.name == "regroup":
+            self._standing = {queue_id: (each.group_id, self._seen(each)) for queue_id, each in self._state.requests.items()}
         if command.name in ("requeue", "unpull", "reclaim"):
             self._closed = {group_id: None for group_id, group in self._state.groups.items() if not group.instance}
 
@@ -141,6 +144,8 @@ class Oracle:
                 self._items(command)
             case "pull":
                 self._pulled(value)
+            case "regroup":
+                self._regrouped(command)
         if command.name in ("requeue", "unpull", "reclaim"):
             self._reopened(command)
         if command.name not in READ_ONLY:
@@ -195,6 +200,17 @@ class Oracle:
             group = self._state.groups.get(group_id)
             waiting = () if group is None else group.members
             self._check(not waiting or waiting[0] > number, f"{group_id}: {number} was pulled before {waiting[:1]}")
+
+    def _regrouped(self, command: Command) -> None:
+        """Of all requests only those named that waited in the one group may be in the other one now, as they were."""
+        _, source, into, wanted = command.args
+        named = {each.queue_id for each in wanted}  # looked up only
+        self._check(list(self._standing) == list(self._state.requests), "regroup ended a request, or made one")
+        for queue_id, (group_id, seen) in self._standing.items():
+            request = self._state.requests[queue_id]
+            goes = queue_id in named and group_id == source and seen is not None and seen.state is RequestState.PLACED
+            self._check(request.group_id == group_id or (goes and request.group_id == into.group_id), f"regroup took {queue_id} elsewhere")
+            self._check(self._seen(request) == seen, f"regroup changed {queue_id}")
 
     def _reopened(self, command: Command) -> None:
         """A group that is opened again since its requests return is at the head of a queue; behind the head where they were evicted."""
