@@ -210,7 +210,7 @@ class QueueMachine(QueueWorld):
         """Takes requests to another group as a planner does that believes that they wait in the first one; many do not."""
         planner = self._planner(index)
         assert planner.lease is not None
-        known = [planner.requests[name] for name in sorted(planner.requests)]
+        known = list(self.driver.state.requests)
         start = index % max(1, len(known))
         chosen = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in (known + known)[start : start + min(size, len(known))]]
         source, target, before = names[:3]

@@ -54,16 +54,6 @@ FAULTS = (
         "if not place_of(prefix, group.gid) then",
     ),
     Fault(
-        "regroup takes what runs",
-        "local waits = record and record.id == id and record.state == 'P'",
-        "local waits = record and record.id == id and record.state ~= 'A'",
-    ),
-    Fault(
-        "regroup leaves a group without requests",
-        "changes.live, left.live = changes.live + #ids, left.live - #ids",
-        "changes.live = changes.live + #ids",
-    ),
-    Fault(
         "requeue puts a request behind those that came later",
         "record.owner = owner  -- events",
         "record.owner, record.number = owner, record.number + 1000  -- events",
