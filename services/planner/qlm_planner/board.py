@@ -154,9 +154,9 @@ class Board:
     def change_key(self, group: Group, key: GroupKey) -> None:
         """An open group is of another class now, and may be joined by its requests if it has no newer group."""
         self.revision += 1
-        if self.newest.get(group.traits.key.joining) is group:
-            del self.newest[group.traits.key.joining]
+        old = group.traits.key.joining
         group.traits = replace(group.traits, key=key)
+        self._not_newest(group, old)
         held = self.newest.get(key.joining)
         if held is None or held.order < group.order:
             self.newest[key.joining] = group
@@ -344,9 +344,18 @@ class Board:
             queue = self.queues[group.instance]
             if group.group_id in queue:
                 queue.remove(group.group_id)
-            joining = group.traits.key.joining
-            if self.newest.get(joining) is group:
-                del self.newest[joining]
+            self._not_newest(group, group.traits.key.joining)
+
+    def _not_newest(self, group: Group, joining: GroupKey) -> None:
+        """A group is joined by a key no more: the newest of the others that are open is. O(groups) where it was that."""
+        if self.newest.get(joining) is not group:
+            return
+        others = (each for each in self.groups.values() if each.open and each.traits.key.model == joining.model and each is not group)
+        newest = max((each for each in others if each.traits.key.joining == joining), key=lambda each: each.order, default=None)
+        if newest is None:
+            del self.newest[joining]
+        else:
+            self.newest[joining] = newest
 
     def _make_way(self, slot: Slot) -> None:
         """Something gave way on an instance: it is about to load what its head needs. Known before its agent reports it, so that nothing
