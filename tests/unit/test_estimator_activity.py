@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from qlm_core.instance import InstanceFacts
+from qlm_core.instance import PREFILL_CHUNK_TOKENS, InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator import activity as module
 from qlm_estimator.activity import Activity
+from qlm_estimator.base_rows import BaseRows
+from qlm_estimator.speed import SpeedLearner
 
 INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("chat",))
 
@@ -23,25 +26,34 @@ def _hardware() -> HardwareProfile:
 
 
 HARDWARE = replace(_hardware(), prefill_ms_per_token_squared=0.0)  # 1,000 prompt tokens take 0.075 s
+EVEN = replace(HARDWARE, decode_b_ms_per_seq=0.0, decode_c_ms_per_context_token=0.0)
+"""All its steps take equally long, but those with a prefill."""
+RATE = 1e3 / EVEN.decode_a_ms
+SLOW_RATE = 1.0 / (1.0 / RATE + EVEN.prefill_work_s(PREFILL_CHUNK_TOKENS))
+"""Steps a second, and while a prefill rides along."""
+TRUE_SLOWDOWN = 1.1
 
 
 def test_a_run_among_others() -> None:
     """B comes at 10 and leaves at 30, A is there from 0 to 20, C from 20 on: beside B there are two all the time but for prefills."""
     activity = Activity(since=(0, 0), running=0)
-    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
-    activity.pull(10.0, "B", 1, 2_000, HARDWARE)
+    activity.pull(0.0, "A", 1, 1_000, EVEN)
+    activity.pull(10.0, "B", 1, 2_000, EVEN)
     activity.leave(20.0, "A", 20.0)
-    activity.pull(20.0, "C", 1, 4_000, HARDWARE)
+    activity.pull(20.0, "C", 1, 4_000, EVEN)
     found = activity.leave(30.0, "B", 29.5)
     assert found is not None
-    decoding_s = 20.0 - 0.15
     assert found.seconds == 19.5
-    assert found.sequences == pytest.approx((2 * decoding_s - 0.3) / decoding_s)
-    prompts = 2_000 * decoding_s + 1_000 * 9.85 + 4_000 * 9.7
-    # Nothing has told a pace, so it is that of A by itself: what B, A and C made, at the middle of the time that each is there beside B.
-    pace = 1.0 / HARDWARE.decode_step_s(1.0, 1_000.0)
-    made = pace * (decoding_s**2 / 2 + 9.85 * (10.0 + 0.075 + 9.85 / 2) + 9.7**2 / 2)
-    assert found.context_tokens == pytest.approx((prompts + made) / decoding_s)
+    first, alone, last = 9.85 * RATE, 0.3 * SLOW_RATE, 9.7 * RATE
+    steps = first + alone + last
+    assert found.sequences == pytest.approx((2 * first + alone + 2 * last) / steps)
+    # Nothing has told a pace, so it is that of the profile: what A had made before, and what each makes at the middle of its time beside B.
+    held = (
+        first * (3_000 + 9.925 * RATE + 0.15 * SLOW_RATE + first)
+        + alone * (2_000 + first + alone / 2)
+        + last * (6_000 + first + alone + last)
+    )
+    assert found.context_tokens == pytest.approx(held / steps)
     assert (found.prefill_tokens, found.prefill_due_s) == (6_000, 0.0)
 
 
@@ -61,19 +73,19 @@ def test_those_that_nobody_knows_are_counted() -> None:
     activity = Activity(since=(5_000, 3), running=2)
     assert not activity.covers((5_000, 3))
     assert activity.covers((5_000, 4))
-    activity.pull(5.0, "A", 1, 1_000, HARDWARE)
+    activity.pull(5.0, "A", 1, 1_000, EVEN)
     assert activity.leave(10.0, "X", 10.0) is None
     found = activity.leave(15.0, "A", 15.0)
     assert found is not None
     assert found.sequences == pytest.approx((3 * 4.925 + 2 * 5.0) / 9.925)
-    made = (3 * 4.925**2 / 2 + 2 * (9.925**2 - 4.925**2) / 2) / HARDWARE.decode_step_s(1.0, 1_000.0)
+    made = (3 * 4.925**2 / 2 + 2 * (9.925**2 - 4.925**2) / 2) * RATE
     assert found.context_tokens == pytest.approx(1_000 * found.sequences + made / 9.925), "each holds as much as the one that is known"
     activity.leave(16.0, "Y", 16.0)
     activity.leave(17.0, "Z", 17.0)
-    activity.pull(20.0, "B", 1, 1_000, HARDWARE)
+    activity.pull(20.0, "B", 1, 1_000, EVEN)
     alone = activity.leave(25.0, "B", 25.0)
     assert alone is not None
-    assert alone.sequences == 1.0, "no more left than there were"
+    assert alone.sequences == pytest.approx(1.0), "no more left than there were"
 
 
 def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None:
@@ -103,6 +115,36 @@ def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None
     assert max(map(abs, late)) < 0.05
 
 
+def test_a_batch_that_fills_and_drains_is_no_faster() -> None:
+    """120 requests at once, stepped: most of the seconds pass while it fills, most of the steps are made while it drains. The speed that is
+    learned is the engine's."""
+    count, prompt = 120, 1_500
+    outputs = [1 + round(-150.0 * math.log((number + 0.5) / count)) for number in range(count)]
+    activity = Activity(since=(0, 0), running=0)
+    speed = SpeedLearner(base=BaseRows(shipped=(HARDWARE,), facts={}), memory=1_000.0, rows_max=1)
+    now_s = 0.0
+    for batch in range(6):
+        for number in range(count):
+            activity.pull(now_s, f"{batch}/{number}", 1, prompt, speed.hardware(INSTANCE, HARDWARE.model))
+        filled, made = 0, [0] * count
+        while made != outputs:
+            decoding = [number for number in range(filled // prompt) if made[number] < outputs[number]]
+            chunk = min(PREFILL_CHUNK_TOKENS, count * prompt - filled)
+            step_s = HARDWARE.prefill_work_s(chunk)
+            if decoding:
+                step_s += HARDWARE.decode_step_s(float(len(decoding)), float(sum(prompt + made[number] for number in decoding)))
+            now_s += TRUE_SLOWDOWN * step_s
+            filled += chunk
+            for number in decoding:
+                made[number] += 1
+                run = activity.leave(now_s, f"{batch}/{number}", now_s, made[number]) if made[number] == outputs[number] else None
+                if run is not None:
+                    speed.add(INSTANCE, HARDWARE.model, run, made[number])
+    learned = speed.hardware(INSTANCE, HARDWARE.model)
+    assert learned is not None
+    assert learned.slowdown == pytest.approx(TRUE_SLOWDOWN, rel=0.015)
+
+
 def test_an_absurd_output_tells_no_pace() -> None:
     activity = Activity(since=(0, 0), running=0)
     activity.pull(0.0, "A", 1, 1_000, HARDWARE)
@@ -121,18 +163,19 @@ def test_idle_time_counts_for_nobody() -> None:
     activity.pull(1_000.0, "B", 1, 1_000, HARDWARE)
     found = activity.leave(1_010.0, "B", 1_010.0)
     assert found is not None
-    assert (found.seconds, found.sequences) == (10.0, 1.0)
+    assert (found.seconds, found.sequences) == pytest.approx((10.0, 1.0))
 
 
 def test_time_that_goes_back_counts_as_none() -> None:
     activity = Activity(since=(0, 0), running=0)
-    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
-    activity.pull(0.0, "B", 1, 1_000, HARDWARE)
+    activity.pull(0.0, "A", 1, 1_000, EVEN)
+    activity.pull(0.0, "B", 1, 1_000, EVEN)
     activity.leave(20.0, "nobody", 20.0)
     activity.leave(5.0, "B", 5.0)
     found = activity.leave(30.0, "A", 30.0)
     assert found is not None
-    assert found.sequences == pytest.approx((2 * 19.85 + 0.075 + 10.0) / 29.925), "two until 20, one from then on"
+    steps = 2 * 19.85 * RATE + 0.075 * SLOW_RATE + 10.0 * RATE  # two until 20, one from then on
+    assert found.sequences == pytest.approx(steps / (29.85 * RATE + 0.075 * SLOW_RATE))
 
 
 def test_the_same_pull_again_replaces_the_first() -> None:
@@ -141,7 +184,7 @@ def test_the_same_pull_again_replaces_the_first() -> None:
     activity.pull(10.0, "A", 2, 1_000, HARDWARE)
     found = activity.leave(20.0, "A", 20.0)
     assert found is not None
-    assert (found.run.attempt, found.seconds, found.sequences) == (2, 10.0, 1.0)
+    assert (found.run.attempt, found.seconds, found.sequences) == pytest.approx((2, 10.0, 1.0))
 
 
 def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

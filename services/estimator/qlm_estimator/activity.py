@@ -1,8 +1,10 @@
 """What one agent incarnation is busy with, from its lifecycle events: who runs, and how much was prefilled and decoded meanwhile.
 
-Prefills are taken to be done one after the other as requests are pulled. The totals grow with time, so what went on during a run is a
-difference of two readings. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one
-clock that counts steps. It runs at the pace that the runs of the model that ended lately had: their tokens over their time.
+Prefills are taken to be done one after the other as requests are pulled. The totals grow with the steps of the engine, so what went on
+during a run is a difference of two readings. A step takes as long as the profile says of what decodes then, and of a chunk of a prefill
+that rides along: while a batch fills, seconds pass and few steps are made, and means over a run's seconds would be of another time than its
+tokens were made in. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one clock
+that counts steps. It runs at the pace that the runs of the model that ended lately had: their tokens over the steps of the profile.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.profile import HardwareProfile
 from qlm_estimator.events import EntryId
 
@@ -21,38 +24,37 @@ PACE_MEMORY = 32.0
 PACE_WITHIN_S = 10.0
 """A run that decoded for longer tells of that time no more than one that took so long: it is a mean over what was long ago."""
 PACE_MAX = 16.0
-"""A run that made so many times more tokens than it could by itself, by the profile, tells nothing."""
+"""A run that made so many times more tokens than there were steps by the profile tells nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Since the incarnation was first seen: time with anything running, and the integrals over it of decoding requests and of the tokens
-    that they hold, prompts and outputs."""
+    """Since the incarnation was first seen: steps by the profile with anything running (seconds, where there is none), and the sums over
+    them of decoding requests and of the tokens that they hold, prompts and outputs."""
 
-    busy_s: float
-    sequence_s: float
-    context_s: float
+    steps: float
+    sequences: float
+    context_tokens: float
 
 
 @dataclass(slots=True)
 class Pace:
-    """Steps a second of one model, from runs that ended; `alone`: of one request by itself, which stands for them before any ended."""
+    """Steps of one model over those by its profile, from runs that ended; 1 before any ended."""
 
-    alone: float
     tokens: float = 0.0
-    seconds: float = 0.0
+    steps: float = 0.0
 
-    def add(self, tokens: float, seconds: float) -> None:
-        """A run that made so many tokens after its first, in so many seconds > 0."""
-        if tokens > PACE_MAX * self.alone * seconds:
+    def add(self, tokens: float, steps: float, seconds: float) -> None:
+        """A run that made so many tokens after its first, in so many steps by the profile and seconds > 0."""
+        if tokens > PACE_MAX * steps:
             return
         kept, weight = 1.0 - 1.0 / PACE_MEMORY, min(1.0, PACE_WITHIN_S / seconds)
         self.tokens = kept * self.tokens + weight * tokens
-        self.seconds = kept * self.seconds + weight * seconds
+        self.steps = kept * self.steps + weight * steps
 
     @property
-    def steps_per_s(self) -> float:
-        return self.tokens / self.seconds if self.seconds > 0.0 else self.alone
+    def factor(self) -> float:
+        return self.tokens / self.steps if self.steps > 0.0 else 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,10 +105,10 @@ class Activity:
         self._decoding_prompts = 0
         self._decoding_began = 0.0  # sum of the steps that those who decode began at
         self._step = 0.0
-        self._profile = ""
+        self._hardware: HardwareProfile | None = None  # of the model that was pulled last
         self._paces: dict[str, Pace] = {}
         self._at_s = since[0] / 1000.0
-        self._busy_s = self._sequence_s = self._context_s = 0.0
+        self._steps = self._sequence_steps = self._context_steps = 0.0
         self._prefill_tokens = 0
         self._prefill_squares = 0
         self._prefill_done_at_s = 0.0
@@ -133,9 +135,8 @@ class Activity:
         prefill_s = 0.0 if hardware is None else hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
         self._prefill_done_at_s = self._at_s + due_s + prefill_s
         if hardware is not None:
-            self._profile = hardware.model
-            if hardware.model not in self._paces:
-                self._paces[hardware.model] = Pace(1.0 / hardware.decode_step_s(1.0, float(prompt_tokens)))
+            self._hardware = hardware
+            self._paces.setdefault(hardware.model, Pace())
         run = Run(
             queue_id=queue_id,
             attempt=attempt,
@@ -162,17 +163,17 @@ class Activity:
         if run.decode_began is None:  # its prefill came earlier than it was taken to
             return None
         now, then = self._totals(), run.decode_began
-        busy_s = now.busy_s - then.busy_s
-        if busy_s <= 0.0:
+        steps = now.steps - then.steps
+        if steps <= 0.0:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
         if output_tokens > 1 and run.profile and ended_s > run.prefilled_s:
-            self._paces[run.profile].add(output_tokens - 1.0, ended_s - run.prefilled_s)
+            self._paces[run.profile].add(output_tokens - 1.0, steps, ended_s - run.prefilled_s)
         return FinishedRun(
             run=run,
             seconds=ended_s - run.pulled_s,
-            sequences=(now.sequence_s - then.sequence_s) / busy_s,
-            context_tokens=(now.context_s - then.context_s) / busy_s,
+            sequences=(now.sequences - then.sequences) / steps,
+            context_tokens=(now.context_tokens - then.context_tokens) / steps,
             prefill_tokens=self._prefill_tokens - run.prefill_tokens_before,
             prefill_squares=self._prefill_squares - run.prefill_squares_before,
             prefill_due_s=self._due_s(),
@@ -182,30 +183,39 @@ class Activity:
         """Goes on to a time, from the end of one prefill to the next."""
         while self._prefilling and self._prefilling[0].prefilled_s <= at_s:
             run = self._prefilling.popleft()
-            self._pass(run.prefilled_s)
+            self._pass(run.prefilled_s, prefilling=True)
             if self._runs.get(run.queue_id) is run:
                 run.decode_began, run.began_step = self._totals(), self._step
                 self._decoding += 1
                 self._decoding_began += self._step
                 self._decoding_prompts += run.prompt_tokens
-        self._pass(at_s)
+        self._pass(at_s, prefilling=bool(self._prefilling))
 
-    def _pass(self, until_s: float) -> None:
+    def _pass(self, until_s: float, *, prefilling: bool) -> None:
         passed_s = until_s - self._at_s
         if passed_s <= 0.0:
             return
         self._at_s = until_s
         if self._runs or self._unknown:
             sequences = self._decoding + self._unknown
-            pace = self._paces.get(self._profile)
-            steps = passed_s * pace.steps_per_s if pace is not None else 0.0
-            made = self._decoding * (self._step + steps / 2.0) - self._decoding_began
-            # Those that nobody knows are taken to hold as much as the others.
-            held = (self._decoding_prompts + made) * sequences / self._decoding if self._decoding else 0.0
-            self._step += steps
-            self._busy_s += passed_s
-            self._sequence_s += passed_s * sequences
-            self._context_s += passed_s * held
+            hardware = self._hardware
+            steps, made = passed_s, 0.0
+            if hardware is not None:
+                steps = passed_s / self._step_s(hardware, sequences, self._held(sequences, self._step), prefilling=prefilling)
+                made = steps * self._paces[hardware.model].factor
+            self._steps += steps
+            self._sequence_steps += steps * sequences
+            self._context_steps += steps * self._held(sequences, self._step + made / 2.0)
+            self._step += made
+
+    def _held(self, sequences: int, step: float) -> float:
+        """Tokens that all hold at a step. Those that nobody knows are taken to hold as much as the others."""
+        own = self._decoding_prompts + self._decoding * step - self._decoding_began
+        return own * sequences / self._decoding if self._decoding else 0.0
+
+    def _step_s(self, hardware: HardwareProfile, sequences: int, held: float, *, prefilling: bool) -> float:
+        chunk_s = hardware.prefill_work_s(PREFILL_CHUNK_TOKENS) if prefilling else 0.0
+        return hardware.decode_step_s(float(sequences), held) + chunk_s
 
     def _forget(self, queue_id: str) -> Run | None:
         run = self._runs.pop(queue_id, None)
@@ -219,4 +229,4 @@ class Activity:
         return max(0.0, self._prefill_done_at_s - self._at_s)
 
     def _totals(self) -> Totals:
-        return Totals(busy_s=self._busy_s, sequence_s=self._sequence_s, context_s=self._context_s)
+        return Totals(steps=self._steps, sequences=self._sequence_steps, context_tokens=self._context_steps)
