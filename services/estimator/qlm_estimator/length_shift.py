@@ -3,7 +3,7 @@
 Classes fade by their own finishes, so a rare one would take hours to follow. A window over the finishes of all classes of a model tells
 after some tens of them: the sum of the outputs against the sum of what was expected of each, beside the spread of their differences. A few
 very long answers, or a burst of one tenant, move that sum and are no change of all: most requests must have left their median to one side
-too (the sign test). Pure.
+too (the sign test). Finishes come in the order of their starts (`start_order`). Pure.
 """
 
 from __future__ import annotations

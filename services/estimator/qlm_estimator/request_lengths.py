@@ -13,6 +13,7 @@ from qlm_estimator.length_predictor import LengthPredictor
 from qlm_estimator.length_shift import LengthShift
 from qlm_estimator.lengths import LengthLearner
 from qlm_estimator.running_requests import Begun, RunningRequests
+from qlm_estimator.start_order import StartOrder
 
 SHIFT_SAMPLES_KEPT = 5.0
 """Finishes that a class's past weighs as much as, once the outputs of its model have changed."""
@@ -28,6 +29,7 @@ class RequestLengths:
         self._running = RunningRequests()
         self._predictor = LengthPredictor()
         self._shifts: dict[str, LengthShift] = {}  # by model of the catalogue
+        self._orders: dict[str, StartOrder] = {}  # by model of the catalogue
 
     def restore(self, snapshot: ProfileSnapshot) -> None:
         self.rows.restore(snapshot.workload)
@@ -48,6 +50,7 @@ class RequestLengths:
             output_tokens_max=max(1.0, float(spec.context_tokens_max - event.prompt_tokens)),
         )
         self._running.begin(event.queue_id, begun)
+        self._orders.setdefault(spec.name, StartOrder()).begin(event.queue_id)
 
     def released(self, event: Lifecycle) -> None:
         """A request waits again."""
@@ -58,6 +61,7 @@ class RequestLengths:
         found = self._running.ended(event.queue_id, event.entry_id[0] / 1000.0)
         if found is not None:
             begun, produced_tokens = found
+            self._orders.setdefault(begun.model, StartOrder()).leave(event.queue_id)
             claimed_tokens = min(float(event.output_tokens), begun.output_tokens_max)
             self.rows.give_up(begun.classes, max(produced_tokens, claimed_tokens))
 
@@ -67,7 +71,7 @@ class RequestLengths:
         guess = event.length_guess
         now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, 0 if guess is None else guess.class_tokens))
         began = {} if found is None else found[0].classes
-        if self._changed(model, now, guess, float(event.output_tokens)):
+        if self._changed(event.queue_id, model, now, guess, float(event.output_tokens)):
             self.rows.forget(model, SHIFT_SAMPLES_KEPT)
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
@@ -77,17 +81,24 @@ class RequestLengths:
             seconds = event.finished_s - event.first_token_s
             self._running.learn_pace(event.incarnation, model, first_token_s, seconds, event.output_tokens)
 
-    def _changed(self, model: str, classes: Iterable[WorkloadKey], guess: LengthGuess | None, output_tokens: float) -> bool:
-        """Whether the outputs of a model have changed, by this finish and those before it."""
+    def _changed(self, queue_id: str, model: str, classes: Iterable[WorkloadKey], guess: LengthGuess | None, output_tokens: float) -> bool:
+        """Whether the outputs of a model have changed, by this finish and those before it, in the order of their starts."""
+        order, shift = self._orders.setdefault(model, StartOrder()), self._shifts.setdefault(model, LengthShift())
         expected_tokens = self.rows.expected_tokens(classes)
         if expected_tokens is None:
+            order.leave(queue_id)
             return False
         median_tokens = expected_tokens if guess is None else float(guess.expected_tokens)
-        return self._shifts.setdefault(model, LengthShift()).add(expected_tokens, median_tokens, output_tokens)
+        for told in order.end(queue_id, (expected_tokens, median_tokens, output_tokens)):
+            if shift.add(*told):
+                order.forget_ended()
+                return True
+        return False
 
     def missed(self) -> None:
         """Events were trimmed unread."""
         self._running.forget()
+        self._orders.clear()
 
     def profiles(self, now_s: float) -> tuple[WorkloadProfile, ...]:
         """The workload rows to publish."""
