@@ -23,7 +23,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import service
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
+from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot, WorkloadProfile
 from qlm_core.queue_columns import (
     COUNT,
     COURSE,
@@ -69,6 +69,7 @@ class QueueReader:
         self._profiles_of: list[tuple[HardwareProfile, float]] = []
         self._columns: EngineColumns | None = None
         self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
+        self._sloping: dict[tuple[str, str, str, float], WorkloadProfile] = {}
         self._longest: list[Longest] = []  # by the last of the figures of a class
         self._courses = CourseReader(profiles)
         self._models: dict[str, float] = {"": -1.0}
@@ -131,9 +132,13 @@ class QueueReader:
     def _group_row(self, engine: tuple[float, float, float], group: GroupView) -> tuple[float, ...]:
         waiting, first_s, last_s = group.waiting, group.first_deadline_s, group.last_deadline_s
         key = (group.model, group.slo_class, group.token_class, group.output_tokens_max)
+        prompt = group.waiting_prompt_tokens / waiting if waiting else 0.0
         lengths = self._classes.get(key)
         if lengths is None:
             lengths = self._classes[key] = self._class(*key)
+        if waiting and key in self._sloping:
+            factor = min(self._sloping[key].along_prompts(prompt), group.output_tokens_max / lengths[1])
+            lengths = (lengths[0], factor * lengths[1], factor * factor * lengths[2], lengths[3])
         if group.output_tokens is not None:
             known = _capped(group.output_tokens, group.output_tokens_max)
             lengths = (lengths[0], known.mean, known.variance, NOT_OF_CLASS)
@@ -144,7 +149,7 @@ class QueueReader:
             first_s if last_s is None else last_s,
             group.band,
             group.slo_kind is SloKind.FIRST_TOKEN,
-            group.waiting_prompt_tokens / waiting if waiting else 0.0,
+            prompt,
             *lengths,
             group.output_tokens_max,
         )
@@ -215,6 +220,8 @@ class QueueReader:
         # The spread of all of a model's prompts says nothing of one token class.
         spread = workload.prompt_tokens_variance if workload.token_class == token_class else 0.0
         self._longest.append(self.profiles.longest_output_for(model, slo_class, token_class))
+        if workload.output_per_prompt_token and workload.token_class == token_class:
+            self._sloping[model, slo_class, token_class, output_tokens_max] = workload
         return (spread, output.mean, output.variance, len(self._longest) - 1.0)
 
     def _made(

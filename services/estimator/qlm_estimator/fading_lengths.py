@@ -80,6 +80,11 @@ class FadingLengths:
             weights *= factor
 
     @property
+    def most_tokens(self) -> float:
+        """An output longer than this counts as so long."""
+        return self._bound_tokens
+
+    @property
     def samples(self) -> float:
         """Finishes, faded."""
         return float(self._ended.sum()) * self._now()

@@ -15,6 +15,7 @@ from qlm_core.profile import WorkloadKey, WorkloadProfile
 from qlm_core.workload_profile import wider_row
 from qlm_estimator.fading_lengths import FadingLengths
 from qlm_estimator.length_level import LengthLevel, deviation
+from qlm_estimator.prompt_slope import PromptSlope
 from qlm_estimator.running_requests import Begun
 
 RUNNING_COUNTED_MAX = 4_096
@@ -51,6 +52,7 @@ class _Row:
     output: FadingLengths
     prompt: Moments = field(default_factory=Moments)
     usual_log: Moments = field(default_factory=Moments)  # logarithm of the output that is usual
+    slope: PromptSlope = field(default_factory=PromptSlope)
 
     def note_usual(self, output_tokens: float, memory: float) -> None:
         usual = self.usual_log
@@ -78,6 +80,7 @@ class LengthLearner:
             weight = min(float(profile.samples), self._memory)
             row = _Row(FadingLengths(self._memory), Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance))
             row.output.restore(weight, profile.output_curve(), profile.output_tokens_mean)
+            row.slope.restore(weight, profile)
             self._rows[profile.key] = row
             self._published[profile.key] = profile
         self._forget_oldest()
@@ -98,7 +101,9 @@ class LengthLearner:
         for key, started in classes.items():
             row = self._rows.pop(key, None) or _Row(FadingLengths(self._memory))
             self._rows[key] = row  # the last in order is the newest
-            row.prompt.add(row.prompt.bounded(float(prompt_tokens)), self._memory)
+            prompt, output = row.prompt.bounded(float(prompt_tokens)), min(float(output_tokens), row.output.most_tokens)
+            row.prompt.add(prompt, self._memory)
+            row.slope.add(prompt, output, self._memory)
             row.note_usual(float(output_tokens), self._memory)
             row.output.finish(float(output_tokens), started, partial(self._wider, key))
             self._changed.add(key)
@@ -136,6 +141,7 @@ class LengthLearner:
             if key[0] == model:
                 row.output.forget(samples_kept)
                 row.usual_log.weight = min(row.usual_log.weight, samples_kept)
+                row.slope.weight = min(row.slope.weight, samples_kept)
 
     def profiles(self, running: Iterable[tuple[Begun, float]] = ()) -> tuple[WorkloadProfile, ...]:
         """The rows by key. `running`: requests that have not ended, with what each has made at least."""
@@ -183,6 +189,7 @@ class LengthLearner:
             censored=round(row.output.censored(running)),
             output_first_bin=first,
             output_shares=shares,
+            output_per_prompt_token=level * row.slope.tokens,
         )
 
 
