@@ -10,10 +10,12 @@ from qlm_core.distribution import Normal
 from qlm_core.group import OUTPUT_MARK, predicted_tokens_of, prompt_class_of
 from qlm_core.length_curve import BINS, LengthCurve, curve_of_moments, unpacked
 
-PRIOR_SAMPLES = 5.0
-"""How many finished requests weigh as much as what a class leans on, a wider class or what was predicted of its outputs: the variance
-within classes over that between their means (Buehlmann, Experience rating and credibility, 1967), which is 2 to 18 on public traces whose
-prompts tell of outputs. Where they tell nothing there is little to lose."""
+PRIOR_SAMPLES = 20.0
+"""How many finished requests weigh as much as `WORKLOAD_PRIOR`, which is of another service."""
+WIDER_SAMPLES = 5.0
+"""How many weigh as much as what a class leans on, a wider class of its model or what was predicted of its outputs: the variance within
+classes over that between their means (Buehlmann, Experience rating and credibility, 1967), which is 2 to 18 on public traces whose prompts
+tell of outputs. Where they tell nothing there is little to lose."""
 LONG_FACTOR = 4.0
 """A class whose predicted output is so many times that of the wider class leans on the prediction: it takes its first finishes as long as
 they are to become known, and it may hold most of the work by then."""
@@ -111,7 +113,8 @@ def blend_all(rows: Iterable[WorkloadProfile]) -> dict[WorkloadKey, WorkloadProf
     """Every row leaning on the next wider one that there is."""
     blended: dict[WorkloadKey, WorkloadProfile] = {}
     for row in sorted(rows, key=lambda row: (row.token_class != "", "/" in row.token_class, row.slo_class != "", row.key)):
-        blended[row.key] = _blend(row, wider_row(blended, row.key), _weight(row))
+        wider = wider_row(blended, row.key)
+        blended[row.key] = _blend(row, wider, _weight(row, on_prior=wider is WORKLOAD_PRIOR))
     return blended
 
 
@@ -150,16 +153,17 @@ def blended_curve(
     """The distribution of O of a class, leaning as its moments do. `own`: the rows as they were learned; `blended`: as they lean."""
     wider = next((each for each in wider_keys(key) if each in own), None)
     predicted = predicted_tokens_of(key[2])
-    if _by_prediction(key, WORKLOAD_PRIOR if wider is None else blended[wider]):
+    by_prediction = _by_prediction(key, WORKLOAD_PRIOR if wider is None else blended[wider])
+    if by_prediction:
         curve = curve_of_moments(predicted, PREDICTED_SPREAD * predicted**2)
     else:
         curve = WORKLOAD_PRIOR.output_curve() if wider is None else blended_curve(own, blended, wider)
     row = own.get(key)
-    return curve if row is None else row.output_curve().mixed(curve, _weight(row))
+    return curve if row is None else row.output_curve().mixed(curve, _weight(row, on_prior=wider is None and not by_prediction))
 
 
-def _weight(row: WorkloadProfile) -> float:
-    return row.samples / (row.samples + PRIOR_SAMPLES)
+def _weight(row: WorkloadProfile, *, on_prior: bool) -> float:
+    return row.samples / (row.samples + (PRIOR_SAMPLES if on_prior else WIDER_SAMPLES))
 
 
 def _blend(row: WorkloadProfile, wider: WorkloadProfile, weight: float) -> WorkloadProfile:
