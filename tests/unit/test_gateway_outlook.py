@@ -222,7 +222,7 @@ def test_joined_requests_keep_the_order_of_deadlines_and_the_count(coming: list[
 
 def test_those_who_join_a_group_are_in_it() -> None:
     """Also those with later deadlines than the first of a group behind it."""
-    first, second = group("first", 10, 1050.0), group("second", 20, 1055.0)
+    first, second = group("first", 10, 1050.0), group("second", 20, 1_059.5)
     look = outlook((first, replace(second, token_class="1024")))
     for number in range(500):
         found = look.predict_new(ASKED)

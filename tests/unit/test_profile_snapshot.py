@@ -14,6 +14,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelFacts, ModelSpec
 from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_core.workload_profile import WIDER_SAMPLES
 from qlm_process import profile_wire
 
 SHIPPED = shipped_snapshot()
@@ -165,7 +166,7 @@ def test_a_class_leans_on_its_model_and_that_on_the_prior() -> None:
     snapshot = ProfileSnapshot(version=1, made_s=1.0, hardware=(), workload=(of_class, of_model))
     model_mean = weight * 500.0 + (1.0 - weight) * WORKLOAD_PRIOR.output_tokens_mean
     assert snapshot.workload_for("chat", "64s", "1024").output_tokens_mean == pytest.approx(model_mean)
-    weight = 10 / (10 + PRIOR_SAMPLES)
+    weight = 10 / (10 + WIDER_SAMPLES)
     found = snapshot.workload_for("chat", "32s", "256")
     assert found.output_tokens_mean == pytest.approx(weight * 50.0 + (1.0 - weight) * model_mean)
     assert found.samples == 10

@@ -13,7 +13,7 @@ from qlm.api.v1 import estimator_pb2
 from qlm_core.group import predicted_tokens_of
 from qlm_core.length_curve import BINS
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
+from qlm_core.workload_profile import PREDICTED_SPREAD, WIDER_SAMPLES, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
 from qlm_process import profile_wire
 
 
@@ -140,7 +140,7 @@ def test_outputs_follow_the_prompts_of_those_that_wait() -> None:
 
 def test_a_line_leans_on_none_and_is_of_its_class_only() -> None:
     wide = replace(row("", "", 10**9, 9), output_per_prompt_token=0.5)
-    few = replace(row("", "1024", 20, 9), output_per_prompt_token=-0.02)
+    few = replace(row("", "1024", round(WIDER_SAMPLES), 9), output_per_prompt_token=-0.02)
     profiles = profile_wire.from_body(profile_wire.to_body(snapshot(wide, few)))
     assert profiles.workload_for("chat", "", "1024").output_per_prompt_token == pytest.approx(-0.01)
     assert profiles.workload_for("chat", "", "256/o4096").output_per_prompt_token == 0.0

@@ -54,7 +54,8 @@ def test_one_finished_request_weighs_as_one_beside_the_priors() -> None:
     run_s, prior = took_s / 2.0, prior_s(SHIPPED.hardware[0])
     assert learned.prior_share == pytest.approx(prior / (run_s + prior), rel=0.05)
     assert learned.slowdown == pytest.approx((2.0 * run_s + prior) / (run_s + prior), rel=0.05)
-    assert before_s < completion_s(snapshot) < 4.0 * before_s
+    # Ten times as long, at half the speed: a third of it is believed of its class, which leans on rows of the same one request.
+    assert before_s < completion_s(snapshot) < 6.0 * before_s
 
 
 def test_a_first_answer_of_an_absurd_length_is_soon_outweighed() -> None:
