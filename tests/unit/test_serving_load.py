@@ -116,7 +116,7 @@ def test_the_row_is_the_engines_whatever_its_first_runs_were(slowness: float) ->
     found, runs = since(earlier, later)
     assert runs > 3 * RUNS_LEAST
     assert found.decode_a_ms / ROW.decode_a_ms == pytest.approx(slowness, rel=0.02)
-    assert later.as_measured().decode_a_ms / ROW.decode_a_ms > 1.03 * slowness, "the first runs are what would be taken for it"
+    assert later.as_measured().decode_a_ms / ROW.decode_a_ms > 1.02 * slowness, "the first runs are what would be taken for it"
 
 
 def _request(number: int, at_s: float, prompt_tokens: int, output_tokens: int) -> SimRequest:

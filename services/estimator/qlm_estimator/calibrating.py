@@ -31,10 +31,10 @@ PRIOR_PAIRS = 2.0
 PRIOR_FACTOR_DEVIATION = 0.015
 PRIOR_OFFSET_DEVIATION_S = 2.0
 """Standard deviations that the bias factor and the offset are believed to have before any pair."""
-PRIOR_RELATIVE_VARIANCE = 0.02**2
+PRIOR_RELATIVE_VARIANCE = 0.026**2
 """Requests that wait together have a part of their error in common: by how much outputs change meanwhile. Its deviation is believed to be
-2% of the time before any pair."""
-ALONE_SHARE = 0.55
+2.6% of the time before any pair."""
+ALONE_SHARE = 0.32
 """Waits on an instance that serves one model by itself begin with so much of that variance (1.5% of the time): no run of another model is
 ahead of them, which grows while they wait and whose outputs drift by themselves."""
 PRIOR_BASE_VARIANCE_S2 = 1.0
