@@ -11,32 +11,13 @@ import numpy as np
 import pytest
 
 from qlm_agent.config import AgentSettings
-from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.model import ModelSpec
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_load.bench_estimator.scores import r2
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
+from small_cpu_row import ROW
 
-ROW = HardwareProfile(
-    gpu="CPU",
-    n_gpu=1,
-    model="small",
-    weights_gb=0.27,
-    kv_bytes_per_token=23_040,
-    kv_capacity_tokens=21_664,
-    decode_a_ms=15.2,
-    decode_b_ms_per_seq=0.54,
-    decode_c_ms_per_context_token=0.0029,
-    prefill_base_ms=24.0,
-    prefill_ms_per_token=0.47,
-    prefill_ms_per_token_squared=0.00032,
-    load_disk_to_cpu_s=3.4,
-    load_cpu_to_gpu_s=0.004,
-    kv_swap_us_per_token=3.4,
-    recompute_us_per_token=744.0,
-    origin="measured",
-)
 REQUESTS, EVERY_S, BEGIN_S = 300, 0.46, 20.0
 """1.3 times as fast as eight seats serve them."""
 

@@ -17,29 +17,11 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process import profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster
+from small_cpu_row import ROW
 
 SEATS = 8
 LOAD_FROM_S, WARM_S, LOAD_UNTIL_S = 30.0, 45.0, 105.0
 FIRST_SLOWNESS = 1.6
-ROW = HardwareProfile(
-    gpu="CPU",
-    n_gpu=1,
-    model="small",
-    weights_gb=0.27,
-    kv_bytes_per_token=23_040,
-    kv_capacity_tokens=21_664,
-    decode_a_ms=15.2,
-    decode_b_ms_per_seq=0.54,
-    decode_c_ms_per_context_token=0.0029,
-    prefill_base_ms=24.0,
-    prefill_ms_per_token=0.47,
-    prefill_ms_per_token_squared=0.00032,
-    load_disk_to_cpu_s=3.4,
-    load_cpu_to_gpu_s=0.004,
-    kv_swap_us_per_token=3.4,
-    recompute_us_per_token=744.0,
-    origin="measured",
-)
 LEARNED = replace(ROW, instance="a", samples=20, slowdown=1.1, prior_share=0.5)
 
 
