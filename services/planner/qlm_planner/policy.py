@@ -68,7 +68,7 @@ class Policy:
     """Most requests that one call takes from a group to another: what a call costs the server grows with them."""
     regroup_every_s: float = 0.25
     """Least time between two such calls."""
-    regroup_looks: int = 500
+    regroup_looks: int = 100
     """Groups that are looked at for it after an overview, in turn."""
     token_classes: TokenClasses = TokenClasses.FIXED
     relearn_every_s: float = 60.0
