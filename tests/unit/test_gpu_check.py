@@ -12,7 +12,7 @@ import pytest
 from qlm_load.gpu_check import checks, host
 from qlm_load.gpu_check.against_profiles import compared
 from qlm_load.gpu_check.checks import Check, Outcome, memory_given_back, run
-from qlm_load.gpu_check.host import Host, profile_name
+from qlm_load.gpu_check.host import Host, gpu_of, profile_name
 from qlm_load.gpu_check.summary import table, transfer_share
 from running_cluster import gone, wait_until
 
@@ -49,6 +49,13 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.problem == "PyTorch 2.13.0+cpu sees no GPU: it was built for CPUs"
     smi(tmp_path, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
     assert host.look().problem.startswith("nvidia-smi tells of no GPU: NVIDIA-SMI has failed")
+
+
+def test_an_agent_under_test_is_named_after_what_it_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0", "13", 1))
+    smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
+    assert [gpu_of(device) for device in ("cpu", "cuda")] == ["CPU", "H100-80GB"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import click
 from qlm_load.bench.parts import Parts
 from qlm_load.bench_agent.figures import BY_KEY, FIGURES
 from qlm_load.bench_agent.parts import MEASURES, Plan
+from qlm_load.gpu_check.host import gpu_of
 
 RANDOM = "random"
 
@@ -49,6 +50,7 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
         "model": RANDOM if model is None else model.name,
         "dtype": dtype,
         "device": device,
+        "gpu": gpu_of(device),
         "seed": seed,
         "quick": quick,
     }

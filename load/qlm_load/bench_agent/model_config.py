@@ -20,6 +20,7 @@ from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_load.bench_agent.parts import Plan
+from qlm_load.gpu_check.host import gpu_of
 from qlm_load.interruptible import run_interruptible
 
 Found = TypeVar("Found")
@@ -62,7 +63,7 @@ def agent_config(folders: Mapping[str, Path], context_tokens: int, seats: int, v
             "models": [_model(name, folder, context_tokens) for name, folder in folders.items()],
             "agent": {
                 "name": INSTANCE,
-                "gpu": "CPU",
+                "gpu": gpu_of(vllm.device),
                 "engine": "vllm",
                 "batch_max": seats,
                 "poll_s": POLL_S,

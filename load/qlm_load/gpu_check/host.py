@@ -65,6 +65,11 @@ def profile_name(gpu: str) -> str:
     return next((name for part, name in NAMES if part in gpu), gpu)
 
 
+def gpu_of(device: str) -> str:
+    """What an agent that computes on "cpu" or "cuda" calls its GPU: the first one of this machine."""
+    return "CPU" if device == "cpu" else profile_name(look().gpu)
+
+
 def _smi() -> tuple[list[list[str]], str]:
     command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
     try:
