@@ -7,6 +7,8 @@ import pytest
 
 from qlm_queue.embedded import EmbeddedServer
 
+from .gateway_rig import Rig, open_rig
+
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
@@ -15,3 +17,10 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     await server.start()
     yield server
     await server.stop()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A queue of the test's own, and what opens gateways on it."""
+    async with open_rig(tmp_path) as opened:
+        yield opened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -29,12 +28,6 @@ from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
 
 PROMPT = [5, 6, 7]
 SLO_S = 20.0
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 async def looking(rig: Rig) -> GatewayRun:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import grpc.aio
 import pytest
 from google.protobuf.message import Message
@@ -13,18 +10,12 @@ from google.protobuf.message_factory import GetMessageClass
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.errors import QlmError
 
-from .gateway_rig import MODEL, Rig, open_rig
+from .gateway_rig import MODEL, Rig
 from .hostile_calls import call, call_with_all, check_error
 from .hostile_values import hostile_requests
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"]
 KEY = {"tenant": "default", "request_id": "base"}
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 def good_request(method: str) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
@@ -17,12 +16,6 @@ from qlm.values import RequestState
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_logprobs, expected_tokens, open_rig, piece_of, until
 
 PROMPT = [5, 6, 7]
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 async def collect(stream: qlm.TokenStream) -> list[int]:

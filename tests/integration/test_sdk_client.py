@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,12 +28,6 @@ from .gateway_process import gateway_process
 from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens, open_rig, until
 
 PROMPT = [5, 6, 7]
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 async def collect(stream: qlm.TokenStream) -> list[int]:

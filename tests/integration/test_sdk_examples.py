@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from .gateway_rig import Rig, open_rig
+from .gateway_rig import Rig
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = [
@@ -17,12 +16,6 @@ EXAMPLES = [
     for page in ("streaming.md", "estimator.md")
     for source in re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 ]
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

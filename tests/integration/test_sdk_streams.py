@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,15 +18,9 @@ import qlm
 from qlm.errors import CallDeadlineExceeded, InternalError, NotFound, RequestEnded
 from qlm.values import RequestState
 
-from .gateway_rig import MODEL, GatewayRun, Rig, expected_tokens, joined, open_rig, until
+from .gateway_rig import MODEL, GatewayRun, Rig, expected_tokens, joined, until
 
 PROMPT = [5, 6, 7]
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with open_rig(tmp_path) as opened:
-        yield opened
 
 
 @contextmanager
