@@ -21,7 +21,7 @@ from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm.cli.profiles import read_profiles
-from qlm.cli.serving_load import ServedRow, measure_serving
+from qlm.cli.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
 from qlm_agent.config import AgentConfig
 from qlm_agent.profiling.rows import SERVING, table_text
 from qlm_agent.profiling.session import profile_engine
@@ -105,6 +105,11 @@ class RunningCluster:
     client: AsyncClient
     estimator: str
 
+    @property
+    def learned(self) -> Learned:
+        """Asks its estimator."""
+        return lambda: asyncio.to_thread(read_profiles, self.estimator, ())
+
 
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
     """Measures the engine as `qlm profile` does it, first by itself and then in a cluster in `folder`, which is stopped."""
@@ -116,7 +121,7 @@ async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
     async with serving(alone, folder, vocabulary_of(plan.model)) as cluster:
         served = await measure_serving(
             cluster.client,
-            lambda: asyncio.to_thread(read_profiles, cluster.estimator, ()),
+            cluster.learned,
             config.models[0].spec(),
             instance=INSTANCE,
             seats=SEATS,
@@ -125,6 +130,12 @@ async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
         )
     plan.say(f"{served.evidence} ({served.completed} requests in all)")
     return MeasuredAgent(config=config, row=served.row, profiles=parse_profiles(table_text([served], SERVING)), served=served)
+
+
+async def taught(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
+    """The row of `measured`, as slow as the runs of the cluster were that started from it; None where they were fewer than RUNS_LEAST."""
+    row = learned_row(await settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
+    return None if row is None or row.samples < RUNS_LEAST else row.as_measured()
 
 
 @asynccontextmanager

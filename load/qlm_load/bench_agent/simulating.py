@@ -1,12 +1,14 @@
 """The simulator, given what `qlm profile --serving` measured, against real vLLM: the same requests on a cluster and in virtual time.
 
 One agent with SEATS seats; 300 requests of two SLO classes for each of three seeds, and more of them than the row says are served, so that
-the order of the queue decides who is in time. The row was measured on such a cluster under a load of another seed and other sizes. Each
-seed has a cluster of its own, whose estimator has learned nothing but the row. Both sides tell the times of acceptance, first token and
-end as the queue has them.
+the order of the queue decides who is in time. Each seed has a row of its own, which was measured just before on such a cluster under a
+load of another seed and other sizes, since machines change their speed from minute to minute; and a cluster of its own, whose estimator
+has learned nothing but the row. Both sides tell the times of acceptance, first token and end as the queue has them.
 
 One run says little of the longest waits: which group is late where not all can be in time hangs on milliseconds. So each workload is
-simulated again with arrivals shifted a little, and the details tell how far that scatters, and what the mean is off by.
+simulated again with arrivals shifted a little, and the details tell how far that scatters, and what the mean is off by. They also tell
+what the runs of the real side say of the row, and what virtual time makes of the workload with that: no figure, since it is known only
+afterwards, but what is left of an error then is not the row's.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from qlm_load.bench_agent.measured_cluster import (
     MeasuredAgent,
     measured_agent,
     serving,
+    taught,
 )
 from qlm_load.bench_agent.model_config import INSTANCE, made_up_prompt, run_quietly, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
@@ -92,16 +95,20 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A workload on both sides; `shifted`: simulated with other arrivals."""
+    """A workload on both sides, and the row that it was simulated with. `shifted`: with other arrivals. `decode_a_ms`: of that row, as the
+    runs of the real side have it; `afterwards`: simulated with it. Both None where there were too few runs."""
 
+    measured: MeasuredAgent
     real: Side
     simulated: Side
     shifted: tuple[Side, ...]
+    decode_a_ms: float | None
+    afterwards: Side | None
 
 
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
-        measured, compared = run_quietly(_compared(plan, Path(scratch)))
+        compared = run_quietly(_compared(plan, Path(scratch)))
     gaps = [100.0 * abs(each.simulated.attainment - each.real.attainment) for each in compared]
     p50 = [relative_error(each.simulated.wait_p50_s, each.real.wait_p50_s) for each in compared]
     p99 = [relative_error(each.simulated.wait_p99_s, each.real.wait_p99_s) for each in compared]
@@ -116,7 +123,10 @@ def measure(plan: Plan) -> Measured:
         "shifted": [[asdict(side) for side in each.shifted] for each in compared],
         "shifted_by_at_most_s": SHIFT_MAX_S,
         "of_shifted_means": [asdict(off_by(mean_of(each.shifted), each.real)) for each in compared],
-        **measured.calibration,
+        "rows": [each.measured.calibration for each in compared],
+        "decode_a_ms_of_real_runs": [each.decode_a_ms for each in compared],
+        "simulated_afterwards": [each.afterwards and asdict(each.afterwards) for each in compared],
+        "of_simulated_afterwards": [each.afterwards and asdict(off_by(each.afterwards, each.real)) for each in compared],
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -146,26 +156,37 @@ def off_by(found: Side, true: Side) -> Side:
     )
 
 
-async def _compared(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[Compared]]:
+async def _compared(plan: Plan, folder: Path) -> list[Compared]:
+    return [await _of_seed(replace(plan, seed=plan.seed + number), folder / str(number)) for number in range(SEEDS)]
+
+
+async def _of_seed(plan: Plan, folder: Path) -> Compared:
     measured = await measured_agent(plan, folder / "calibration")
     vocabulary = vocabulary_of(plan.model)
-    found = []
-    for number in range(SEEDS):
-        seed = plan.seed + number
-        asked = workload(plan.some(REQUESTS), seed, measured.request_s)
-        part = folder / str(seed)
-        async with serving(measured, part, vocabulary) as cluster:
-            real = side(asked, await _replayed(cluster.client, asked, vocabulary))
+    asked = workload(plan.some(REQUESTS), plan.seed, measured.request_s)
+    async with serving(measured, folder, vocabulary) as cluster:
+        real = side(asked, await _replayed(cluster.client, asked, vocabulary))
+        row = await taught(measured, cluster)
 
-        def simulated(asks: Sequence[Ask], part: Path = part, seed: int = seed) -> Side:
-            return side(asks, in_virtual_time(asks, part / FILE, measured.profiles, seed))
+    def simulated(asks: Sequence[Ask], profiles: ProfileSnapshot = measured.profiles) -> Side:
+        return side(asks, in_virtual_time(asks, folder / FILE, profiles, plan.seed))
 
-        same = await asyncio.to_thread(simulated, asked)
-        others = [await asyncio.to_thread(simulated, shifted(asked, turn)) for turn in range(plan.some(SHIFTED))]
-        spread = ", ".join(f"{other.wait_p99_s:.2f}" for other in others)
-        plan.say(f"simulator, seed {seed}: real {_told(real)}; simulated {_told(same)}; p99 with shifted arrivals {spread} s")
-        found.append(Compared(real=real, simulated=same, shifted=tuple(others)))
-    return measured, found
+    same = await asyncio.to_thread(simulated, asked)
+    others = [await asyncio.to_thread(simulated, shifted(asked, turn)) for turn in range(plan.some(SHIFTED))]
+    afterwards = None if row is None else await asyncio.to_thread(simulated, asked, replace(measured.profiles, hardware=(row,)))
+    spread = ", ".join(f"{other.wait_p99_s:.2f}" for other in others)
+    plan.say(f"simulator, seed {plan.seed}: real {_told(real)}; simulated {_told(same)}; p99 with shifted arrivals {spread} s")
+    if row is not None and afterwards is not None:
+        times = row.decode_a_ms / measured.row.decode_a_ms
+        plan.say(f"simulator, seed {plan.seed}: the real runs took {times:.3f} times what the row says; simulated so {_told(afterwards)}")
+    return Compared(
+        measured=measured,
+        real=real,
+        simulated=same,
+        shifted=tuple(others),
+        decode_a_ms=None if row is None else row.decode_a_ms,
+        afterwards=afterwards,
+    )
 
 
 def shifted(asked: Sequence[Ask], turn: int) -> list[Ask]:

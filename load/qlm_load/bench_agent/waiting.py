@@ -19,7 +19,7 @@ import numpy as np
 from qlm import AsyncClient, RequestState
 from qlm_load.bench.figures import Values
 from qlm_load.bench.parts import Measured
-from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving
+from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, taught
 from qlm_load.bench_agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from qlm_load.bench_agent.own_agent import NotServed
 from qlm_load.bench_agent.parts import Plan
@@ -42,7 +42,7 @@ class Wait:
 
 def measure(plan: Plan) -> Measured:
     with TemporaryDirectory(prefix="qlm-bench-cluster-") as scratch:
-        measured, waits = run_quietly(_waits(plan, Path(scratch)))
+        measured, decode_a_ms, waits = run_quietly(_waits(plan, Path(scratch)))
     predicted, actual = np.array([wait.predicted_s for wait in waits]), np.array([wait.actual_s for wait in waits])
     score = r2(predicted, actual)
     plan.say(f"waits: R² {score:.4f} over {len(waits)} requests")
@@ -54,6 +54,7 @@ def measure(plan: Plan) -> Measured:
         "tenths": tenths(waits),
         "r2_with_one_factor": r2(predicted * float((predicted @ actual) / max(1e-9, predicted @ predicted)), actual),
         **measured.calibration,
+        "decode_a_ms_of_real_runs": decode_a_ms,
         "seats": SEATS,
         "overload": OVERLOAD,
         "prompt_tokens": PROMPT_TOKENS,
@@ -77,10 +78,13 @@ def tenths(waits: Sequence[Wait]) -> list[dict[str, float]]:
     ]
 
 
-async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, list[Wait]]:
+async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None, list[Wait]]:
+    """The row, its decode as the judged runs have it, and the waits."""
     measured = await measured_agent(plan, folder / "calibration")
     async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
-        return measured, await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
+        waits = await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
+        row = await taught(measured, cluster)
+    return measured, None if row is None else row.decode_a_ms, waits
 
 
 async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[Wait]:

@@ -90,8 +90,8 @@ async def measure_serving(
     except ExceptionGroup as failed:
         _raise_first(failed)
     completed = load.result()
-    rows = await _settled(learned)
-    row = _learned_row(rows, instance, spec)
+    rows = await settled(learned)
+    row = learned_row(rows, instance, spec)
     if row is None or row.samples < RUNS_LEAST:
         runs = 0 if row is None else row.samples
         raise NotMeasured(
@@ -99,7 +99,7 @@ async def measure_serving(
             f"{completed} requests ended. Does the instance serve the model? A longer --limit gives more"
         )
     before = next(each for each in rows.hardware if not each.instance and each.key == row.key)
-    measured, runs = since(_learned_row(warm.result(), instance, spec), row)
+    measured, runs = since(learned_row(warm.result(), instance, spec), row)
     return ServedRow(model=spec.name, instance=instance, before=before, row=measured, runs=runs, completed=completed)
 
 
@@ -114,7 +114,8 @@ def since(earlier: HardwareProfile | None, row: HardwareProfile) -> tuple[Hardwa
     return row.as_measured(earlier, max(0.0, 1.0 - runs / FADES_RUNS)), runs
 
 
-def _learned_row(rows: ProfileSnapshot, instance: str, spec: ModelSpec) -> HardwareProfile | None:
+def learned_row(rows: ProfileSnapshot, instance: str, spec: ModelSpec) -> HardwareProfile | None:
+    """What was learned of the model on the instance, if anything was."""
     return next((row for row in rows.hardware if row.instance == instance and row.model == spec.profile), None)
 
 
@@ -123,7 +124,8 @@ async def _after(seconds: float, learned: Learned) -> ProfileSnapshot:
     return await learned()
 
 
-async def _settled(learned: Learned) -> ProfileSnapshot:
+async def settled(learned: Learned) -> ProfileSnapshot:
+    """What is learned once the estimator has read all ends, or after SETTLES_S."""
     before = await learned()
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLES_S):
