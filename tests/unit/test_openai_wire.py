@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qlm_agent.engine import FailureKind, Sampling
@@ -37,8 +37,11 @@ def test_an_event_without_end_is_refused() -> None:
 
 
 def _cut(text: str, stop: list[str]) -> str:
-    places = [at for each in stop if (at := text.find(each)) >= 0]
-    return text[: min(places)] if places else text
+    """Before the stop string that is whole first, and of those the longest."""
+    for end in range(len(text) + 1):
+        if ended := [each for each in stop if text[:end].endswith(each)]:
+            return text[: end - max(map(len, ended))]
+    return text
 
 
 texts = st.text(alphabet="ab\n", max_size=30)
@@ -46,6 +49,8 @@ stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, m
 
 
 @given(texts, stops, st.lists(st.integers(0, 30), max_size=10), st.integers(0, 10))
+@example(text="a\na", stop=["\n", "a\na"], cuts=[2], seam=1)
+@example(text="a\na", stop=["\n", "a\na"], cuts=[], seam=1)
 def test_output_ends_before_a_stop_string_over_any_chunks_and_seams(text: str, stop: list[str], cuts: list[int], seam: int) -> None:
     """`seam`: after so many chunks the run is interrupted, and goes on from what was told."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]

@@ -1,7 +1,8 @@
 """Stop strings, found on this side of an engine: output ends before one, and nothing of it is ever told.
 
 What may be the beginning of a stop string is held back until that is decided. So an interrupted answer was told without such a beginning,
-and the attempt that goes on makes it again and finds a stop string that lies across the seam.
+and the attempt that goes on makes it again and finds a stop string that lies across the seam. Where several lie over each other the one
+that is whole first ends the output, whatever portions it comes in.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class StopStrings:
         """What may be told now, and the stop string, after which nothing may be fed."""
         self._held.append(piece)
         self._text += piece.text
-        at = min((at for each in self._stop if (at := self._text.find(each)) >= 0), default=None)
+        ends = [(start + len(each), start) for each in self._stop if (start := self._text.find(each)) >= 0]
+        at = min(ends)[1] if ends else None
         told = self._release(self._undecided_at() if at is None else at)
         if at is None:
             return told, None
