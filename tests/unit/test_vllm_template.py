@@ -1,4 +1,4 @@
-"""The end of engine processes, as the agent waits for it: with any processes."""
+"""The process that imports vLLM, with a vLLM that is none, and the end of engine processes as the agent waits for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from qlm_agent.vllm import template
 from qlm_agent.vllm.template import Template
+from qlm_core.errors import ConfigError
+
+MADE_UP = {
+    "torch.py": "__version__ = '2.0'",
+    "vllm/__init__.py": "__version__ = '0.31.2'",
+    "vllm/platforms.py": "class current_platform: device_type = 'cpu'",
+    "vllm/model_executor/models/llama.py": "",
+    "vllm/v1/core/sched/scheduler.py": "",
+    "vllm/v1/engine/llm_engine.py": "",
+}
 
 GROUP = "sleep 60 & echo begun; wait"
 
@@ -23,6 +35,18 @@ def group() -> subprocess.Popen[bytes]:
     with process.stdout as said:
         said.readline()
     return process
+
+
+async def test_a_vllm_that_is_too_old_is_named_at_every_start(tmp_path: Path) -> None:
+    for name, source in MADE_UP.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    path = os.pathsep.join([str(tmp_path), *(each for each in sys.path if each)])
+    template = Template("", {"PYTHONPATH": path}, 60.0)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"vllm 0\.31\.2 is too old: 0\.32 or newer is needed; see docs/engines\.md"):
+            await template.start()
+    await template.stop()
 
 
 async def test_an_ended_process_is_gone_when_its_whole_group_is(group: subprocess.Popen[bytes]) -> None:

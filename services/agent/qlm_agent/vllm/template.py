@@ -100,7 +100,11 @@ class Template:
         if said.head["t"] == "fatal":
             await self.stop()
             raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
-        check_version(said.head["vllm"])
+        try:
+            check_version(said.head["vllm"])
+        except ConfigError:
+            await self.stop()
+            raise
         self.device = said.head["device"]
         structlog.get_logger().info(
             "vllm_ready", vllm=said.head["vllm"], torch=said.head["torch"], device=self.device, pid=said.head["pid"]
