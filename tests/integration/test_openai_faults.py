@@ -182,16 +182,21 @@ async def test_a_bug_breaks_its_run_alone(engine: OpenAiEngine) -> None:
     assert (await answers.end("good")).finish is FinishReason.STOP
 
 
-async def test_aborting_closes_the_connection(server: RunningTextServer, engine: OpenAiEngine) -> None:
+async def test_aborting_closes_the_connection(server: RunningTextServer, make: Callable[..., OpenAiEngine]) -> None:
+    engine = make(stall_timeout_s=600.0)
+    await engine.start()
+    await engine.load_model("m", Tier.ACTIVE)
     answers = Answers(engine)
+    await fault(server, "stall", count=5)  # they would never end by themselves
     for number in range(5):
-        await engine.add(run(f"r{number}", answer=900))
+        await engine.add(run(f"r{number}"))
     await answers.until(lambda: len(answers.text) == 5)
     assert await still_open(server) == 5
     await engine.abort([f"r{number}" for number in range(5)])
     async with asyncio.timeout(DEADLINE_S):
         while await still_open(server):
             await asyncio.sleep(0.05)
+    await engine.stop()
 
 
 async def test_output_ends_before_a_stop_string(engine: OpenAiEngine) -> None:

@@ -9,6 +9,8 @@ output is the same however often it is interrupted. What follows the bracket is 
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
 (says yes and stays awake), `wake_fails` (500), `wakes_broken` (completions fail from then on). `GET /calls`: what it was told, in order.
+
+It has metrics once it was told them (`POST /metrics`, as they are to be read).
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class TextServer:
         self._asleep: set[str] = set()  # weights, kv_cache
         self._broken = False
         self._calls: list[str] = []
+        self._said = ""  # its metrics
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_authorised])
@@ -60,6 +63,8 @@ class TextServer:
                 web.post("/fault", self._fault),
                 web.get("/open", self._opened),
                 web.get("/calls", self._called),
+                web.get("/metrics", self._metrics),
+                web.post("/metrics", self._set_metrics),
                 web.get("/server_info", self._info),
                 web.get("/is_sleeping", self._is_sleeping),
                 web.post("/sleep", self._sleep),
@@ -83,6 +88,13 @@ class TextServer:
 
     async def _called(self, _request: web.Request) -> web.Response:
         return web.json_response({"calls": self._calls})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._said) if self._said else _error(404, "no metrics")
+
+    async def _set_metrics(self, request: web.Request) -> web.Response:
+        self._said = await request.text()
+        return web.json_response({})
 
     async def _info(self, _request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": {"model_config": {"enable_sleep_mode": self._sleep_mode}}})

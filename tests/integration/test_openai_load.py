@@ -1,0 +1,106 @@
+"""What the openai engine makes of a server's metrics: the load of others is what they say above its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import aiohttp
+import pytest
+
+from qlm_agent.engine import EngineRequest, TextPrompt, Tier
+from qlm_agent.openai.building import openai_engine
+from qlm_agent.openai.load_watch import Load, LoadWatch
+from qlm_agent.openai.server import OpenAiServer, Timeouts
+from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.model import ModelSpec
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL, text_prompt
+
+DEADLINE_S = 30.0
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+KV_TOKENS = 100 * 32
+
+
+@pytest.fixture
+def server() -> Iterator[RunningTextServer]:
+    server = RunningTextServer().start()
+    yield server
+    server.kill()
+
+
+async def say(server: RunningTextServer, *, running: int, waiting: int, kv_usage: float) -> None:
+    """Has the server tell a load, by vLLM's names."""
+    metrics = f"""
+vllm:num_requests_running {running}
+vllm:num_requests_waiting {waiting}
+vllm:kv_cache_usage_perc {kv_usage}
+vllm:cache_config_info{{block_size="32",num_gpu_blocks="100"}} 1.0
+"""
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
+        await session.post(f"{server.url}/metrics", data=metrics)
+
+
+@pytest.fixture
+async def watch_of(server: RunningTextServer) -> AsyncIterator[Callable[[Load], LoadWatch]]:
+    """Makes watches over the server beside runs of one's own."""
+    timeouts = Timeouts(connect_s=20.0, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
+    remote = OpenAiServer(server.url, KEY, timeouts, 10)
+    await remote.open()
+    yield lambda own: LoadWatch(remote, poll_s=600.0, own=lambda: own, changed=lambda: None)
+    await remote.close()
+
+
+async def test_what_runs_and_waits_there_beyond_ones_own_is_of_others(
+    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]
+) -> None:
+    watch = watch_of(Load(runs=2, kv_tokens=600))
+    await say(server, running=4, waiting=3, kv_usage=0.5)
+    await watch.look()
+    await watch.look()
+    assert watch.others == Load(runs=5, kv_tokens=KV_TOKENS // 2 - 600)
+    await say(server, running=1, waiting=0, kv_usage=0.0)  # it lags
+    await watch.look()
+    assert watch.others == Load()
+
+
+async def test_what_one_reading_alone_says_is_a_run_that_just_ended(
+    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]
+) -> None:
+    watch = watch_of(Load())
+    for running in (0, 3, 0):
+        await say(server, running=running, waiting=0, kv_usage=running / 10)
+        await watch.look()
+        assert watch.others == Load()
+
+
+async def test_without_metrics_nobody_else_is_there(server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]) -> None:
+    watch = watch_of(Load(runs=2, kv_tokens=600))
+    await watch.look()
+    assert (watch.up, watch.last, watch.others) == (True, None, Load())
+
+
+async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}, "poll_s": 0.05}
+    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+    engine = openai_engine(OpenAiSettings.model_validate(settings), specs, {"m": 10_000}, 32)
+    await engine.start()
+    try:
+        await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().kv_capacity_tokens == 10_000
+        await engine.add(
+            EngineRequest(
+                run_id="own", model="m", prompt=TextPrompt(text=text_prompt(1, 10, 1900)), prompt_tokens=10, output_tokens_max=1900
+            )
+        )
+        await engine.outputs()
+        await say(server, running=4, waiting=0, kv_usage=0.9)
+        async with asyncio.timeout(DEADLINE_S):
+            while engine.stats().running < 4:
+                await asyncio.sleep(0.01)
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.kv_capacity_tokens) == (4, 0, KV_TOKENS)
+        assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
+    finally:
+        await engine.stop()
