@@ -4,9 +4,11 @@ loop of an engine process (`ChildLoop`) and its checks of memory (`SleepingModel
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from qlm_agent.vllm.child import Child
@@ -16,6 +18,21 @@ from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
 
 START_TIMEOUT_S = 10.0
+
+WEIGHTS_BYTES = 1_000_000
+KV_BYTES = 4 * 32 * 2 * 4 * 4 * 2 * 32
+"""Of the models of `model_folder`; KV of four blocks."""
+
+CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+
+
+def model_folder(path: Path) -> str:
+    """Makes a model's folder, as far as the agent reads it."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(bytes(WEIGHTS_BYTES))
+    return str(path)
 
 
 class Gpu:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,11 +17,10 @@ from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
-from sleeping_gpu import Gpu, ThreadTemplate
+from sleeping_gpu import KV_BYTES as KV
+from sleeping_gpu import WEIGHTS_BYTES as WEIGHTS
+from sleeping_gpu import Gpu, ThreadTemplate, model_folder
 
-WEIGHTS = 1_000_000
-KV = 4 * 32 * 2 * 4 * 4 * 2 * 32
-CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 MODELS = ("a", "b", "c", "d")
 DEADLINE_S = 20.0
 
@@ -36,7 +34,7 @@ class Host:
         self.ended: list[str] = []
         known = {"device": "cuda", "kv_cache_gb": (KV + 1) / 1e9, "host_memory_gb": held * WEIGHTS / 1e9, **settings}
         self.placement = Placement(
-            {name: VllmModel(name=name, weights=self._folder(folder / name), context_tokens_max=64) for name in MODELS},
+            {name: VllmModel(name=name, weights=model_folder(folder / name), context_tokens_max=64) for name in MODELS},
             VllmSettings(**known),
             cast(Template, ThreadTemplate(self.gpu)),
             EngineRuns(),
@@ -45,14 +43,6 @@ class Host:
             on_step=lambda child, frame: None,
             on_end=lambda child, why: self.ended.append(why),
         )
-
-    @staticmethod
-    def _folder(path: Path) -> str:
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(CONFIG))
-        (path / "tokenizer.json").write_text("{}")
-        (path / "model.safetensors").write_bytes(bytes(WEIGHTS))
-        return str(path)
 
     async def load(self, *steps: tuple[str, Tier]) -> None:
         for model, tier in steps:

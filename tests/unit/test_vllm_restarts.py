@@ -1,0 +1,98 @@
+"""An engine process that has ended is started again, over engine processes that are threads (`sleeping_gpu`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from qlm_agent.engine import Tier
+from qlm_agent.vllm import engine as vllm_engine
+from qlm_agent.vllm.child import Child
+from qlm_agent.vllm.engine import EngineLost, VllmEngine
+from qlm_agent.vllm.plans import VllmModel
+from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.vllm.template import Template
+from sleeping_gpu import KV_BYTES, WEIGHTS_BYTES, Gpu, ThreadTemplate, model_folder
+
+RESTARTS_MAX = 4
+PAUSE_S = 0.05
+DEADLINE_S = 20.0
+
+
+class TimedTemplate(ThreadTemplate):
+    """Keeps when each process was started."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(gpu)
+        self.started_s: list[float] = []
+
+    async def fork(self, make: Callable[[Callable[[int], asyncio.Future[int]]], Child]) -> Child:
+        self.started_s.append(time.monotonic())
+        return await super().fork(make)
+
+    async def stop(self) -> None:
+        """They end with their sockets."""
+
+
+class Rig:
+    """An engine with one model, which is active."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpu = Gpu(models=1.5, weights_bytes=WEIGHTS_BYTES, kv_bytes=KV_BYTES)
+        self.template = TimedTemplate(self.gpu)
+        settings = VllmSettings(device="cuda", kv_cache_gb=(KV_BYTES + 1) / 1e9, restarts_max=RESTARTS_MAX)
+        models = {"a": VllmModel(name="a", weights=model_folder(folder / "a"), context_tokens_max=64)}
+        self.engine = VllmEngine(models, settings, batch_max=4, template=cast(Template, self.template))
+
+    @property
+    def child(self) -> Child | None:
+        return self.engine._placement.child("a")
+
+    async def kill(self) -> None:
+        """Returns when it is known to have ended."""
+        child = self.child
+        assert child is not None
+        child.kill("killed by the test")
+        async with asyncio.timeout(DEADLINE_S):
+            while not child.ended:
+                await asyncio.sleep(0.001)
+
+    def pauses_s(self) -> list[float]:
+        """Between the attempts to start it again."""
+        return [later - earlier for earlier, later in pairwise(self.template.started_s[1:])]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(vllm_engine, "RESTART_MIN_S", PAUSE_S)
+    rig = Rig(tmp_path)
+    await rig.engine.load_model("a", Tier.ACTIVE)
+    yield rig
+    await rig.engine.stop()
+
+
+async def test_pauses_between_attempts_double(rig: Rig) -> None:
+    rig.gpu.load_fails = 3
+    await rig.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while rig.child is None:
+            await asyncio.sleep(0.001)
+    pauses_s = rig.pauses_s()
+    assert len(pauses_s) == 3
+    assert all(pause_s >= PAUSE_S * 2**number for number, pause_s in enumerate(pauses_s)), pauses_s
+    assert rig.engine.tier("a") is Tier.ACTIVE
+
+
+async def test_after_too_many_attempts_the_engine_is_lost(rig: Rig) -> None:
+    rig.gpu.load_fails = 1_000
+    await rig.kill()
+    with pytest.raises(EngineLost, match=f"model a: its engine process could not be started {RESTARTS_MAX} times in a row"):
+        async with asyncio.timeout(DEADLINE_S):
+            await rig.engine.outputs()
+    assert len(rig.template.started_s) == 1 + RESTARTS_MAX
