@@ -81,7 +81,8 @@ def test_sampling_says_what_can_be_resumed() -> None:
     assert held.request is not None
     assert held.request.sampling == Sampling(temperature=0.0, top_k=5, stop=("x",))
     assert held.request.sampling.resumable
-    for faithful in ({"seed": 0}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}, {"json_schema": "{}"}, {"regex": "a"}):
+    penalties = ({"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.1})
+    for faithful in ({"seed": 0}, *penalties, {"json_schema": "{}"}, {"regex": "a"}):
         held = read(message(sampling=request_pb2.SamplingParams(**faithful)).SerializeToString())
         assert held.request is not None
         assert not held.request.sampling.resumable, faithful

@@ -81,6 +81,14 @@ def test_no_more_than_host_memory_holds() -> None:
     assert t.answer_pull(head=group("m", name="urgent", waiting=2, due=3.0)) == ["abort 2", "offload 1", "pull m x1", "give back 2 evicted"]
 
 
+def test_what_is_in_host_memory_already_takes_its_room() -> None:
+    t = swapped_out(host_kv_tokens=150)
+    t.produce(("u", 1))
+    t.answer_items("emit", DONE)
+    assert t.machine.preempting.choice_text("m").endswith("host memory left for 49 tokens)")
+    assert head(t, "m", due=3.5)[0] == "abort 2"
+
+
 def test_a_slow_bus_makes_eviction_the_better_way() -> None:
     slow = {"m": profile("m", kv_swap_us=90.0, recompute_us=100.0)}
     t = full(hardware=slow)
