@@ -166,7 +166,8 @@ class SleepingRunner:
         return []
 
     def reload(self, weights: str) -> None:
-        raise NotImplementedError
+        self.engine.collective_rpc("reload_weights", {"weights_path": weights})
+        self._weights = weights
 
     def sleep(self, level: int) -> None:
         self._sleeping.sleep(level)

@@ -1,0 +1,86 @@
+"""The tiers of models on a CPU: processes side by side as far as host memory goes, else one that takes other weights in place. Over engine
+processes that are threads (`sleeping_gpu`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from qlm_agent.engine import Tier
+from qlm_agent.vllm.placement import Placement
+from qlm_agent.vllm.plans import VllmModel
+from qlm_agent.vllm.runs_held import EngineRuns
+from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.vllm.template import Template
+from sleeping_gpu import CONFIG, KV_BYTES, WEIGHTS_BYTES, Gpu, ThreadTemplate, model_folder
+
+
+class Host:
+    """A CPU with two models; `held`: models whose weights host memory has room for. The second model may be unlike the first."""
+
+    def __init__(self, folder: Path, held: float, *, context_tokens: int, chat_template: str, layers: int) -> None:
+        self.gpu = Gpu(models=2.0, weights_bytes=WEIGHTS_BYTES, kv_bytes=KV_BYTES)
+        first, second = (model_folder(folder / name) for name in ("a", "b"))
+        (Path(second) / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+        models = {
+            "a": VllmModel(name="a", weights=first, context_tokens_max=64),
+            "b": VllmModel(name="b", weights=second, context_tokens_max=context_tokens, chat_template=chat_template),
+        }
+        self.placement = Placement(
+            models,
+            VllmSettings(kv_cache_gb=(KV_BYTES + 1) / 1e9, host_memory_gb=held * WEIGHTS_BYTES / 1e9),
+            cast(Template, ThreadTemplate(self.gpu)),
+            EngineRuns(),
+            batch_max=4,
+            n_gpu=1,
+            on_step=lambda child, frame: None,
+            on_end=lambda child, why: None,
+        )
+
+    async def swap(self) -> str:
+        """Makes the one active and then the other; the first letters of their tiers."""
+        for model in ("a", "b"):
+            await self.placement.load(model, Tier.ACTIVE)
+        return "".join(self.placement.tier(model).value[0] for model in ("a", "b"))
+
+
+Make = Callable[..., Host]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[Host] = []
+
+    def make(held: float, *, context_tokens: int = 64, chat_template: str = "", layers: int = CONFIG["num_hidden_layers"]) -> Host:
+        made.append(Host(tmp_path, held, context_tokens=context_tokens, chat_template=chat_template, layers=layers))
+        return made[-1]
+
+    yield make
+    for host in made:
+        await host.placement.stop()
+
+
+async def test_a_model_that_host_memory_holds_keeps_its_process(make: Make) -> None:
+    host = make(2.5)
+    assert await host.swap() == "wa"
+    assert (host.gpu.processes, host.gpu.reads, len(host.placement.children)) == (2, [], 2)
+
+
+@pytest.mark.parametrize("held", [0.5, 1.5])
+async def test_where_host_memory_holds_one_its_process_takes_the_others_weights(make: Make, held: float) -> None:
+    host = make(held)
+    assert await host.swap() == "ca"
+    assert (host.gpu.processes, [Path(each).name for each in host.gpu.reads]) == (1, ["b"])
+    assert [child.model for child in host.placement.children] == ["b"]
+
+
+@pytest.mark.parametrize("unlike", [{"context_tokens": 32}, {"chat_template": "other.jinja"}, {"layers": 2}])
+async def test_a_model_that_is_unlike_it_has_a_process_of_its_own(make: Make, unlike: dict[str, object]) -> None:
+    host = make(1.5, **unlike)
+    assert await host.swap() == "ca"
+    assert (host.gpu.processes, host.gpu.reads) == (2, [])
+    assert [child.model for child in host.placement.children] == ["b"]
