@@ -10,6 +10,7 @@ import pytest
 
 from qlm_agent.engine import ModelLoadFailed, Sampling
 from qlm_agent.vllm.folder import ModelFolder
+from qlm_agent.vllm.in_process import engine_arguments
 from qlm_agent.vllm.plans import VllmModel, environment, load_plan
 from qlm_agent.vllm.runner import kv_limit_tokens
 from qlm_agent.vllm.sampling import sampling_document, vllm_arguments
@@ -97,6 +98,27 @@ def test_a_plan_follows_from_the_settings(tmp_path: Path) -> None:
     assert (plan.policy, plan.policy_options) == ("mine.Policy", {"lead_s": 3.0})
     with pytest.raises(ModelLoadFailed, match=r"agent\.vllm\.kv_cache_gb"):
         load_plan(model, folder, settings.model_copy(update={"kv_cache_gb": 1e-6}), batch_max=16, n_gpu=1)
+
+
+@pytest.mark.parametrize(
+    ("runner", "device", "scheduler"),
+    [
+        ("in_process", "cpu", "QlmScheduler"),
+        ("in_process", "cuda", "QlmScheduler"),
+        ("async", "cpu", "QlmScheduler"),
+        ("async", "cuda", "QlmAsyncScheduler"),
+    ],
+)
+def test_each_way_to_run_vllm_has_the_scheduler_that_fits_it(tmp_path: Path, runner: str, device: str, scheduler: str) -> None:
+    """Both order by the one policy."""
+    model = VllmModel(name="m", weights=folder_of(tmp_path / "m"), context_tokens_max=2048)
+    settings = VllmSettings.model_validate({"runner": runner, "device": device, "policy": "mine.Policy", "host_kv_gb": 0.0})
+    plan = load_plan(model, ModelFolder.read("m", model.weights), settings, batch_max=16, n_gpu=1)
+    assert plan.asynchronous is (runner == "async")
+    arguments = engine_arguments(plan)
+    assert arguments["scheduler_cls"] == f"qlm_agent.vllm.scheduling.{scheduler}"
+    assert arguments["async_scheduling"] is (scheduler == "QlmAsyncScheduler")
+    assert arguments["additional_config"]["qlm"]["policy"] == "mine.Policy"
 
 
 def test_an_engine_has_its_threads_and_asks_no_hub() -> None:
