@@ -177,6 +177,9 @@ def test_for_another_model_not_at_the_cost_of_more_requests() -> None:
     tight = [runs(f"r{number}", due_s=61.0) for number in range(3)]
     assert empties(waits(3), *tight) == []
     assert len(empties(waits(4), *tight)) == 3
+    # It starts again after 2 s of the head and one for its own model, which has to come back, and 0.1 s to compute it again.
+    assert empties(waits(), runs("a", due_s=63.0)) == []
+    assert empties(waits(), runs("a", due_s=63.2)) == ["a"]
 
 
 def test_for_another_model_that_is_late_anyway_not_at_the_cost_of_more_time() -> None:

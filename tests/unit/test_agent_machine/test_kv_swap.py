@@ -95,6 +95,16 @@ def test_a_slow_bus_makes_eviction_the_better_way() -> None:
     assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
+def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
+    t = Transcript(hardware=HARDWARE, batch_max=2, host_kv_tokens=5_000)
+    t.serve()
+    runs = [pulled(name, due=3_600.0, resumable=False) for name in ("1", "2")]
+    t.answer_pull(*runs, head=group("m", name="batch", waiting=50, due=3_600.0))
+    t.at(0.1).produce(("1", 1))
+    t.answer_items("emit", DONE)
+    assert head(t, "m", due=3.0)[0] == "abort 2"  # it waits, or computes its prompt; nothing of it was told
+
+
 def test_it_can_be_switched_off() -> None:
     assert head(full(kv_swap=False), "m", due=3.0)[0] == "abort 1"
 

@@ -56,9 +56,22 @@ def test_the_plans_order_is_kept_for_what_was_pulled_by_it() -> None:
     assert t.machine.operations.unpulls == 0
 
 
-def test_less_urgent_heads_wait_behind_the_lookahead() -> None:
+def test_heads_that_are_not_more_urgent_wait_behind_the_lookahead() -> None:
     t = looking_ahead()
     assert head(t, "m", due=7_200.0) == []
+    assert head(t, "m", due=3_600.0) == []
+
+
+def test_who_stands_in_the_engine_behind_one_without_room_waits_too() -> None:
+    t = Transcript(hardware=HARDWARE, batch_max=4, lookahead_requests=2)
+    t.serve()
+    batch = [pulled(name, prompt=prompt, due=3_600.0) for name, prompt in (("1", 4_000), ("2", 4_000), ("3", 4_000), ("4", 100))]
+    t.answer_pull(*batch, head=group("m", name="batch", waiting=50, due=3_600.0))
+    t.at(0.1).produce(("1", 1), ("2", 1))
+    t.answer_items("emit", DONE, DONE)
+    assert (
+        t.answer_pull(head=group("m", name="urgent", due=60.0))[0] == "abort 4 3"
+    )  # there is KV for 4, and the engine takes them in order
 
 
 def test_the_head_is_looked_at_before_more_lookahead_is_taken() -> None:
