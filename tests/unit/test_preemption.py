@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm_core.operation_slowdown import OperationSlowdown
 from qlm_core.preemption import (
     Contender,
     Occupant,
@@ -311,6 +312,11 @@ def test_the_choice_changes_where_the_lines_cross() -> None:
     [
         (with_fixed(kv_swap_base_ms=0.5, prefill_base_ms=20.0), (0.0, math.inf), "KV swap at any context (there and back 1 ms + 20 us"),
         (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), (140.0, math.inf), "KV swap above 140 tokens, up to there evict (there"),
+        (
+            replace(with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=12.0), kv_swap=OperationSlowdown(slowdown=2.0)),  # as it was measured
+            (375.0, math.inf),
+            "KV swap above 375 tokens, up to there evict (there and back 32 ms + 40 us",
+        ),
         (with_fixed(kv_swap_base_ms=8.0, prefill_base_ms=0.0, kv_swap_us=90.0), (math.inf, math.inf), "evict at any context (there"),
         (with_fixed(kv_swap_base_ms=0.0, prefill_base_ms=12.0, kv_swap_us=80.0), (0.0, 50.0), "KV swap up to 50 tokens, above evict ("),
     ],
@@ -320,7 +326,7 @@ def test_what_is_said_is_what_is_chosen(row: HardwareProfile, pays: tuple[float,
     assert (first, last) == pytest.approx(pays)
     assert said in choice_text(row, 5_000)
     assert "host memory left for 5,000 tokens" in choice_text(row, 5_000)
-    for tokens in (1, 49, 51, 139, 141, 10_000):
+    for tokens in (1, 49, 51, 139, 141, 374, 376, 10_000):
         assert way_of(tokens, row) is (Way.OFFLOAD if first < tokens < last else Way.ABORT)
 
 

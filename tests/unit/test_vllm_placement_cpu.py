@@ -3,6 +3,7 @@ processes that are threads (`sleeping_gpu`)."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
 from sleeping_gpu import CONFIG, KV_BYTES, WEIGHTS_BYTES, Gpu, ThreadTemplate, model_folder
+
+DEADLINE_S = 20.0
 
 
 class Host:
@@ -84,3 +87,15 @@ async def test_a_model_that_is_unlike_it_has_a_process_of_its_own(make: Make, un
     assert await host.swap() == "ca"
     assert (host.gpu.processes, host.gpu.reads) == (2, [])
     assert [child.model for child in host.placement.children] == ["b"]
+
+
+async def test_a_warm_model_whose_process_ends_is_cold(make: Make) -> None:
+    host = make(2.5)
+    await host.swap()
+    child = host.placement.child("a")
+    assert child is not None
+    child.kill("killed by the test")
+    async with asyncio.timeout(DEADLINE_S):
+        while not child.ended:
+            await asyncio.sleep(0.001)
+    assert (host.placement.tier("a"), host.placement.tier("b")) == (Tier.COLD, Tier.ACTIVE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlm_agent.engine import Tier
 from qlm_agent.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
 
@@ -96,7 +98,8 @@ def test_a_slow_bus_makes_eviction_the_better_way() -> None:
 
 
 def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
-    t = Transcript(hardware=HARDWARE, batch_max=2, host_kv_tokens=5_000)
+    hardware = {"m": replace(profile("m"), prefill_base_ms=20.0)}  # by the figures it would be cheaper
+    t = Transcript(hardware=hardware, batch_max=2, host_kv_tokens=5_000)
     t.serve()
     runs = [pulled(name, due=3_600.0, resumable=False) for name in ("1", "2")]
     t.answer_pull(*runs, head=group("m", name="batch", waiting=50, due=3_600.0))
@@ -106,7 +109,15 @@ def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    assert head(full(kv_swap=False), "m", due=3.0)[0] == "abort 1"
+    t = full(kv_swap=False)
+    assert t.machine.preempting.choice_text("m") == "evict (KV swap is turned off)"
+    assert head(t, "m", due=3.0)[0] == "abort 1"
+
+
+def test_an_engine_that_keeps_no_kv_in_host_memory_evicts() -> None:
+    t = full(host_kv_tokens=0)
+    assert t.machine.preempting.choice_text("m") == "evict (no host memory for KV)"
+    assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
 def test_who_cannot_be_continued_from_tokens_can_be_offloaded() -> None:
