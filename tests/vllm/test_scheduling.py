@@ -65,8 +65,8 @@ def test_a_deadline_preempts_when_waiting_would_make_it_late_and_not_before(vllm
 
 def test_the_policy_is_asked_again_when_it_said(vllm: InProcess) -> None:
     vllm.scheduler.engine_policy = UrgencyFirst(lead_s=600.0)
-    fill_seats(vllm, answer=450)
-    vllm.add("soon", prompt=prompt_of(91, 50), answer=2, deadline_s=time.monotonic() + 600.1)
+    fill_seats(vllm, answer=160)  # KV is never short, which would have the policy asked too
+    vllm.add("soon", prompt=prompt_of(91, 50), answer=2, deadline_s=time.monotonic() + 600.03)
     vllm.step_until(lambda: "soon" in vllm.finished)
     assert vllm.scheduler.preemptions == 1
     assert not vllm.finished & {"r0", "r1", "r2", "r3"}

@@ -48,6 +48,23 @@ def test_a_prefill_in_chunks_does_not_leave() -> None:
         engine.close()
 
 
+def test_a_prefill_that_is_computed_again_in_chunks_does_not_leave() -> None:
+    engine = InProcess(max_num_batched_tokens=64, seats=1, prefix_cache=False)
+    try:
+        prompt = prompt_of(0, 200)
+        expected = engine.undisturbed(prompt=prompt, answer=8)
+        engine.add("r", prompt=prompt, answer=8, priority=1)
+        engine.step_until(lambda: len(engine.made["r"]) == 3)
+        engine.add("urgent", prompt=prompt_of(1, 20), answer=2, priority=0)
+        engine.finish("urgent")
+        engine.step()
+        assert engine.scheduled == {"r": 64}
+        assert engine.scheduler.offload(["r"]) == []
+        assert engine.finish("r") == [expected]
+    finally:
+        engine.close()
+
+
 def test_engines_with_kv_swap_that_share_a_process_are_refused() -> None:
     first = InProcess()
     second = InProcess()

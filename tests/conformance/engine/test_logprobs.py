@@ -51,6 +51,21 @@ async def test_each_token_has_its_own_and_the_likeliest(subject: Subject, reader
         assert said.of_token[place] == likeliest[0]
 
 
+async def test_a_token_that_was_drawn_has_its_own(subject: Subject, reader: Reader) -> None:
+    if subject.engine.tells_text:
+        pytest.skip("it tells only text")
+    sampling = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)
+    await subject.engine.add(request(subject, "drawn", answer=ANSWER, output_tokens_max=ANSWER, sampling=sampling))
+    (run,) = await reader.ends("drawn")
+    said = told(run, 5)
+    for place, token in enumerate(run.output):
+        likeliest = dict(zip(said.top_token_ids[5 * place : 5 * place + 5], said.of_top[5 * place : 5 * place + 5], strict=True))
+        if token in likeliest:
+            assert said.of_token[place] == likeliest[int(token)]
+        else:
+            assert said.of_token[place] <= min(likeliest.values())
+
+
 async def test_all_outputs_have_those_of_their_own_tokens(subject: Subject, reader: Reader) -> None:
     run, _ = await whole(subject, reader, 2)
     for output in run.outputs:

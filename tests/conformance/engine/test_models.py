@@ -48,6 +48,22 @@ async def test_each_model_answers_for_itself(subject: Subject, reader: Reader) -
     assert a.output == c.output != b.output
 
 
+@needs(Can.LIMIT)
+async def test_each_model_answers_for_itself_where_one_takes_the_others_place(start: Start) -> None:
+    """Prompts are alike, and long enough to be found in a prefix cache; that holds KV of the other model's weights."""
+    answers = []
+    for host_models in (4.0, 1.5):
+        subject = await start(Limits(host_models=host_models))
+        reader = Reader(subject)
+        for model in subject.models[:2]:
+            await subject.engine.load_model(model, Tier.ACTIVE)
+            await subject.engine.add(request(subject, model, model=model, prompt=200))
+            await reader.ends(model)
+        answers.append([run.output for run in await reader.ends(*subject.models[:2])])
+    beside, in_place = answers
+    assert in_place == beside
+
+
 async def test_a_busy_model_is_not_replaced(subject: Subject, reader: Reader) -> None:
     first, second = subject.models[:2]
     await subject.engine.add(request(subject, "r", answer=500))

@@ -83,6 +83,10 @@ async def test_output_tokens_max_cuts(subject: Subject, reader: Reader) -> None:
     cut, on = await reader.ends("r", "on")
     assert len(cut.output) == len(on.output) == 12
     assert cut.outputs[-1].finish is on.outputs[-1].finish is FinishReason.LENGTH
+    await subject.engine.add(request(subject, "resumed", answer=30, output_tokens_max=12, after=cut.output[:5]))
+    (resumed,) = await reader.ends("resumed")
+    assert resumed.output == cut.output[5:]
+    assert resumed.outputs[-1].finish is FinishReason.LENGTH
 
 
 async def test_the_context_cuts(subject: Subject, reader: Reader) -> None:
