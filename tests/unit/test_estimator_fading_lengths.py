@@ -113,6 +113,39 @@ def test_one_endless_answer_does_not_poison_a_class(before: int) -> None:
     assert curve_of(lengths).quantile(0.5) == pytest.approx(curve_of(without).quantile(0.5), rel=0.3)
 
 
+def test_one_endless_answer_that_has_not_finished_does_not_either() -> None:
+    """One that runs, or was cancelled then, among 200 that made 100 tokens."""
+    lengths = FadingLengths(1e9)
+    finished(lengths, [100] * 200)
+    assert curve_of(lengths, lengths.running_of([(100_000.0, lengths.clock)])).output_tokens.mean < 150.0
+    lengths.give_up(100_000.0, lengths.clock)
+    assert curve_of(lengths).output_tokens.mean < 150.0
+
+
+def test_what_outlives_all_is_longer_than_that() -> None:
+    """Half of the requests have made 200 tokens and run on; the wider class has none so long: as long again."""
+    lengths = FadingLengths(1e9)
+    finished(lengths, [100] * 10)
+    curve = lengths.curve(lengths.running_of([(200.0, 0.0)] * 10), curve_of_moments(20.0, 10.0))
+    assert curve is not None
+    assert curve.survival(350.0) == pytest.approx(0.5)
+
+
+def test_the_cancelled_fade_and_nothing_jumps_where_weights_are_scaled_down() -> None:
+    """Weights grow with every finish and are divided now and then, here at the 570th: what goes on as before keeps its figures."""
+    lengths = FadingLengths(10.0)
+    told = []
+    for number in range(1_500):
+        finished(lengths, [40, 400])
+        lengths.give_up(100.0, lengths.clock)
+        if number >= 100:
+            told.append((*lengths.moments(curve_of(lengths)), lengths.samples, lengths.censored(NONE_RUNNING)))
+    assert np.ptp(told, axis=0) == pytest.approx(np.zeros(4), abs=1e-3)
+    samples, censored = told[-1][2:]
+    assert samples == pytest.approx(10.0, rel=0.01)
+    assert censored == pytest.approx(samples / 2.0, rel=0.2)
+
+
 def test_a_class_that_really_grew_is_followed() -> None:
     lengths = FadingLengths(100.0)
     finished(lengths, [100] * 500)

@@ -81,3 +81,13 @@ def test_one_absurd_output_does_not_turn_the_line() -> None:
     before = row_of(learner).output_per_prompt_token
     finish(learner, 900, 100_000)
     assert row_of(learner).output_per_prompt_token == pytest.approx(before, rel=0.25)
+
+
+def test_one_absurd_prompt_does_not_poison_a_class() -> None:
+    learner = LengthLearner(memory=1_000.0, rows_max=10)
+    for _ in range(200):
+        finish(learner, 500, 100)
+    finish(learner, 100_000, 100)
+    row = row_of(learner)
+    assert row.prompt_tokens_mean < 550.0
+    assert row.prompt_tokens_variance < 500.0**2

@@ -171,6 +171,16 @@ def test_a_restart_keeps_distribution_and_length_model() -> None:
     assert after.quantile(0.9) == pytest.approx(before.quantile(0.9), rel=0.05)
 
 
+def test_outputs_that_all_changed_are_followed_at_once() -> None:
+    """Of a memory of a thousand requests, a hundred are enough: what was learned before is given up."""
+    driver = Driver()
+    driver.seen()
+    for number in range(650):
+        driver.run(number, number + 0.5, str(number), output_tokens=(50 if number < 500 else 200) + number % 7)
+    for row in driver.workload().values():
+        assert row.output_tokens_mean > 185.0
+
+
 def test_one_endless_answer_poisons_no_class() -> None:
     driver = Driver()
     driver.seen()
