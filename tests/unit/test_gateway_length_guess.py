@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from qlm.api.v1.request_pb2 import Admission, Request, SamplingParams, TraceContext
+from qlm.api.v1.request_pb2 import Admission, Request, SamplingParams, TokenPrompt, TraceContext
 from qlm_core.group import group_key
-from qlm_core.length_features import LengthFacts, features_of, hashes_of_text
+from qlm_core.length_features import LengthFacts, features_of, hashes_of_text, hashes_of_tokens
 from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
@@ -59,6 +61,16 @@ def test_the_median_of_the_group_is_expected_without_a_model() -> None:
     assert (guess.expected_tokens, guess.by_model) == (9, False)
 
 
+def test_the_rival_of_the_model_is_the_median_and_not_the_mean() -> None:
+    """Three in ten of the class make far more: a mean would be easy to beat."""
+    skewed = replace(ROW, output_shares=(0.7, *(0.0,) * 20, 0.3))
+    snapshot = replace(profiles(), workload=(skewed,))
+    assert snapshot.output_curve_for("chat", "64s", "1024").output_tokens.mean > 2.0 * 9.0
+    guess = guess_length(draft_of(request()), admitted(), prompt(), snapshot)
+    assert guess.median_tokens == pytest.approx(9.0, rel=1e-3)
+    assert guess.expected_tokens == 9
+
+
 def test_all_that_is_known_at_arrival_is_used() -> None:
     sampling = SamplingParams(max_tokens=100, temperature=0.0, stop=["\n"])
     guess = guess_length(draft_of(request(sampling=sampling)), admitted(100), prompt(), profiles())
@@ -73,6 +85,30 @@ def test_all_that_is_known_at_arrival_is_used() -> None:
     )
     assert guess.features == features_of(facts)
     assert len(facts.prompt_hashes) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "word"),
+    [
+        (SamplingParams(temperature=0.7), ""),
+        (SamplingParams(temperature=0.0), "greedy"),
+        (SamplingParams(json_schema="{}"), "structured"),
+        (SamplingParams(regex="a+"), "structured"),
+        (SamplingParams(stop=["."]), "stop"),
+    ],
+)
+def test_how_it_is_sampled_is_used(sampling: SamplingParams, word: str) -> None:
+    guess = guess_length(draft_of(request(sampling=sampling, application="")), admitted(), PreparedPrompt(tokens=500, text=""), profiles())
+    assert guess.features == features_of(LengthFacts(model="chat", tenant="acme", prompt_tokens=500, sampling=word))
+
+
+def test_a_prompt_of_token_ids_is_known_by_its_prefixes_too() -> None:
+    ids = list(range(500))
+    message = Request(model="chat", tokens=TokenPrompt(ids=ids), tenant="acme")
+    guess = guess_length(draft_of(message), admitted(), PreparedPrompt(tokens=500, token_ids=ids), profiles())
+    known = LengthFacts(model="chat", tenant="acme", prompt_tokens=500, prompt_hashes=hashes_of_tokens(ids))
+    assert len(known.prompt_hashes) == 2
+    assert guess.features == features_of(known)
 
 
 def test_the_models_prediction_is_in_the_record_and_no_secret_of_the_estimator() -> None:
