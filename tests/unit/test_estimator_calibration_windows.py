@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +52,8 @@ def test_figures_of_four_predictions_by_hand() -> None:
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s, row.actual_mean_s) == (4, 0.5, 0.75, 1.5, 3.5)
     assert row.pinball_p50_s == pytest.approx(0.5 * (1 + 0 + 1 + 6) / 4)
     assert row.pinball_p90_s == pytest.approx((0.1 * 3 + 0.1 * 2 + 0.1 * 1 + 0.9 * 4) / 4)
+    p99_s = 2.0 + 2.0 * stats.norm.ppf(0.99) / stats.norm.ppf(0.9)
+    assert row.pinball_p99_s == pytest.approx((0.01 * (3 * p99_s - 6.0) + 0.99 * (8.0 - p99_s)) / 4)
     assert row.r2 is None  # too few
     wait = row_of(windows, PredictedTime.WAIT)
     assert wait.bias_s == pytest.approx(0.15)
@@ -170,16 +170,20 @@ def test_gpu_labels() -> None:
 
 
 def test_metrics_show_the_rows_and_no_others() -> None:
-    metrics, windows, chance = EstimatorMetrics(), CalibrationWindows(), random.Random(3)
-    for _ in range(R2_SAMPLES_MIN):
-        windows.add(judged(chance.uniform(1.0, 9.0), 5.0, 8.0))
+    metrics, windows = EstimatorMetrics(), CalibrationWindows()
+    for number in range(R2_SAMPLES_MIN):
+        windows.add(judged(1.0 + 1.25 * number, 5.0, 8.0))
     metrics.report_calibration(windows.rows())
     value = metrics.registry.get_sample_value
     key = {"time": "completion", "model": "m", "gpu": "A", "depth": "4"}
     row = row_of(windows, PredictedTime.COMPLETION, "m", "A", "4")
     assert value("qlm_estimator_calibration_samples", key) == R2_SAMPLES_MIN
-    assert value("qlm_estimator_calibration_coverage_ratio", {**key, "level": "0.9"}) == row.within_p90
-    assert value("qlm_estimator_calibration_pinball_seconds", {**key, "level": "0.99"}) == row.pinball_p99_s
+    coverage = {"0.5": row.within_p50, "0.9": row.within_p90, "0.99": row.within_p99}
+    pinball_s = {"0.5": row.pinball_p50_s, "0.9": row.pinball_p90_s, "0.99": row.pinball_p99_s}
+    assert len(set(coverage.values())) == len(set(pinball_s.values())) == 3
+    for level in coverage:
+        assert value("qlm_estimator_calibration_coverage_ratio", {**key, "level": level}) == coverage[level]
+        assert value("qlm_estimator_calibration_pinball_seconds", {**key, "level": level}) == pinball_s[level]
     assert value("qlm_estimator_calibration_bias_seconds", key) == row.bias_s
     assert value("qlm_estimator_calibration_r2_ratio", key) == row.r2
     metrics.report_calibration(())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 
 import pytest
 
+from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_estimator import outcomes as outcomes_module
+from qlm_estimator.calibration_windows import R2_SAMPLES_MIN, PredictedTime
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import (
     ENDS_MAX,
@@ -238,6 +241,22 @@ def test_an_absurd_wait_is_left_out_and_the_completion_is_judged(fields: dict[st
 def test_absurd_moments_are_those_of_what_was_told(variance_s2: float) -> None:
     own = events_pb2.Moments(mean_s=1.0, variance_s2=variance_s2)
     assert judged_of(prediction_event(own_completion=own), completion_event()).predicted.completion.own.mean == 8.0
+
+
+def test_every_figure_of_a_row_is_in_its_message() -> None:
+    outcomes = Outcomes(since_s=0.0)
+    for number in range(2 * R2_SAMPLES_MIN):
+        found = replace(predicted(number, 5.0, 8.0), wait=told(1.0, 2.0), model="m", gpu="A", requests_ahead=3)
+        outcomes.predict(found)
+        outcomes.end(ended(number, 9.0, latency_s=1.0 + 0.9 * number, wait_s=0.3 * number))
+    report = outcomes.report(10.0, 60.0)
+    messages = to_proto(report).calibration.rows
+    times = {PredictedTime.WAIT: estimator_pb2.PREDICTED_TIME_WAIT, PredictedTime.COMPLETION: estimator_pb2.PREDICTED_TIME_COMPLETION}
+    for row, message in zip(report.calibration.rows, messages, strict=True):
+        assert row.r2 is not None
+        assert len({row.pinball_p50_s, row.pinball_p90_s, row.pinball_p99_s}) == len({row.within_p50, row.within_p90, row.within_p99}) == 3
+        told_fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+        assert told_fields == {**asdict(row), "time": times[row.time]}
 
 
 def test_what_is_no_message_is_refused() -> None:

@@ -61,6 +61,18 @@ async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> 
     assert (event.own_completion.mean_s, event.own_completion.variance_s2) == (-2.0, 0.5)
 
 
+async def test_what_is_learned_from_are_the_moments_before_calibration() -> None:
+    queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
+    found = replace(prediction(Normal(10.0, 4.0)), wait=Normal(6.0, 3.0), own_wait=Normal(5.0, 2.0), own_completion=Normal(9.0, 1.0))
+    watch.told("1-0", 999.5, "m", found)
+    await watch.report()
+    (event,) = await told(queue)
+    assert (event.own_wait.mean_s, event.own_wait.variance_s2) == (5.0, 2.0)
+    assert (event.own_completion.mean_s, event.own_completion.variance_s2) == (9.0, 1.0)
+    assert event.predicted_wait_p50_s == pytest.approx(6.0)
+
+
 async def test_nobody_is_told_of_an_end_before_the_start() -> None:
     """Wait and completion are calibrated apart from each other."""
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)

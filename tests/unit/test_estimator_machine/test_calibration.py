@@ -69,3 +69,21 @@ def test_a_restored_machine_goes_on_from_the_published_rows() -> None:
 
 def test_judged_predictions_are_counted() -> None:
     assert learned().machine.counts.judged == 200
+
+
+def test_what_was_told_before_the_work_changed_teaches_no_spread() -> None:
+    """Answers become four times as long: those who waited meanwhile come late, which is no fault of what predictions say now."""
+    driver = Driver()
+    driver.seen(instances=(replace(INSTANCE, active_model="chat"),))
+    for number in range(100):
+        driver.run(number, number + 0.5, str(number), output_tokens=100)
+    driver.judge(judged(50.0, 120.0))
+    for number in range(100, 300):
+        driver.run(number, number + 0.5, str(number), output_tokens=400)
+    driver.tick(400.0)
+    before = driver.published[-1].calibration
+    driver.judge(judged(60.0, 400.0))
+    assert driver.published[-1].calibration == before, "told at 60 s, before the change"
+    driver.now_s = 500.0
+    driver.judge(judged(450.0, 120.0))
+    assert driver.published[-1].calibration != before
