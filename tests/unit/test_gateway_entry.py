@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 from opentelemetry.trace import NoOpTracer
@@ -11,7 +13,10 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Request, Slo, TokenPrompt
 from qlm_core.errors import QueueFull
+from qlm_core.length_features import LengthFacts, features_of
+from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import RequestKey, SloKind
 from qlm_core.request import Slo as CoreSlo
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -19,9 +24,11 @@ from qlm_gateway.admission import AdmissionLimits
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.drain_rate import PRIOR_PER_S
 from qlm_gateway.entry import Entry
+from qlm_gateway.joined import STALE_JOINED_MIN
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
+from qlm_gateway.status import request_message
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
 
@@ -33,13 +40,12 @@ LONG_AHEAD_S = 1_000.0
 class World:
     """A gateway's way in, and instances with what was put on them."""
 
-    def __init__(self, *, refuse_late: bool) -> None:
+    def __init__(self, *, refuse_late: bool = False, profiles: ProfileSnapshot | None = None) -> None:
         self.now_s = 1_000.0
         self.queue = MemoryQueue("test", Bounds(), lambda: self.now_s)
         metrics, ids = GatewayMetrics(), itertools.count()
-        self.watch = QueueWatch(
-            self.queue, {MODEL: SPEC}, metrics, lambda: self.now_s, lambda: self.now_s, lambda: 0.5, shipped=shipped_snapshot()
-        )
+        shipped = profiles or shipped_snapshot()
+        self.watch = QueueWatch(self.queue, {MODEL: SPEC}, metrics, lambda: self.now_s, lambda: self.now_s, lambda: 0.5, shipped=shipped)
         limits = AdmissionLimits(default_slo=CoreSlo(kind=SloKind.COMPLETION, seconds=60.0))
         catalogue = {MODEL: ModelEntry(spec=SPEC)}
         self.entry = Entry(
@@ -116,3 +122,58 @@ async def test_an_old_look_is_no_prediction_and_refuses_nobody() -> None:
     await world.watch.fresh()
     assert (await world.enter("again", 10_000.0)).HasField("prediction")
     assert await world.queue.find(RequestKey("default", "unpredicted"))
+
+
+async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
+    """Thirty times as many tokens as of the tenant that says little, by the length model: in the one's prediction and the other's."""
+    facts = {tenant: LengthFacts(model=MODEL, tenant=tenant, prompt_tokens=3) for tenant in ("terse", "verbose")}
+    weights = {features_of(facts["terse"])[0]: 0.0, features_of(facts["verbose"])[1]: math.log(30.0)}
+    score = LengthScore(model=MODEL, used=True, samples=100, median_error_tokens=10.0, model_error_tokens=8.0)
+    model = LengthModel(features=tuple(weights), weights=tuple(weights.values()), curvatures=(1.0, 1.0), scores=(score,))
+    world = World(profiles=replace(shipped_snapshot(), length_model=model))
+    await world.instances(0)
+    told_s = {}
+    for tenant in facts:
+        request = world.request(tenant, 1e6)
+        request.tenant = tenant
+        told_s[tenant] = (await world.entry.enter(request, (), "")).message.prediction.completion_p50_s
+    assert told_s["verbose"] > 4.0 * told_s["terse"]
+
+
+async def test_those_who_came_since_the_look_are_ahead() -> None:
+    world = World()
+    await world.instances(0)
+    ahead = [(await world.enter(f"r{number}", 60.0)).prediction.requests_ahead for number in range(200)]
+    assert ahead[0] == 0
+    assert all(number / 2 - STALE_JOINED_MIN <= said <= number for number, said in enumerate(ahead))
+    assert ahead[-1] > 0
+
+
+async def test_the_time_since_acceptance_counts_for_who_waits() -> None:
+    world = World()
+    await world.instances(0)
+    accepted = await world.enter("r", 100.0)
+    assert accepted.prediction.probability_late < 0.01
+    world.now_s += 99.9
+    told = await request_message(world.queue, RequestKey("default", "r"), await world.watch.fresh())
+    assert told.prediction.probability_late > 0.99
+    assert told.prediction.completion_p50_s == pytest.approx(accepted.prediction.completion_p50_s, rel=0.05)
+
+
+async def test_the_drain_rate_is_of_those_that_ended() -> None:
+    """Twenty requests come in a second and five of them end."""
+    world = World()
+    await world.watch.fresh()
+    for second in range(200):
+        world.now_s += 1.0
+        for number in range(20):
+            await world.enter(f"{second}/{number}", 1e6)
+        for number in range(5):
+            await world.queue.cancel(RequestKey("default", f"{second}/{number}"), b"")
+        await world.watch.fresh()
+    assert world.watch.drain_rate.per_s == pytest.approx(5.0, rel=0.05)
+    full = QueueFull("full", details={"bound": "queue", "limit": "3000"})
+    assert world.watch.retry_after_s(full, "") == pytest.approx(0.2, rel=0.05)
+    # A tenant with a tenth of all that live waits for a tenth of the ends.
+    tenant = QueueFull("full", details={"bound": "tenant", "limit": "300"})
+    assert [world.watch.retry_after_s(tenant, "a") for _ in range(2)] == pytest.approx([2.0, 4.0], rel=0.05)
