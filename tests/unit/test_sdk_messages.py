@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import qlm
-from qlm.api.v1 import gateway_pb2, request_pb2
+from qlm.api.v1 import gateway_pb2, prediction_pb2, request_pb2
 from qlm.errors import ConfigError, InternalError, InvalidRequest, RequestEnded
-from qlm.messages import Prompt, Sampling, chunk_value, request_message, result_value
+from qlm.messages import Prompt, Sampling, accepted_value, chunk_value, outlook_value, request_message, result_value
 from qlm.token_stream import ended_error
-from qlm.values import RequestState, Slo
+from qlm.values import Outlook, Prediction, RequestState, Slo
 
 
 def message(prompt: Prompt = "hi", sampling: Sampling = Sampling(), slo: Slo | None = None, **changes: Any) -> request_pb2.Request:  # noqa: B008
@@ -76,6 +76,20 @@ def test_log_probabilities_are_one_a_token(top: int) -> None:
     result = result_value(request_pb2.Result(state=request_pb2.REQUEST_STATE_COMPLETED, logprobs=said))
     assert result.logprobs == chunk.logprobs
     assert chunk_value(gateway_pb2.TokenChunk(token_ids=[1])).logprobs == ()
+
+
+def test_every_figure_of_a_prediction_is_read() -> None:
+    told: dict[str, Any] = {
+        "wait_p50_s": 1.0, "wait_p90_s": 2.0, "completion_p50_s": 3.0, "completion_p90_s": 4.0, "requests_ahead": 5, "profile_version": 6,
+        "probability_late": 0.0,
+    }  # fmt: skip
+    accepted = gateway_pb2.Accepted(state=request_pb2.REQUEST_STATE_ACCEPTED, prediction=prediction_pb2.Prediction(**told))
+    assert accepted_value(accepted).prediction == Prediction(**told)
+    accepted.prediction.ClearField("probability_late")
+    assert accepted_value(accepted).prediction == Prediction(**{**told, "probability_late": None})
+    outlook = gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED, prediction=prediction_pb2.Prediction(**told))
+    assert outlook_value(outlook) == Outlook(state=RequestState.PLACED, prediction=Prediction(**told))
+    assert outlook_value(gateway_pb2.Outlook(state=request_pb2.REQUEST_STATE_PLACED)).prediction is None
 
 
 def test_public_names_are_there() -> None:
