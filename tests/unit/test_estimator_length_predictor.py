@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from qlm_core.length_features import LengthFacts
-from qlm_core.length_model import LengthModel
+from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
+from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.length_predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
+from qlm_estimator.metrics import EstimatorMetrics
 from qlm_process import length_wire
 
 MEDIAN = 100.0
@@ -72,6 +74,18 @@ def test_it_switches_itself_off_when_it_no_longer_wins() -> None:
         assert not monitor.used
 
 
+def test_it_is_judged_by_what_it_did_lately() -> None:
+    """However long it won before, it is dropped within a thousand requests that it loses."""
+    monitor = LengthMonitor()
+    for number in range(10_000):
+        monitor.compare(10.0, 5.0 + number % 3)
+    assert monitor.used
+    for number in range(1_000):
+        monitor.compare(5.0, 8.0 + number % 3)
+    assert not monitor.used
+    assert monitor.samples == 11_000
+
+
 def test_a_relation_that_ends_is_unlearned() -> None:
     predictor, rng = taught(), np.random.default_rng(2)
     for _ in range(800):  # the tenants are alike now
@@ -122,6 +136,51 @@ def test_learning_goes_on_from_a_published_model() -> None:
     assert later.used_for("chat")
     assert expected(later, facts_of("short")) == pytest.approx(30, rel=0.3)
     assert expected(later, facts_of("long")) == pytest.approx(expected(model, facts_of("long")), rel=0.1)
+
+
+def test_profiles_without_a_model_leave_what_was_learned() -> None:
+    """As an imported file may be."""
+    predictor = taught(requests=300)
+    before = predictor.model()
+    predictor.restore(NO_LENGTH_MODEL)
+    assert predictor.model() == before
+    learn(predictor, facts_of("short"), 30)
+    assert expected(predictor.model(), facts_of("short")) == pytest.approx(expected(before, facts_of("short")), rel=0.2)
+
+
+def test_what_tenants_make_beyond_their_medians_is_known_after_a_restart() -> None:
+    """Two tenants of one median; one in four answers of the second is twelve times as long."""
+    predictor = LengthPredictor()
+    for number in range(800):
+        learn(predictor, facts_of("even"), 50)
+        learn(predictor, facts_of("heavy"), 600 if number % 4 == 0 else 50)
+    again = LengthPredictor()
+    again.restore(length_wire.model_from_proto(length_wire.model_to_proto(predictor.model())))
+    for tenant in ("even", "heavy"):
+        learn(again, facts_of(tenant), 50)
+
+    def ratio(told: LengthPredictor) -> float:
+        even, heavy = (told.model().guess(facts_of(tenant), MEDIAN, 1 << 20) for tenant in ("even", "heavy"))
+        return (heavy.class_tokens / heavy.model_tokens) / (even.class_tokens / even.model_tokens)
+
+    learned = ratio(predictor)
+    assert learned > 2.0
+    assert ratio(again) == pytest.approx(learned, rel=0.1)
+
+
+def test_metrics_tell_where_it_is_used() -> None:
+    metrics = EstimatorMetrics()
+    model = taught().model()
+    (score,) = model.scores
+    scores = (score, replace(score, model="code", used=False, model_error_tokens=2.0 * score.median_error_tokens))
+    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(), length_model=replace(model, scores=scores))
+    metrics.report_snapshot(snapshot)
+    value = metrics.registry.get_sample_value
+    assert [value("qlm_estimator_length_model_used", {"model": name}) for name in ("chat", "code")] == [1.0, 0.0]
+    assert value("qlm_estimator_length_model_gain_ratio", {"model": "chat"}) == score.gain
+    assert value("qlm_estimator_length_model_gain_ratio", {"model": "code"}) == -1.0
+    metrics.report_snapshot(replace(snapshot, length_model=NO_LENGTH_MODEL))
+    assert value("qlm_estimator_length_model_used", {"model": "chat"}) is None
 
 
 def test_an_old_model_still_follows_a_change() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -117,6 +120,23 @@ def test_a_clock_that_goes_back_makes_nothing_longer() -> None:
     assert output_mean(driver, 1_000_001.0) == pytest.approx(50.0, rel=0.1)
 
 
+@pytest.mark.parametrize("times", [{"first_token_s": 0.0}, {"finished_s": 0.0}, {"first_token_s": math.nan}, {"finished_s": math.inf}])
+def test_absurd_times_of_a_run_tell_no_pace(times: dict[str, float]) -> None:
+    """Nobody knows then what those that run have made: no bound, and no division by nothing."""
+    driver = Driver()
+    driver.seen()
+    same = {"first_token_s": BEGAN_MS / 1e3 + 5.0, "finished_s": BEGAN_MS / 1e3 + 5.0}  # two tokens in no time
+    before = {"first_token_s": BEGAN_MS / 1e3 - 1_000.0, "finished_s": BEGAN_MS / 1e3 + 5.0}  # a token from before its pull
+    for number, absurd in enumerate((same, before, times)):
+        driver.tell(LifecycleKind.PULLED, 10.0 * number, f"a{number}")
+        finish(driver, 10.0 * number, f"a{number}", 50, **absurd)
+    driver.tell(LifecycleKind.PULLED, 60.0, "runs")
+    driver.tell(LifecycleKind.COMPLETED, 500.0, "other", model="chat", output_tokens=50)
+    driver.tick(1_000.0)
+    row = {row.key: row for row in driver.machine.snapshot.workload}["chat", "", ""]
+    assert (round(row.output_tokens_mean), row.censored) == (50, 0)
+
+
 def guess_of(driver: Driver, tenant: str) -> LengthGuess:
     """What a gateway would find with the newest snapshot."""
     snapshot = driver.machine.snapshot
@@ -150,6 +170,22 @@ def test_the_length_model_comes_into_use_says_so_and_moves_the_group_key() -> No
     assert rows["chat", "64s", "1024/o1024"].output_tokens_mean > 300.0
     # The group without a prediction goes on learning from all.
     assert rows["chat", "64s", "1024"].samples > rows["chat", "64s", "1024/o64"].samples
+
+
+def test_the_length_model_goes_out_of_use_says_so_and_the_group_key_goes_back() -> None:
+    driver = Driver()
+    driver.seen()
+    two_tenants(driver)
+    driver.tick(10_000.0)
+    wrong = replace(guess_of(driver, "short"), median_tokens=50.0, model_tokens=500.0, expected_tokens=500)
+    for number in range(600):
+        driver.tell(LifecycleKind.COMPLETED, 10_001.0 + number, f"w{number}", model="chat", output_tokens=50, length_guess=wrong)
+    driver.tick(20_000.0)
+    switches = [effect for effect in driver.noted if isinstance(effect, LengthModelSwitched)]
+    assert [(each.model, each.used) for each in switches] == [("chat", True), ("chat", False)]
+    assert switches[-1].gain <= 0.0
+    short = guess_of(driver, "short")
+    assert (short.by_model, short.class_tokens, short.expected_tokens) == (False, 0, round(short.median_tokens))
 
 
 def test_a_restart_keeps_distribution_and_length_model() -> None:
