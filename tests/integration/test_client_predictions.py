@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import cast
 
@@ -129,6 +130,34 @@ async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
         left = check(again.prediction)
         own_s = left.completion_p50_s - left.wait_p50_s
         assert 0.0 < own_s < 0.5 * (before.completion_p50_s - before.wait_p50_s)
+        sent_again = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id="r")
+        assert (sent_again.duplicate, sent_again.state) == (True, RequestState.PLACED)
+        told = check(sent_again.prediction)
+        assert told.completion_p50_s - told.wait_p50_s == pytest.approx(own_s, rel=0.05)
+
+
+async def test_the_command_shows_when_it_starts_and_ends(rig: Rig) -> None:
+    gateway = await looking(rig)
+
+    async def shown() -> dict[str, list[float]]:
+        words = ["status", "r", "--address", gateway.address]
+        done = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, root, words)
+        assert done.exit_code == 0, done.output
+        times = re.findall(r"(starts|ends) in\s.*?([\d,.]+) s \(p50\), ([\d,.]+) s \(p90\)", done.output)
+        return {name: [float(each.replace(",", "")) for each in quantiles] for name, *quantiles in times}
+
+    async with qlm.AsyncClient(gateway.address) as client:
+        await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=1_000, request_id="r")
+        for placed in (False, True):
+            if placed:
+                await rig.agent.place()
+            waiting = await shown()
+            assert 0.0 <= waiting["starts"][0] <= waiting["starts"][1]
+            assert waiting["starts"][0] + 1.0 < waiting["ends"][0] < waiting["ends"][1], "a thousand tokens are not made at once"
+        await rig.agent.pull()
+        running = await shown()
+        assert set(running) == {"ends"}
+        assert 0.0 < running["ends"][0] < running["ends"][1]
 
 
 async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_limit(rig: Rig) -> None:

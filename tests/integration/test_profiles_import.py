@@ -23,7 +23,7 @@ from qlm.cli.root import root
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import InvalidRequest, PreconditionFailed, QlmError
 from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.profile import ProfileSnapshot
+from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.importing import WAITING_MAX, ImportDesk
 from qlm_process import profile_wire
@@ -169,6 +169,25 @@ async def test_the_commands_export_and_import_a_file(server: EmbeddedServer, lea
         assert [row["slowdown"] for row in told["hardware"] if row["instance"]] == [pytest.approx(1.25)]
     finally:
         await standby.stop()
+
+
+async def test_the_command_shows_mean_and_quantiles_of_a_class(leader: Estimator) -> None:
+    """Most outputs are of 9 tokens, a third of 13, the others longer."""
+    row = WorkloadProfile(
+        model="chat",
+        prompt_tokens_mean=500.0,
+        prompt_tokens_variance=1.0,
+        output_tokens_mean=11.5,
+        output_tokens_variance=4.0,
+        samples=1_000,
+        output_first_bin=8,
+        output_shares=(0.6, 0.0, 0.0, 0.0, 0.34, 0.0, 0.0, 0.06),
+    )
+    await bring(leader, replace(BROUGHT, workload=(row,)))
+    told = json.loads((await qlm("profiles", "--estimator", leader.address, "--json")).output.splitlines()[-1])
+    (shown,) = told["workload"]
+    assert (shown["output_tokens_p50"], shown["output_tokens_p90"]) == (9.0, 13.0)
+    assert (shown["output_tokens_mean"], shown["samples"]) == (11.5, 1_000)
 
 
 async def test_the_import_command_says_what_is_wrong_with_a_file(leader: Estimator, tmp_path: Path) -> None:
