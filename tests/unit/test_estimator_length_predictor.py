@@ -50,6 +50,32 @@ def test_tenants_are_told_apart() -> None:
     assert score.model_error_tokens < score.median_error_tokens
 
 
+@pytest.mark.parametrize(
+    "known",
+    [
+        ({"application": "mail"}, {"application": "chat"}),
+        ({"output_tokens_asked": 100}, {"output_tokens_asked": 4_000}),
+        ({"sampling": "greedy"}, {"sampling": "structured"}),
+        ({"prompt_tokens": 20}, {"prompt_tokens": 3_000}),
+        ({"prompt_hashes": (1,)}, {"prompt_hashes": (2,)}),
+        ({"hint_tokens": 30}, {"hint_tokens": 300}),
+    ],
+    ids=lambda known: next(iter(known[0])),
+)
+def test_all_that_tells_of_an_output_is_learned_for_each_tenant(known: tuple[dict[str, object], dict[str, object]]) -> None:
+    """What means a short answer of one tenant means a long one of the other; of hints and prompts, the same of both."""
+    rng, predictor = np.random.default_rng(4), LengthPredictor()
+    of_both = known[0].keys() & {"hint_tokens", "prompt_hashes"}
+    for _ in range(1_500):
+        tenant, which = (int(each) for each in rng.integers(2, size=2))
+        center = (30, 300)[which if of_both else which ^ tenant]
+        learn(predictor, facts_of(f"tenant {tenant}", **known[which]), max(1, round(float(rng.lognormal(np.log(center), 0.3)))))
+    model = predictor.model()
+    for tenant in (0, 1):
+        short, long = (model.guess(facts_of(f"tenant {tenant}", **known[which]), MEDIAN, 1 << 20).model_tokens for which in (0, 1))
+        assert (short > 3.0 * long) if tenant and not of_both else (long > 3.0 * short)
+
+
 def test_where_nothing_tells_them_apart_the_model_is_not_used() -> None:
     for seed in range(5):
         rng, predictor = np.random.default_rng(seed), LengthPredictor()
