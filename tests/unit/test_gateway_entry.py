@@ -11,7 +11,7 @@ from opentelemetry.trace import NoOpTracer
 
 from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.instance_pb2 import Instance
-from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Request, Slo, TokenPrompt
+from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, SLO_KIND_FIRST_TOKEN, Request, Slo, TokenPrompt
 from qlm_core.errors import QueueFull
 from qlm_core.length_features import LengthFacts, features_of
 from qlm_core.length_model import LengthModel, LengthScore
@@ -125,7 +125,7 @@ async def test_an_old_look_is_no_prediction_and_refuses_nobody() -> None:
 
 
 async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
-    """Thirty times as many tokens as of the tenant that says little, by the length model: in the one's prediction and the other's."""
+    """Thirty times as many tokens as of the tenant that says little, by the length model: at acceptance and while it waits."""
     facts = {tenant: LengthFacts(model=MODEL, tenant=tenant, prompt_tokens=3) for tenant in ("terse", "verbose")}
     weights = {features_of(facts["terse"])[0]: 0.0, features_of(facts["verbose"])[1]: math.log(30.0)}
     score = LengthScore(model=MODEL, used=True, samples=100, median_error_tokens=10.0, model_error_tokens=8.0)
@@ -136,8 +136,11 @@ async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
     for tenant in facts:
         request = world.request(tenant, 1e6)
         request.tenant = tenant
-        told_s[tenant] = (await world.entry.enter(request, (), "")).message.prediction.completion_p50_s
-    assert told_s["verbose"] > 4.0 * told_s["terse"]
+        entered = await world.entry.enter(request, (), "")
+        now = await request_message(world.queue, entered.key, await world.watch.fresh())
+        told_s[tenant] = (entered.message.prediction.completion_p50_s, now.prediction.completion_p50_s)
+    for terse_s, verbose_s in zip(told_s["terse"], told_s["verbose"], strict=True):
+        assert verbose_s > 4.0 * terse_s
 
 
 async def test_those_who_came_since_the_look_are_ahead() -> None:
@@ -177,3 +180,16 @@ async def test_the_drain_rate_is_of_those_that_ended() -> None:
     # A tenant with a tenth of all that live waits for a tenth of the ends.
     tenant = QueueFull("full", details={"bound": "tenant", "limit": "300"})
     assert [world.watch.retry_after_s(tenant, "a") for _ in range(2)] == pytest.approx([2.0, 4.0], rel=0.05)
+
+
+async def test_an_objective_for_the_first_token_is_judged_by_the_wait() -> None:
+    """Between the start that is expected and the end: in time for the first token, and late for the last."""
+    world = World()
+    await world.instances(0)
+    expected = (await world.enter("r", 60.0)).prediction
+    slo_s = (expected.wait_p90_s + expected.completion_p50_s) / 2.0
+    request = world.request("first token", slo_s)
+    request.slo.kind = SLO_KIND_FIRST_TOKEN
+    first = (await world.entry.enter(request, (), "")).message.prediction
+    assert first.probability_late < 0.1
+    assert (await world.enter("completion", slo_s)).prediction.probability_late > 0.5
