@@ -232,6 +232,12 @@ def test_a_wait_is_judged_only_by_a_first_start_that_is_known(fields: dict[str, 
     assert judged.completion_s == 5.5
 
 
+def test_a_clock_that_stepped_makes_no_time_negative() -> None:
+    """Accepted at 20 s, by a clock that was set back since: ended and started before that."""
+    judged = judged_of(prediction_event(), completion_event(accepted_ms=20_000))
+    assert (judged.completion_s, judged.wait_s) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("fields", [{"predicted_wait_p99_s": math.nan}, {"predicted_wait_p50_s": 5.0}, {"predicted_wait_p90_s": -1.0}])
 def test_an_absurd_wait_is_left_out_and_the_completion_is_judged(fields: dict[str, float]) -> None:
     assert judged_of(prediction_event(**fields), completion_event()).predicted.wait is None
