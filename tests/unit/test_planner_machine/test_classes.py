@@ -28,6 +28,7 @@ from qlm_planner.classes import (
     Samples,
     family_of,
     sample_of,
+    usual_token_class,
 )
 from qlm_planner.effects import LearnClasses
 from qlm_planner.events import ClassesFailed
@@ -110,8 +111,16 @@ def test_a_request_is_of_the_nearest_class() -> None:
     classifier = Classifier().renewed("1.1", {family_of(KEY): centres(two_sizes())})
     assert classifier.cluster(family_of(KEY), sample_of(100, 100.0, "256")) == ("k1.1.0", "256")
     assert classifier.cluster(family_of(KEY), sample_of(4_000, 100.0, "4096")) == ("k1.1.1", "256")
+    outputs = Classifier().renewed("1.2", {family_of(KEY): centres([sample_of(100.0, tokens, "256") for tokens in [50, 1_000] * 100])})
+    assert [outputs.cluster(family_of(KEY), sample_of(100, tokens, "256"))[0] for tokens in (60, 900)] == ["k1.2.0", "k1.2.1"]
     other = GroupKey(model="beta", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256")
     assert classifier.cluster(family_of(other), sample_of(100, 100.0, "256")) == ("", "256"), "nothing is learned of it"
+
+
+def test_a_class_is_estimated_as_most_of_its_requests() -> None:
+    samples = [sample_of(256.0, 100.0, name) for name in ("1024", *["256"] * 2)]
+    assert usual_token_class(samples) == "256"
+    assert usual_token_class(samples[:2]) == "1024", "of equally frequent ones the first by name"
 
 
 def test_classes_that_hardly_move_keep_their_names() -> None:

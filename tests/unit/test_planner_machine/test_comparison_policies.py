@@ -89,6 +89,17 @@ async def test_a_lost_instance_loses_no_request(order: Order) -> None:
 # Balancers ------------------------------------------------------------------------------------------------------------
 
 
+async def test_balancers_group_what_comes_together_and_is_alike() -> None:
+    world = world_of(Order.LEAST_LOADED)
+    await joined(world, ["a"])
+    assert world.machine is not None
+    for model in ("alpha", "beta", "alpha"):
+        await world.submit(model, count=3)
+        await world.settle()
+    groups = world.machine.board.queue_groups("a")
+    assert [(group.traits.key.model, group.waiting) for group in groups] == [("alpha", 3), ("beta", 3), ("alpha", 3)]
+
+
 async def test_round_robin_gives_each_instance_its_turn() -> None:
     world = world_of(Order.ROUND_ROBIN)
     await world.join("a", "small")

@@ -83,6 +83,23 @@ async def test_a_group_that_moved_to_a_smaller_batch_is_split() -> None:
     await agree(world)
 
 
+async def test_what_is_split_off_stands_behind_its_group_at_once() -> None:
+    """The board tells it before the next look at the queue does."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    for slo_s in (HOUR_S, 2 * HOUR_S, 8 * HOUR_S):
+        await world.submit("alpha", slo_s, count=10)
+        await world.settle()
+    first, source, last = machine.board.queue_groups("a")
+    tokens = source.waiting_prompt_tokens
+    into = replace(source, group_id="split", waiting=0, live=0, waiting_prompt_tokens=0)
+    machine.board.regroup(source, into, 4, 40)
+    assert machine.board.queue_groups("a") == [first, source, into, last]
+    assert [(group.waiting, group.live) for group in (source, into)] == [(6, 6), (4, 4)]
+    assert [group.waiting_prompt_tokens for group in (source, into)] == [tokens - 40, 40]
+
+
 async def test_a_group_that_grew_by_what_came_back_is_split() -> None:
     """Others took the room of what ran, and then that gave way."""
     world = World()

@@ -104,15 +104,16 @@ def test_a_sum_of_completions_has_no_bands_and_no_more_than_sixteen_groups() -> 
 
 
 def test_a_quantile_is_on_the_safe_side() -> None:
-    """Which of two groups is late: in the mean neither; nine times of ten the uncertain one has to come first."""
+    """Which of two groups is late: in the mean neither, and the shorter one comes first; nine times of ten the uncertain one has to."""
     problem = by_hand(model=[0, 0], work_s=[[40.0, 50.0]], deadline_s=[95.0, 105.0], kind=[0], active=[0])
     problem = replace(
         problem,
         work_variance=np.array([[1.0, 100.0]]),
         own_variance=np.array([[0.0, 100.0]]),
-        weights=Weights(completion=0.0, starvation=0.0),
+        weights=Weights(completion=0.01, starvation=0.0),
     )
     problem = replace(problem, deadline_s=np.array([110.0, 95.0]))
+    assert solve_exactly(problem).orders.lists() == [[0, 1]]
     assert solve_exactly(problem, None, at_quantile(problem, 0.9)).orders.lists() == [[1, 0]]
 
 
@@ -157,6 +158,22 @@ def test_a_solver_that_runs_out_of_time_answers_or_says_so(solver: Solver) -> No
         return
     assert valid(problem, found.orders.lists())
     assert found.gap > 0.0 or found.status is Status.OPTIMAL
+
+
+def test_a_gap_is_a_share_of_what_was_found() -> None:
+    found = [solve_exactly(small(seed, groups=6), Settings(gap=0.5)) for seed in range(1, 5)]
+    assert max(each.gap for each in found) > 0.01, "not all were solved to the end"
+    for each in found:
+        assert each.gap == pytest.approx(max(0.0, each.objective - each.bound) / each.objective, abs=1e-6)
+        assert each.gap <= 0.5 + 1e-6
+
+
+def test_no_queue_has_more_groups_than_there_are_positions() -> None:
+    problem = by_hand(model=[0, 0], work_s=[[10.0, 10.0], [50.0, 50.0]], deadline_s=[900.0, 900.0], kind=[0, 1], active=[0, 0])
+    assert [len(order) for order in solve_exactly(problem).orders.lists()] == [2, 0]
+    assert [len(order) for order in solve_exactly(problem, Settings(positions_max=1)).orders.lists()] == [1, 1]
+    with pytest.raises(TooLarge, match="2 groups do not fit on 1 queues of 1 positions"):
+        solve_exactly(by_hand(model=[0, 0], work_s=[[1.0, 1.0]], deadline_s=[9.0, 9.0], kind=[0], active=[0]), Settings(positions_max=1))
 
 
 def test_all_its_errors_are_one_to_fall_back_on() -> None:
