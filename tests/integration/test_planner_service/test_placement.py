@@ -191,7 +191,7 @@ async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
                     raise
                 return False  # it does not lead at this moment: on a busy machine a lease may be lost, and won again
 
-        await until(advised, "advice")
+        await until(advised, "advice", 60.0)
         advice = await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)
         assert advice.unserved == 5
         assert sum(miss.late for miss in advice.misses) > 100

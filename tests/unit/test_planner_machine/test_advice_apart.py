@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from typing import cast
 
@@ -16,6 +17,8 @@ from qlm_planner.advice.question import Question
 
 from .test_advice import asked, cluster
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the idle class is Linux's")
+
 
 async def test_it_is_the_same_advice() -> None:
     question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
@@ -27,32 +30,60 @@ async def test_a_process_that_fails_is_said() -> None:
         await advise_apart(cast(Question, "no question"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the idle class is Linux's")
-async def test_it_runs_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes: list[int] = []
-    communicate = asyncio.subprocess.Process.communicate
-
-    async def looked_at(process: asyncio.subprocess.Process, body: bytes) -> tuple[bytes, bytes]:
-        classes.append(os.sched_getscheduler(process.pid))
-        return await communicate(process, body)
-
-    monkeypatch.setattr(asyncio.subprocess.Process, "communicate", looked_at)
-    question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
-    assert await advise_apart(question) == advise(question)
-    assert classes == [os.SCHED_IDLE]
-
-
-async def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "TIMEOUT_S", 0.01)
-    begun: list[asyncio.subprocess.Process] = []
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
+    """The processes that were started, in their order."""
+    processes: list[asyncio.subprocess.Process] = []
     start = asyncio.create_subprocess_exec
 
     async def started(*arguments: str, **options: int) -> asyncio.subprocess.Process:
-        begun.append(await start(*arguments, **options))  # type: ignore[arg-type]
-        return begun[-1]
+        processes.append(await start(*arguments, **options))  # type: ignore[arg-type]
+        return processes[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    return processes
+
+
+@pytest.fixture
+def classes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of scheduling, of each process as it is asked."""
+    found: list[int] = []
+    communicate = asyncio.subprocess.Process.communicate
+
+    async def looked_at(process: asyncio.subprocess.Process, body: bytes) -> tuple[bytes, bytes]:
+        found.append(os.sched_getscheduler(process.pid))
+        return await communicate(process, body)
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "communicate", looked_at)
+    return found
+
+
+@linux
+async def test_it_runs_behind_all_others(classes: list[int]) -> None:
+    question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    assert await advise_apart(question) == advise(question)
+    assert classes[0] == os.SCHED_IDLE
+
+
+@linux
+async def test_one_that_gets_no_core_is_replaced_by_a_nice_one(
+    monkeypatch: pytest.MonkeyPatch, begun: list[asyncio.subprocess.Process], classes: list[int]
+) -> None:
+    """As where all cores are busy: advice is needed most there."""
+    monkeypatch.setattr(apart, "LOOK_S", 0.2)
+    question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    talk = asyncio.create_task(advise_apart(question))
+    while not classes:
+        await asyncio.sleep(0.001)
+    begun[0].send_signal(signal.SIGSTOP)
+    assert await talk == advise(question)
+    assert classes == [os.SCHED_IDLE, os.SCHED_OTHER]
+    assert [process.returncode for process in begun] == [-signal.SIGKILL, 0]
+
+
+async def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, begun: list[asyncio.subprocess.Process]) -> None:
+    monkeypatch.setattr(apart, "TIMEOUT_S", 0.01)
     question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
     with pytest.raises(AdviceGoneError, match="within"):
         await advise_apart(question)
-    assert begun[0].returncode is not None
+    assert [process.returncode for process in begun] in ([], [-signal.SIGKILL])
