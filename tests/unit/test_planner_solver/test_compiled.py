@@ -12,7 +12,7 @@ import pytest
 
 from drawn_problems import by_hand
 from qlm_planner.solver import Weights, warm_up
-from qlm_planner.solver.compiled import alone, cache_folder, sources_digest, usable
+from qlm_planner.solver.compiled import FOLDER, alone, cache_folder, complete, mark_complete, sources_digest, usable
 from qlm_planner.solver.packing import packed
 
 
@@ -95,6 +95,30 @@ def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
         other.kill()
     with alone(tmp_path) as held:
         assert held
+
+
+def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped() -> None:
+    warm_up()
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(FOLDER)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.solver import warm_up; warm_up()"], timeout=45, check=False)
+        assert other.poll() is None, "it still held the folder"
+        other.kill()
+    assert loaded.returncode == 0
+
+
+def test_what_lacks_a_part_is_not_complete(tmp_path: Path) -> None:
+    assert not complete(tmp_path)
+    assert not complete(None)
+    (tmp_path / "solver").mkdir()
+    parts = [tmp_path / "solver" / name for name in ("cost.nbi", "cost.1.nbc")]
+    for part in parts:
+        part.write_bytes(b"")
+    mark_complete(tmp_path)
+    assert complete(tmp_path)
+    parts[1].unlink()
+    assert not complete(tmp_path)
 
 
 def test_without_a_folder_everybody_goes_on(tmp_path: Path) -> None:

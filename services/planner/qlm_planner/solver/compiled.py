@@ -5,23 +5,26 @@ below NUMBA_CACHE_DIR where that is set, else in the user's cache, else in a pri
 written (or another user owns it: what lies there is executed), nothing is kept and every process compiles anew.
 
 Processes that write numba's cache at the same time can spoil it (numba's issue 4807), and each would take half a minute for the same work:
-so one compiles, and the others wait for what it leaves (`alone`).
+so one compiles, and the others wait for what it leaves (`alone`). What is all there is loaded without waiting (`complete`): who holds the
+lock may have been stopped, or have next to no share of a core.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numba
 from numba.core import config
+from numba.core.registry import cpu_target
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -79,7 +82,7 @@ ALONE_WAIT_S = 180.0
 _LOOK_S = 0.05
 
 
-@contextmanager
+@contextlib.contextmanager
 def alone(folder: Path | None = FOLDER, wait_s: float = ALONE_WAIT_S) -> Iterator[bool]:
     """While it is held, no other process holds it for the same folder; given back with the process at the latest. False where `wait_s`
     went by or there is no folder to lock: then it holds nothing, and the caller goes on."""
@@ -107,6 +110,29 @@ def _locked(handle: int, wait_s: float) -> bool:
             time.sleep(_LOOK_S)
         else:
             return True
+
+
+def complete(folder: Path | None = FOLDER) -> bool:
+    """Whether all that was there at the end of a warm-up still is: of this code, this Python and numba, for this processor."""
+    try:
+        return folder is not None and all((folder / name).exists() for name in _mark(folder).read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return False
+
+
+def mark_complete(folder: Path) -> None:
+    """To be called while it is held `alone`, with everything compiled."""
+    mark = _mark(folder)
+    unfinished = mark.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk: the next ones wait for each other
+        unfinished.write_text("".join(f"{path.relative_to(folder)}\n" for path in folder.glob("*/*.nb?")), encoding="utf-8")
+        unfinished.replace(mark)
+
+
+def _mark(folder: Path) -> Path:
+    """By all that numba goes by where it looks for compiled code."""
+    facts = (sys.version, numba.__version__, cpu_target.target_context.codegen().magic_tuple(), Path(__file__).resolve().parent)
+    return folder / f"complete-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

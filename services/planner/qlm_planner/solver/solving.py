@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qlm_planner.solver.annealing import anneal
 from qlm_planner.solver.chance import chance_of
-from qlm_planner.solver.compiled import alone
+from qlm_planner.solver.compiled import FOLDER, alone, complete, mark_complete
 from qlm_planner.solver.construction import EDF, PORTFOLIO, RULES, Rule, constructions
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
@@ -138,15 +138,15 @@ def insert(problem: Problem, orders: Orders, group: int, *, moves: int, seed: in
 
 
 def warm_up() -> float:
-    """Compiles all of it, or loads it from the cache, one process at a time; returns the seconds that took."""
+    """Loads all of it from the cache, or compiles it, one process at a time; returns the seconds that took."""
     began_s = time.perf_counter()
-    with alone():
-        problem = _tiny()
-        solved = solve(problem, moves=40, seed=0)
-        solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
-        evaluate(problem, solved.orders)
-        left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
-        insert(problem, left, 0, moves=4, seed=0)
+    if complete():
+        _use_all()
+    else:
+        with alone() as held:
+            _use_all()
+            if held and FOLDER is not None:
+                mark_complete(FOLDER)
     return time.perf_counter() - began_s
 
 
@@ -177,6 +177,15 @@ def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
         capacity = work.capacity(first, missing.size)
         first, groups = inserted(work.packed, first, groups, capacity, missing[turn])
     return work.solved(first, groups, rule)
+
+
+def _use_all() -> None:
+    problem = _tiny()
+    solved = solve(problem, moves=40, seed=0)
+    solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
+    evaluate(problem, solved.orders)
+    left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
+    insert(problem, left, 0, moves=4, seed=0)
 
 
 def _tiny() -> Problem:
