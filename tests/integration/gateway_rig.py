@@ -31,9 +31,12 @@ from qlm_queue.values import (
     Emission,
     GroupPlacement,
     Lease,
+    Owned,
     PullBudget,
     Pulled,
     RequestPlacement,
+    RequeueCause,
+    StepStatus,
 )
 
 MODEL = "mistral-7b"
@@ -165,6 +168,12 @@ class ScriptedAgent:
         """Places and pulls what is there."""
         await self.place()
         await self.pull()
+
+    async def evict_all(self) -> None:
+        """Those that run wait again, with what they have produced."""
+        owned = [Owned(queue_id=each.pulled.queue_id, key=each.pulled.key, attempt=each.pulled.attempt) for each in self.running.values()]
+        assert await self.queue.requeue(self.incarnation, owned, RequeueCause.EVICTED, b"") == [StepStatus.DONE] * len(owned)
+        self.running.clear()
 
     async def run(self, pause_s: float = 0.002) -> None:
         """Serves until it is cancelled; goes on when the server comes back."""

@@ -23,7 +23,7 @@ from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
 from qlm_core.request import RequestKey
 from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
-from qlm_queue.values import Bounds, LiveRequest, Owned, RequeueCause, StepStatus
+from qlm_queue.values import Bounds, LiveRequest
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
 
@@ -120,10 +120,7 @@ async def test_one_that_waits_again_is_told_what_it_has_left(rig: Rig) -> None:
         before = check(waiting.prediction)
         await rig.agent.pull()
         await rig.agent.step(280)
-        owned = [
-            Owned(queue_id=each.pulled.queue_id, key=each.pulled.key, attempt=each.pulled.attempt) for each in rig.agent.running.values()
-        ]
-        assert await rig.queue.requeue(rig.agent.incarnation, owned, RequeueCause.EVICTED, b"") == [StepStatus.DONE] * 2
+        await rig.agent.evict_all()
         again = (await client.status("r")).request
         assert again is not None
         assert (again.state, again.output_tokens, again.attempts) == (RequestState.PLACED, 280, 1)
@@ -217,6 +214,29 @@ async def test_a_stream_tells_its_outlook_while_it_waits_and_not_after(rig: Rig)
         assert await reading == 4
         assert stream.prediction is None
         assert stream.result is not None
+
+
+async def test_a_stream_tells_its_outlook_when_it_waits_again_and_then_the_rest(rig: Rig) -> None:
+    gateway = await looking(rig)
+    told: list[Outlook] = []
+    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
+        stream = client.generate(MODEL, PROMPT, slo_s=600.0, max_tokens=300, outlook_every_s=1.0, on_outlook=told.append)
+        await stream.wait_accepted()
+        reading = asyncio.create_task(_read(stream))
+        await rig.agent.start_all()
+        await rig.agent.step(280)
+        while stream.prediction is not None:
+            await asyncio.sleep(0.02)
+        told.clear()
+        await rig.agent.evict_all()
+        while not told:
+            await asyncio.sleep(0.02)
+        assert told[0].state is RequestState.PLACED
+        assert stream.prediction is told[-1].prediction
+        check(stream.prediction)
+        rig.serve()
+        assert await reading == 300
+        assert stream.prediction is None
 
 
 async def test_a_stream_of_an_accepted_request_tells_it_too_and_one_that_did_not_ask_does_not(rig: Rig) -> None:

@@ -147,13 +147,13 @@ class GatewayService(GatewayServicer):
         return entered.message
 
     async def _follow(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
-        """Writes what the reader is given, up to the result, and before the first output its outlook every so often (0: never). Raises what
-        ends it early."""
+        """Writes what the reader is given, up to the result, and while it waits, also again, its outlook every so often (0: never). Raises
+        what ends it early."""
         detokenizer = None
         end = 0
-        if every_s:
-            await self._tell_outlooks(stream, context, key, every_s)
         while True:
+            if every_s:
+                await self._tell_outlooks(stream, context, key, every_s)
             await stream.wait()
             if stream.unread:
                 offset, token_ids, pieces, logprobs = stream.take()

@@ -128,8 +128,11 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
 def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> None:
     notes = Console(stderr=True, soft_wrap=True)
 
+    text: list[str] = []
+
     def tell(waiting: qlm.Outlook) -> None:
-        notes.print(f"{waiting.state}: {outlook(waiting.prediction)}", style="dim", highlight=False)
+        within_line = "\n" if text else ""  # one that was evicted waits again
+        notes.print(f"{within_line}{waiting.state}: {outlook(waiting.prediction)}", style="dim", highlight=False)
 
     tokens = client.generate(
         ask.model,
@@ -143,7 +146,6 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
         expire_after_s=ask.expire_after_s,
         expected_output_tokens=ask.expected_output_tokens,
     )
-    text: list[str] = []
     ended: QlmError | None = None
     try:
         if stream:
