@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.clearing import GivingWay, Head, would_clear
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
@@ -169,6 +171,17 @@ def test_late_requests_are_those_of_each_group() -> None:
         assert tardiness[at] == pytest.approx(excess_s, rel=0.05, abs=1.0)
 
 
+@pytest.mark.parametrize("slack_s", [12.0, 25.0, 40.0])
+def test_a_group_of_one_or_two_is_late_as_its_requests_are(slack_s: float) -> None:
+    for waiting in (1, 2):
+        group = replace(_group("g", waiting, slack_s=slack_s), last_deadline_s=NOW_S + slack_s + 3.0 * (waiting - 1))
+        view = _view("a", _group("before", 200, slack_s=0.0), group)
+        time = group_times(view, CATALOGUE, SHIPPED)[1]
+        ends = [time.first_completion, time.last_completion][:waiting]
+        wanted = sum(NormalDist(end.mean, end.deviation).cdf(slack_s + 3.0 * number) for number, end in enumerate(ends))
+        assert _assessed(view).late(NOW_S)[0][1] == pytest.approx(waiting - wanted, abs=0.02)
+
+
 def _spread(view: QueueView, seconds: float) -> QueueView:
     groups = tuple(replace(group, last_deadline_s=group.first_deadline_s + seconds) for group in view.groups)
     return replace(view, groups=groups)
@@ -208,6 +221,12 @@ def test_first_tokens_are_not_late_by_the_output() -> None:
     (first_token,), _ = _assessed(_view("a", replace(group, slo_kind=SloKind.FIRST_TOKEN), running=0)).late(NOW_S)
     assert completion > 0.5
     assert first_token < 0.01
+    long = replace(_group("g", 1, prompt=40_000), slo_kind=SloKind.FIRST_TOKEN)
+    prefill_s = group_times(_view("a", long, running=0), CATALOGUE, SHIPPED)[0].prefill_s
+    assert prefill_s > 1.0
+    for slack_s, late in ((0.9 * prefill_s, 1.0), (1.1 * prefill_s, 0.0)):
+        hurried = replace(long, first_deadline_s=NOW_S + slack_s)
+        assert _assessed(_view("a", hurried, running=0)).late(NOW_S)[0] == pytest.approx([late], abs=0.01)
 
 
 # Changes --------------------------------------------------------------------------------------------------------------
@@ -317,6 +336,16 @@ def test_a_request_that_joins_has_its_own_prompt_and_limit() -> None:
     assert made.joining("nobody's", _group("", 1)) is None
 
 
+def test_instances_that_do_not_have_the_model_change_nothing() -> None:
+    unable = replace(_instance("x"), models=("chat",))
+    busy = QueueView(instance=unable, active_model="chat", running=200, groups=(_group("x1", 900, slack_s=10.0), _group("x2", 50)))
+    able = _view("b", _group("b1", 60, slack_s=20.0), _group("b2", 30, slack_s=400.0), running=50)
+    request = _group("", 1, "big", slack_s=100.0)
+    alone = _new(_assessed(able), request)
+    assert alone.requests_ahead == 60
+    assert _new(_assessed(busy, able), request) == _new(_assessed(able, busy), request) == alone
+
+
 def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
     made, request = _assessed(*TWO), _group("", 1, slack_s=100.0)
     assert made.arriving(request, "", NOW_S) == made.arriving(request, "gone", NOW_S) == made.new(request, NOW_S)
@@ -350,6 +379,27 @@ def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
     assert _new(_assessed(hurried), urgent, NOW_S).wait == waits.wait
     relaxed = _group("", 1, "big", slack_s=500.0)
     assert _new(_assessed(view), relaxed, NOW_S).wait == _new(_assessed(view), relaxed).wait
+
+
+def test_what_runs_gives_way_where_the_request_would_be_late_otherwise() -> None:
+    """By its swap, its prefill and its output, all of them."""
+    calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
+    view = replace(_view("a"), runners=(calm,), warm_models=("big",))
+    long = _group("", 1, "big", prompt=20_000)
+    waits = _new(_assessed(view), long)
+    for share, clears in ((0.97, True), (1.03, False)):
+        hurried = replace(long, first_deadline_s=NOW_S + share * waits.completion.mean)
+        found = _new(_assessed(view), hurried, NOW_S)
+        assert (found.wait.mean < waits.wait.mean - 3.0) == clears
+
+
+def test_nothing_gives_way_that_would_be_late_by_it() -> None:
+    """What the head takes counts, and not only that it gives way: three would be late for one."""
+    way = GivingWay(displacement_s=1.0, swap_back_s=1.0, runs_left_s=10.0)
+    head = Head(band=0, deadline_s=NOW_S + 6.0, requests=1, service_s=5.0)
+    for slack_s, clears in ((4.0, False), (6.9, False), (7.1, True)):
+        runners = [RunningView(slo_class="", token_class="", count=3, deadline_s=NOW_S + 10.0 + slack_s)]
+        assert would_clear(runners, 20.0, way, head, NOW_S) == clears
 
 
 # Calibration ----------------------------------------------------------------------------------------------------------

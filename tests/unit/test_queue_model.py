@@ -250,6 +250,22 @@ def test_a_batch_with_free_seats_makes_nobody_wait_for_one() -> None:
     assert time.last_wait.variance == 0.0
 
 
+def test_prefills_take_longer_the_more_decode_beside_them() -> None:
+    """The last of a group is as the first of the next one."""
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=tuple(_group("chat", 100, number=number) for number in range(2)))
+    (first, behind), (last, _) = queue_times(QueueReader(CATALOGUE, SHIPPED).read_one(view)).prefill_s
+    assert first < 0.8 * last
+    assert last == pytest.approx(behind, rel=0.01)
+
+
+def test_few_who_come_while_one_decodes_lengthen_it_by_their_number() -> None:
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group("chat", 1),))
+    alone_s = _waits(view).decode.mean
+    longer_s = [_waits(replace(view, arrivals_per_s=number / alone_s)).decode.mean - alone_s for number in (0.25, 0.5, 0.95)]
+    assert longer_s[0] > 0.0
+    assert longer_s[1:] == pytest.approx([2.0 * longer_s[0], 3.8 * longer_s[0]], rel=0.05)
+
+
 def test_who_is_expected_to_come_lengthens_decoding_and_no_wait() -> None:
     view = QueueView(instance=A100, active_model="chat", running=100, groups=(_group("chat", 20),))
     quiet, busy = _waits(view), _waits(replace(view, arrivals_per_s=8.0))

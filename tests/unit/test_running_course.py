@@ -200,6 +200,13 @@ def test_waits_follow_what_long_requests_hold(short: int, long: int, made: int, 
         assert found[group].last_wait.mean == pytest.approx(actual_s, rel=error)
 
 
+def test_behind_the_free_seats_the_first_ends_are_waited_for() -> None:
+    view = _view(100, 2, 3_000, 1_600)
+    draws = [_stepped_s(view, random.Random(seed)) for seed in range(6)]
+    actual_s = sum(starts[399] for starts in draws) / len(draws)
+    assert group_times(view, CATALOGUE, SNAPSHOT)[0].last_wait.mean == pytest.approx(actual_s, rel=0.03)
+
+
 def test_without_what_they_made_the_long_ones_are_taken_for_usual() -> None:
     told, untold = (group_times(_view(60, 40, 8_000, 4_000, told), CATALOGUE, SNAPSHOT)[-1].last_wait.mean for told in (True, False))
     assert untold < 0.85 * told

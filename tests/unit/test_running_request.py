@@ -75,7 +75,9 @@ def test_one_that_waits_again_has_the_rest_to_make_and_more_to_prefill(produced_
     assert again.waiting_prompt_tokens == before.waiting_prompt_tokens + produced_tokens
     assert again.output_tokens == output_left(SHIPPED, before, produced_tokens)
     assert again.output_tokens is not None
-    assert 1.0 <= again.output_tokens.mean <= max(1, output_tokens_max - produced_tokens)
+    room = max(1, output_tokens_max - produced_tokens)
+    assert 1.0 <= again.output_tokens.mean <= room
+    assert again.output_tokens.deviation <= 0.5 * (room - 1) * (1.0 + 1e-9), "half of it makes one token, half all that it may"
 
 
 def test_no_output_is_negative() -> None:

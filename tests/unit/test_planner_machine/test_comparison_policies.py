@@ -155,6 +155,23 @@ def test_least_loaded_counts_requests() -> None:
     assert LeastLoaded().choose(NAMES, "", {"a": 3, "b": 1, "c": 2, "d": 1}) == "b"
 
 
+async def test_groups_of_a_lost_instance_go_where_the_fewest_requests_are() -> None:
+    world = world_of(Order.LEAST_LOADED)
+    await world.join("a", models=["alpha"])
+    await world.join("b", models=["beta"])
+    await world.join("c", models=["gamma"])
+    await world.lead()
+    for model, count in (("alpha", 30), ("beta", 5), ("gamma", 10)):
+        await world.submit(model, count=count)
+    await world.settle()
+    for name in ("a", "b"):
+        await world.join(name)
+    await world.advance(LEASE_S + 1.0)
+    await world.kill("c")
+    await world.advance(2.0)
+    assert await waiting_on(world) == Counter(a=30, b=15)
+
+
 # EDF ------------------------------------------------------------------------------------------------------------------
 
 

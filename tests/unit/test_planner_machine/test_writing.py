@@ -71,7 +71,10 @@ def test_another_target_begins_where_the_chunks_under_way_lead() -> None:
     assert last.versions == {"a": 5}
 
 
-async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunks_before", [0, 1])
+async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group(
+    monkeypatch: pytest.MonkeyPatch, chunks_before: int
+) -> None:
     """One of two chunks under way finds its queue changed, and so does the other: the queue is read again, and no group is lost."""
     monkeypatch.setattr("qlm_planner.chunks.BATCH_MAX", 1)
     world = World()
@@ -83,8 +86,11 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     await world.settle()
     queues = {name: list(queue) for name, queue in machine.board.queues.items()}
     world.calls.clear()
+    came = itertools.count()
 
     async def open_another() -> None:
+        if next(came) < chunks_before:
+            return
         world.before_chunk = None
         assert world.lease is not None
         [key] = await world.submit("alpha")
@@ -103,3 +109,4 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     overview = await world.queue.overview()
     assert {each.instance: list(each.group_ids) for each in overview.virtual_queues} == machine.board.queues
     assert sorted(itertools.chain(*machine.board.queues.values())) == sorted([*itertools.chain(*queues.values()), "other"])
+    assert [change.whole for change in world.applied] == [False] * chunks_before, "told as far as it came"
