@@ -197,7 +197,7 @@ class _Row:
         for name, learned in self.operations.items():
             was_s, now_s = _PROFILED_S[name](self.base), _PROFILED_S[name](base)
             if was_s > 0.0 and now_s > 0.0:
-                row.operations[name] = learned.shifted(PRIOR_OPERATIONS[base.origin], math.log(was_s / now_s))
+                row.operations[name] = learned.shifted(PRIOR_OPERATIONS[base.origin], math.log(was_s) - math.log(now_s))
         return row
 
     def slowdowns(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class OperationTimes:
             for name, learned in row.operations.items():
                 was_s, now_s = _PROFILED_S[name](own), _PROFILED_S[name](base)
                 if was_s > 0.0 and now_s > 0.0:
-                    learned.restore(getattr(profile, name), math.log(was_s / now_s))
+                    learned.restore(getattr(profile, name), math.log(was_s) - math.log(now_s))
             self._put((profile.instance, profile.model), row)
 
     def add(self, instance: InstanceFacts, profile_name: str, told: OperationTold) -> bool:
@@ -254,10 +254,10 @@ class OperationTimes:
                 measured_s += math.exp(row.operations["swap_warm"].level) * base.swap_s(warm=True)
             case OperationKind.KV_MOVED:
                 name, profiled_s = "kv_swap", base.kv_moved_s(told.requests, told.tokens)
-        if not (profiled_s > 0.0 and math.isfinite(profiled_s)):
+        if not (profiled_s > 0.0 and math.isfinite(profiled_s) and measured_s > 0.0):
             return False
-        blur = RESOLUTION_S * instance.time_scale / (profiled_s * SPREAD)
-        error = min(_LOG_MAX, max(-_LOG_MAX, math.log(measured_s / profiled_s)))
+        blur = RESOLUTION_S * instance.time_scale / profiled_s / SPREAD
+        error = min(_LOG_MAX, max(-_LOG_MAX, math.log(measured_s) - math.log(profiled_s)))  # their ratio may be 0, or infinite
         at_s = told.entry_id[0] / 1000.0
         change = row.operations[name].add(_Seen(error, weight / (1.0 + blur * blur), at_s))
         self._put(key, row)

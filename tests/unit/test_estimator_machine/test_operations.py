@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
@@ -90,14 +90,25 @@ def test_loads_from_disk_are_learned_from_swaps_and_from_warmings(driver: Driver
     assert learned(other).swap_s(warm=False) / COLD_S == pytest.approx(2.8, rel=0.1)
 
 
+def test_a_warming_is_a_load_from_disk_without_what_was_learned_of_the_rest(driver: Driver) -> None:
+    """From disk as profiled, and from there three times as long: so much in all takes a load from disk to the GPU."""
+    at_s = loads(driver, 24, 3.0)
+    loads(driver, WINDOW, 1.0, from_s=at_s, kind=WARMED)
+    assert learned(driver).swap_s(warm=False) == pytest.approx(COLD_S - WARM_S + 3.0 * WARM_S, rel=0.04)
+
+
 def test_moves_of_kv_are_held_against_their_size(driver: Driver) -> None:
+    """Of requests and of tokens: each request costs as much as a thousand tokens here."""
+    based = replace(A100, origin=ORIGIN_MEASURED, kv_swap_base_ms=A100.kv_swap_us_per_token)
+    driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(based,)))
     sizes = random.Random(1)
     for number in range(16):
         requests = sizes.randint(1, 20)
-        tokens = requests * sizes.randint(2_000, 30_000)
-        driver.operation(KV_MOVED, float(number), 1.5 * A100.kv_moved_s(requests, tokens), requests=requests, tokens=tokens)
+        tokens = requests * sizes.randint(100, 6_000)
+        took_s = 1.5 * A100.kv_swap_us_per_token * 1e-6 * (1_000 * requests + tokens)
+        driver.operation(KV_MOVED, float(number), took_s, requests=requests, tokens=tokens)
     row = learned(driver)
-    assert row.kv_swap_s(4_000) / A100.kv_swap_s(4_000) == pytest.approx(1.5, rel=0.05)
+    assert row.kv_swap_s(4_000) == pytest.approx(1.5 * A100.kv_swap_us_per_token * 1e-6 * 5_000, rel=0.07)
     assert row.kv_swap.samples == 16
 
 
@@ -185,6 +196,7 @@ def test_a_move_without_size_is_refused(driver: Driver) -> None:
         max_size=60,
     )
 )
+@example([(SWAPPED_COLD, 5e-324, 0, 0, 0.0), (KV_MOVED, 5e-324, 2**32 - 1, 2**64 - 1, 1.0)])
 def test_whatever_comes_times_stay_sound(told: list[tuple[OperationKind, float, int, int, float]]) -> None:
     driver = Driver()
     driver.seen()
@@ -247,6 +259,16 @@ def test_a_drift_is_told_shown_and_learned_fast(driver: Driver) -> None:
     loads(driver, SETTLED_OPERATIONS, 3.0, from_s=at_s)
     assert learned(driver).swap_warm.drifting_since_s == 0.0
     assert driver.machine.counts.drifts == 1
+
+
+def test_a_drift_is_told_as_the_change_of_what_was_learned(driver: Driver) -> None:
+    """Loads that took twice as long as profiled, and then six times as long, take three times as long as they did."""
+    changed_s = loads(driver, 30, 2.0)
+    loads(driver, 4, 6.0, from_s=changed_s)
+    (note,) = driver.noted
+    assert isinstance(note, DriftFound)
+    assert note.change == pytest.approx(3.0, rel=0.05)
+    assert learned(driver).swap_warm.slowdown == pytest.approx(6.0, rel=0.15)
 
 
 def test_a_moment_of_contention_is_no_drift(driver: Driver) -> None:
@@ -352,6 +374,17 @@ def test_against_a_measured_row_the_same_loads_are_as_long() -> None:
     assert after.load_cpu_to_gpu_s == measured.load_cpu_to_gpu_s
     assert after.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.05)
     assert before.swap_s(warm=True) == pytest.approx(2.0 * WARM_S, rel=0.1)
+
+
+def test_against_a_row_of_no_time_worth_telling_nothing_is_infinite() -> None:
+    """Somebody brings a row whose loads take next to nothing, and one of the usual size again."""
+    driver = taught()
+    for seconds in (5e-324, A100.load_cpu_to_gpu_s):
+        row = replace(A100, origin=ORIGIN_MEASURED, load_cpu_to_gpu_s=seconds)
+        driver.bring(ProfileSnapshot(version=0, made_s=0.0, hardware=(row,)))
+        loads(driver, 1, 2.0, from_s=driver.now_s + 10.0)
+        for each in driver.learned():
+            assert 1.0 / SLOWDOWN_MAX * 0.999 <= each.swap_warm.slowdown <= SLOWDOWN_MAX * 1.001
 
 
 @pytest.mark.parametrize(
