@@ -115,7 +115,8 @@ class SpeedLearner:
 
     def _restored(self, profile: HardwareProfile, base: HardwareProfile) -> _Row:
         """The row whose runs a published one must have had, held against another row of its pair if that is what there is now."""
-        prior = prior_s(profile)
+        drifts = profile.drifting_since_s > 0.0
+        prior = DRIFTED_PRIOR_S if drifts else prior_s(profile)
         weight = min(float(profile.samples), self._memory)
         each_s = RESTORED_RUN_S
         if profile.prior_share and weight:
@@ -123,7 +124,7 @@ class SpeedLearner:
         predicted_s = weight * each_s
         measured_s = max(0.0, profile.slowdown * (predicted_s + prior) - prior)
         step_s, was_s = (row.decode_step_s(*REFERENCE_STEP) for row in (base, replace(profile, slowdown=1.0)))
-        return _Row(base, measured_s, predicted_s * step_s / was_s, weight, DriftDetector.restored(profile.drifting_since_s))
+        return _Row(base, measured_s, predicted_s * step_s / was_s, weight, DriftDetector.restored(profile.drifting_since_s), drifts)
 
     def hardware(self, instance: InstanceFacts, profile_name: str) -> HardwareProfile | None:
         """What is believed now of a model on an instance, by the instance's own clock; None for a pair without a profile."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
@@ -38,8 +40,8 @@ BEGAN_MS = 1_700_000_000_000
 class Driver:
     """Feeds a machine events at times in seconds after the beginning."""
 
-    def __init__(self, learning: Learning | None = None) -> None:
-        self.machine = EstimatorMachine(learning=learning or Learning(), catalogue=CATALOGUE, shipped=SHIPPED.hardware)
+    def __init__(self, learning: Learning | None = None, catalogue: Mapping[str, ModelSpec] = CATALOGUE) -> None:
+        self.machine = EstimatorMachine(learning=learning or Learning(), catalogue=catalogue, shipped=SHIPPED.hardware)
         self.published: list[ProfileSnapshot] = []
         self.noted: list[Effect] = []
         self.serial = 0
@@ -102,7 +104,7 @@ class Driver:
         self._take(self.machine.step(self._clock_s(), EntryRead(entry_id=entry_id)))
 
     def run(self, began_s: float, ended_s: float, queue_id: str = "1", **fields: object) -> None:
-        self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key == "attempt"})
+        self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key in ("attempt", "incarnation")})
         self.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **{"model": "chat", "output_tokens": 200, "slo_class": "64s", **fields})
 
     def workload(self) -> dict[tuple[str, str, str], WorkloadProfile]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from qlm_core.hardware_prior import hardware_prior
 from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, HardwareProfile
+from qlm_core.model import ModelFacts, ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.base_rows import ROWS_MAX, BaseRows, prior_s
-from qlm_estimator.events import DriftFound, HardwareUnknown
+from qlm_estimator.events import DriftFound, HardwareUnknown, LifecycleKind
 from qlm_estimator.machine import Learning
 
 from .driver import BEGAN_MS, INSTANCE, SHIPPED, Driver, duration_s
@@ -85,24 +87,77 @@ def test_a_pair_of_which_nothing_is_known_is_told_once() -> None:
     assert driver.machine.counts.lengths == 1
 
 
-def test_a_drift_is_told_shown_and_learned_fast() -> None:
+def test_a_model_of_ones_own_is_learned_from_its_facts() -> None:
+    """Of which nothing else is known; what it would be held against is what everybody predicts with."""
+    facts = ModelFacts(parameters_billion=1.0, layers=16, hidden_size=2048, kv_heads=8, head_size=64)
+    spec = ModelSpec(name="own", profile="Unheard-of", facts=facts)
+    driver = Driver(catalogue={"own": spec})
+    driver.seen(instances=(replace(INSTANCE, models=("own",)),))
+    assert driver.noted == []
+    prior = SHIPPED.hardware_of_pair("A100-80GB", 1, spec)
+    assert prior is not None
+    for number in range(5):
+        driver.tell(LifecycleKind.PULLED, 10.0 * number, str(number), model="own", group_id="own")
+        took_s = 2.0 * (prior.prefill_work_s(500) + 199 * prior.decode_step_s(1, 600))
+        ended: dict[str, object] = {"model": "own", "group_id": "own", "output_tokens": 200}
+        driver.tell(LifecycleKind.COMPLETED, 10.0 * number + took_s, str(number), **ended)
+    row = learned(driver)
+    assert (row.instance, row.model, row.origin, row.samples) == ("a", "Unheard-of", ORIGIN_FACTS, 5)
+    assert row.as_pair() == prior
+    assert row.slowdown == pytest.approx(2.0 - row.prior_share, rel=0.05)
+
+
+@pytest.mark.parametrize("usual", [1.0, 1.6])
+def test_a_drift_is_told_shown_and_learned_fast(usual: float) -> None:
+    """Whether the instance ran as its pair's row says until then, or was known to be slower."""
     driver = Driver()
     driver.seen()
-    seconds = duration_s(200)
-    changed_s = runs(driver, 100, seconds)
+    seconds = duration_s(200, slowdown=usual)
+    changed_s = runs(driver, 150, seconds)
     assert driver.noted == []
-    assert learned(driver).drifting_since_s == 0.0
+    before = learned(driver)
+    assert before.drifting_since_s == 0.0
+    assert before.slowdown == pytest.approx(usual, rel=0.06)
     runs(driver, 40, 2.0 * seconds, from_s=changed_s)
     (note,) = driver.noted
     assert isinstance(note, DriftFound)
-    assert (note.instance, note.model) == ("a", "Mistral-7B")
-    assert note.change == pytest.approx(2.0, rel=0.1)
+    assert (note.instance, note.model, note.operation) == ("a", "Mistral-7B", "run")
+    assert note.change == pytest.approx(2.0 * usual / before.slowdown, rel=0.05)
     assert note.since_s == pytest.approx(BEGAN_MS / 1e3 + changed_s + 2.0 * seconds, abs=1.0)
     assert driver.machine.counts.drifts == 1
     row = learned(driver)
     assert row.drifting_since_s == note.since_s
-    assert row.slowdown == pytest.approx(2.0, rel=0.05)
+    assert row.slowdown == pytest.approx(2.0 * usual, rel=0.05)
     assert row.samples <= 40
+
+
+def test_while_it_drifts_old_runs_fade_sooner() -> None:
+    """After a drift to twice as slow, a further change that is too small for another drift is learned with a memory of a hundred runs."""
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    at_s = runs(driver, 100, seconds)
+    at_s = runs(driver, 130, 2.0 * seconds, from_s=at_s)
+    runs(driver, 90, 2.4 * seconds, from_s=at_s)
+    row = learned(driver)
+    assert row.drifting_since_s > 0.0
+    assert driver.machine.counts.drifts == 1
+    old, new = 100.0 * (1.0 - math.exp(-1.3)) * math.exp(-0.9), 100.0 * (1.0 - math.exp(-0.9))
+    assert row.slowdown == pytest.approx((2.0 * old + 2.4 * new) / (old + new), abs=0.03)
+
+
+def test_the_time_that_a_drift_takes_is_that_of_the_instance() -> None:
+    """Its clock runs a hundred times as fast: forty runs of 5 s by that end within two seconds."""
+    driver = Driver()
+    driver.seen(instances=(replace(INSTANCE, time_scale=100.0),))
+    at_s = 0.0
+    for number in range(140):
+        took_s = duration_s(200, slowdown=1.0 if number < 100 else 2.0) / 100.0
+        driver.run(at_s, at_s + took_s, str(number), finished_s=BEGAN_MS / 1e3 + at_s + took_s)
+        at_s += took_s + 0.001
+    (note,) = driver.noted
+    assert isinstance(note, DriftFound)
+    assert note.change == pytest.approx(2.0, rel=0.1)
 
 
 def test_without_a_drift_the_same_runs_teach_slowly() -> None:
@@ -141,6 +196,25 @@ def test_a_restored_row_says_what_the_published_one_said() -> None:
     assert found.samples == row.samples + 1
     assert found.drifting_since_s == row.drifting_since_s
     assert found.prior_share == pytest.approx(row.prior_share, rel=0.1) or found.prior_share < 0.05
+
+
+def test_a_restored_row_that_drifts_learns_on_as_fast_as_it_did() -> None:
+    """The leader changes while an instance drifts: what it does next is believed as it would have been without that."""
+    driver = Driver()
+    driver.seen()
+    seconds = duration_s(200)
+    at_s = runs(driver, 100, seconds)
+    at_s = runs(driver, 40, 2.0 * seconds, from_s=at_s)
+    row = learned(driver)
+    assert row.drifting_since_s > 0.0
+    again = Driver()
+    again.restore(driver.machine.snapshot)
+    for each in (driver, again):
+        each.seen()
+        runs(each, 40, 2.4 * seconds, from_s=at_s + 2_000.0)
+    assert learned(driver).slowdown > 2.2
+    assert learned(again).slowdown == pytest.approx(learned(driver).slowdown, rel=0.02)
+    assert learned(again).prior_share == pytest.approx(learned(driver).prior_share, rel=0.2)
 
 
 def test_brought_rows_replace_those_of_their_keys_and_are_published_at_once() -> None:

@@ -110,6 +110,40 @@ def test_slowdown_of_runs_by_themselves(slowdown: float) -> None:
     assert 300 < row.samples <= 400
 
 
+@pytest.mark.parametrize("scale", [0.5, 20.0])
+def test_the_clock_of_an_instance_is_taken_out(scale: float) -> None:
+    """A simulated engine that runs so many times as fast as its profile is no faster than it."""
+    driver = Driver()
+    driver.seen(instances=(replace(INSTANCE, time_scale=scale),))
+    took_s = duration_s(200, slowdown=1.5) / scale
+    for number in range(200):
+        driver.run(10.0 * number, 10.0 * number + took_s, str(number))
+    (row,) = driver.learned()
+    assert row.slowdown == pytest.approx(1.5, rel=0.08)
+
+
+def test_old_runs_fade() -> None:
+    """A change too small for a drift is learned in the time that the memory says."""
+    driver = Driver(Learning(memory_requests=50.0))
+    driver.seen()
+    for number in range(500):
+        driver.run(5.0 * number, 5.0 * number + duration_s(200, slowdown=1.0 if number < 300 else 1.2), str(number))
+    (row,) = driver.learned()
+    assert driver.noted == []
+    prior = row.prior_share
+    assert 0.0 < prior < 0.5, "50 runs remain beside it"
+    assert row.slowdown == pytest.approx(1.0 + 0.2 * (1.0 - prior) * (1.0 - math.exp(-200 / 50)), abs=0.01)
+
+
+def test_rows_of_instances_are_bounded_and_the_one_that_ran_least_lately_goes() -> None:
+    driver = Driver(Learning(hardware_rows_max=3))
+    instances = tuple(replace(INSTANCE, name=name, incarnation=f"{name}/1") for name in "abcd")
+    driver.seen(instances=instances)
+    for number, name in enumerate("abcad"):
+        driver.run(10.0 * number, 10.0 * number + 3.0, str(number), incarnation=f"{name}/1")
+    assert [row.instance for row in driver.learned()] == ["a", "c", "d"]
+
+
 def test_models_of_one_profile_share_a_row() -> None:
     driver = Driver()
     driver.seen()
@@ -142,6 +176,24 @@ def test_an_absurd_finish_is_replaced_by_the_time_of_the_event(finished_s: float
         each.seen()
         each.run(0.0, 3.0, "1", finished_s=told_s)
     assert driver.learned() == sane.learned()
+
+
+def test_a_run_of_a_model_that_nobody_knew_at_its_pull_teaches_no_speed() -> None:
+    """Its prefill went uncounted, and so did the prefills before it."""
+    driver = Driver()
+    driver.seen()
+    driver.tell(LifecycleKind.PULLED, 0.0, group_id="not read yet")
+    driver.tell(LifecycleKind.COMPLETED, 3.0, model="chat", output_tokens=200, slo_class="64s")
+    assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (1, 0)
+
+
+def test_an_answer_of_a_few_tokens_teaches_no_speed() -> None:
+    """It is mostly waiting for the prefills of others."""
+    driver = Driver()
+    driver.seen()
+    for number, output in enumerate((1, 2, 3)):
+        driver.run(10.0 * number, 10.0 * number + 0.3, str(number), output_tokens=output)
+    assert (driver.machine.counts.lengths, driver.machine.counts.speeds) == (3, 0)
 
 
 def test_a_run_of_an_absurd_duration_teaches_no_speed() -> None:
