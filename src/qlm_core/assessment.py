@@ -8,6 +8,7 @@ on arrays less than a microsecond; a new one that would be a group of its own co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -42,6 +43,9 @@ class Assessment:
         self.unpredictable = {view.instance.name for view in every} - self._views.keys()
         self._worked_out: RequestTable | None = None
         self._late: tuple[float, Floats, Floats] | None = None
+        # By group the queue and the place on it, and by queue how many requests are before each of its groups; made when first asked for.
+        self._place_of: dict[str, tuple[str, int]] | None = None
+        self._before: dict[str, list[int]] = {}
         self._numbered()
 
     @property
@@ -76,7 +80,9 @@ class Assessment:
         self.unpredictable.discard(name)
         known = self._index.get(name)
         begin, end = (len(self._index), len(self._index)) if known is None else (known, known + 1)
+        self._leave(name)
         self._views[name] = view
+        self._enter(view)
         self._replace(begin, end, [view], groups)
 
     def remove(self, instance: str) -> None:
@@ -84,8 +90,23 @@ class Assessment:
         self.unpredictable.discard(instance)
         number = self._index.get(instance)
         if number is not None:
+            self._leave(instance)
             del self._views[instance]
             self._replace(number, number + 1, [], self._groups.queues(0, 0))
+
+    def _leave(self, instance: str) -> None:
+        """Forgets the places on a queue; a group that is on another by now keeps that."""
+        self._before.pop(instance, None)
+        view = self._views.get(instance)
+        if self._place_of is None or view is None:
+            return
+        for group in view.groups:
+            if self._place_of.get(group.group_id, ("", 0))[0] == instance:
+                del self._place_of[group.group_id]
+
+    def _enter(self, view: QueueView) -> None:
+        if self._place_of is not None:
+            self._place_of.update((group.group_id, (view.instance.name, place)) for place, group in enumerate(view.groups))
 
     def _replace(self, begin: int, end: int, views: Sequence[QueueView], groups: QueueGroups) -> None:
         """Puts queues in the place of queues [begin, end)."""
@@ -106,8 +127,6 @@ class Assessment:
 
     def _numbered(self) -> None:
         self._index = {name: number for number, name in enumerate(self._views)}
-        self._place_of: dict[str, tuple[str, int]] | None = None
-        self._sums: list[float] | None = None
         self._late = None
 
     def _work_out(self, views: Sequence[QueueView], groups: QueueGroups) -> RequestTable:
@@ -150,13 +169,11 @@ class Assessment:
     def number_of(self, group_id: str) -> tuple[str, int] | None:
         """The instance and the number of a group; None for one that is not here."""
         if self._place_of is None:
-            first = self._groups.first.tolist()
-            self._place_of = {
-                group.group_id: (name, first[number] + place)
-                for number, (name, view) in enumerate(self._views.items())
-                for place, group in enumerate(view.groups)
-            }
-        return self._place_of.get(group_id)
+            self._place_of = {}
+            for view in self._views.values():
+                self._enter(view)
+        found = self._place_of.get(group_id)
+        return None if found is None else (found[0], self._first(found[0]) + found[1])
 
     def waiting(self, group_id: str, requests_ahead: int, *, request: GroupView | None = None) -> RequestPrediction | None:
         """A request of a group with so many before it on its virtual queue; None where the group is not here. `request`: itself, as a
@@ -206,11 +223,15 @@ class Assessment:
             calibrated=False,
         )
 
+    def _first(self, instance: str) -> int:
+        """The number of the first group of a queue."""
+        return int(self._groups.first[self._index[instance]])
+
     def _group(self, instance: str, number: int) -> GroupView:
-        return self._views[instance].groups[number - int(self._groups.first[self._index[instance]])]
+        return self._views[instance].groups[number - self._first(instance)]
 
     def _requests_before(self, instance: str, number: int) -> int:
-        """Requests on the queue of an instance before a group of it. The sums cost O(groups) once."""
-        if self._sums is None:
-            self._sums = [0.0, *np.cumsum(self._groups.count).tolist()]
-        return int(self._sums[number] - self._sums[int(self._groups.first[self._index[instance]])])
+        """Requests on the queue of an instance before a group of it. Costs O(groups of that queue) once."""
+        if instance not in self._before:
+            self._before[instance] = [0, *accumulate(group.waiting for group in self._views[instance].groups)]
+        return self._before[instance][number - self._first(instance)]

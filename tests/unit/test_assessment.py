@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -26,6 +26,7 @@ from qlm_core.prediction import (
     group_times,
     predict_request,
 )
+from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 
@@ -35,6 +36,17 @@ CATALOGUE = {
     "big": ModelSpec(name="big", profile="Vicuna-13B"),
     "alien": ModelSpec(name="alien", profile="Unheard-of"),
 }
+CALIBRATED = replace(
+    SHIPPED,
+    version=7,
+    calibration=CalibrationTable(
+        (
+            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3, relative_variance=0.04),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1, base_variance_s2=9.0),
+        )
+    ),
+)
 NOW_S = 1_000.0
 
 
@@ -59,8 +71,8 @@ def _view(name: str, *groups: GroupView, running: int = 200, active: str = "chat
     return QueueView(instance=_instance(name), active_model=active, running=running, groups=groups)
 
 
-def _assessed(*views: QueueView) -> Assessment:
-    return Assessment(CATALOGUE, SHIPPED, views)
+def _assessed(*views: QueueView, profiles: ProfileSnapshot = SHIPPED) -> Assessment:
+    return Assessment(CATALOGUE, profiles, views)
 
 
 def _new(assessment: Assessment, request: GroupView, now_s: float | None = None) -> RequestPrediction:
@@ -187,6 +199,19 @@ def _spread(view: QueueView, seconds: float) -> QueueView:
     return replace(view, groups=groups)
 
 
+def test_late_requests_are_those_of_the_time_that_is_asked_for() -> None:
+    """And what was worked out for another is not taken for it, also after a change."""
+    made, changed = _assessed(*TWO), replace(TWO[0], running=10)
+    for views in (TWO, (changed, TWO[1])):
+        made.update(views[0])
+        counts = []
+        for now_s in (NOW_S, NOW_S + 60.0, NOW_S - 60.0):
+            for found, expected in zip(made.late(now_s), _assessed(*views).late(now_s), strict=True):
+                assert found == pytest.approx(expected, abs=1e-9)
+            counts.append(float(made.late(now_s)[0].sum()))
+        assert counts[2] + 50.0 < counts[0] < counts[1] - 50.0
+
+
 def test_a_group_is_not_late_as_a_whole() -> None:
     """3,000 requests take 300 s: judged by its end, every group of a 20 s objective would be late."""
     group = _group("g", 3_000, slack_s=20.0)
@@ -221,12 +246,10 @@ def test_first_tokens_are_not_late_by_the_output() -> None:
     (first_token,), _ = _assessed(_view("a", replace(group, slo_kind=SloKind.FIRST_TOKEN), running=0)).late(NOW_S)
     assert completion > 0.5
     assert first_token < 0.01
-    long = replace(_group("g", 1, prompt=40_000), slo_kind=SloKind.FIRST_TOKEN)
-    prefill_s = group_times(_view("a", long, running=0), CATALOGUE, SHIPPED)[0].prefill_s
-    assert prefill_s > 1.0
-    for slack_s, late in ((0.9 * prefill_s, 1.0), (1.1 * prefill_s, 0.0)):
-        hurried = replace(long, first_deadline_s=NOW_S + slack_s)
-        assert _assessed(_view("a", hurried, running=0)).late(NOW_S)[0] == pytest.approx([late], abs=0.01)
+    long = replace(group, slo_kind=SloKind.FIRST_TOKEN, waiting_prompt_tokens=8_000, first_deadline_s=NOW_S + 0.3)
+    (late,), (tardiness,) = _assessed(_view("a", long, running=0)).late(NOW_S)
+    assert late > 0.99, "it starts at once, but 8,000 tokens take 0.7 s"
+    assert tardiness == pytest.approx(0.4, abs=0.1)
 
 
 # Changes --------------------------------------------------------------------------------------------------------------
@@ -241,25 +264,87 @@ def _same(one: Assessment, other: Assessment) -> None:
     firsts = [slice(int(one.first[at]), int(one.first[at + 1])) for at in order]
     moved = np.concatenate([one.table.columns[part] for part in firsts]) if firsts else one.table.columns
     assert moved == pytest.approx(other.table.columns, rel=1e-9, abs=1e-9)
-    late = [value for values in one.late(NOW_S) for part in firsts for value in values[part]]
-    assert late == pytest.approx([value for values in other.late(NOW_S) for value in values], abs=1e-9)
+    for now_s in (NOW_S, NOW_S + 100.0, NOW_S):
+        late = [value for values in one.late(now_s) for part in firsts for value in values[part]]
+        assert late == pytest.approx([value for values in other.late(now_s) for value in values], abs=1e-9)
+    for group_id in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        request = _group("", 1, "big" if group_id in ("a2", "b1") else "chat")
+        for found, expected in (
+            (one.joining(group_id, request), other.joining(group_id, request)),
+            (one.waiting(group_id, 800), other.waiting(group_id, 800)),
+        ):
+            assert (found is None) == (expected is None)
+            if found is not None and expected is not None:
+                assert (found.instance, found.requests_ahead) == (expected.instance, expected.requests_ahead)
+                assert found.wait.mean == pytest.approx(expected.wait.mean, abs=1e-9)
+                assert found.completion.mean == pytest.approx(expected.completion.mean)
+    fresh, expected = _new(one, _group("", 1)), _new(other, _group("", 1))
+    assert (fresh.instance, fresh.requests_ahead) == (expected.instance, expected.requests_ahead)
+    # Where a queue is empty, what stood there is taken to share a batch.
+    assert fresh.completion.mean == pytest.approx(expected.completion.mean, rel=0.01)
 
 
+@pytest.mark.parametrize("profiles", [SHIPPED, CALIBRATED], ids=["formulas", "calibrated"])
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_a_changed_queue_is_as_if_all_were_assessed_again(asked_before: bool) -> None:
-    made = _assessed(*TWO)
+def test_a_changed_queue_is_as_if_all_were_assessed_again(asked_before: bool, profiles: ProfileSnapshot) -> None:
+    made = _assessed(*TWO, profiles=profiles)
     if asked_before:
-        made.late(NOW_S)
+        _same(made, _assessed(*TWO, profiles=profiles))
     changed = _view("a", *TWO[0].groups[1:], running=10)
     new, emptied = _view("c", _group("c1", 5)), replace(TWO[1], groups=())
-    for view in (changed, new, emptied):
+    moved = replace(TWO[1], groups=(_group("b2", 20), TWO[0].groups[0]), running=80)
+    for view in (changed, moved, new):
         made.update(view)
-    _same(made, _assessed(changed, emptied, new))
+    _same(made, _assessed(changed, moved, new, profiles=profiles))
+    made.update(emptied)
+    _same(made, _assessed(changed, emptied, new, profiles=profiles))
     made.remove("a")
     made.remove("a")
-    _same(made, _assessed(emptied, new))
+    _same(made, _assessed(emptied, new, profiles=profiles))
     assert made.number_of("a2") is None
     assert made.number_of("c1") == ("c", 0)
+
+
+def test_a_group_that_moves_is_on_one_queue_meanwhile() -> None:
+    """Told first of the queue that it comes to: it is there, also when that which it left is told."""
+    made = _assessed(*TWO)
+    assert made.number_of("a1") == ("a", 0)
+    made.update(replace(TWO[1], groups=(*TWO[1].groups, TWO[0].groups[0])))
+    assert made.number_of("a1") == ("b", 4)
+    made.update(replace(TWO[0], groups=TWO[0].groups[1:]))
+    assert [made.number_of(group_id) for group_id in ("a2", "a3", "b1", "a1")] == [("a", 0), ("a", 1), ("b", 2), ("b", 3)]
+
+
+class _Groups(tuple[GroupView, ...]):
+    """The groups of a queue, which count how often somebody goes through them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[GroupView]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_a_changed_queue_costs_its_groups_and_a_new_request_none() -> None:
+    """As the module states it: only the queue that changed is read again, and one that joins a group takes no pass over any."""
+    others = _Groups(TWO[1].groups)
+    made = _assessed(TWO[0], replace(TWO[1], groups=others), profiles=CALIBRATED)
+    request = _group("", 1)
+    made.late(NOW_S)
+    assert made.joining("a1", request) is not None
+    assert made.joining("b1", _group("", 1, "big")) is not None
+    others.passes = 0
+    groups = _Groups((*TWO[0].groups, _group("a4", 7)))
+    made.update(replace(TWO[0], groups=groups))
+    assert groups.passes > 0
+    made.late(NOW_S)
+    assert made.joining("a4", request) is not None
+    table, groups.passes = made.table, 0
+    for _ in range(5):
+        assert made.joining("a4", request) is not None
+        assert made.waiting("a4", 3) is not None
+    assert made.table is table, "nothing is worked out again"
+    assert (groups.passes, others.passes) == (0, 0)
 
 
 def test_a_queue_that_cannot_be_predicted_is_named_until_it_can() -> None:
@@ -358,6 +443,27 @@ def test_kept_queues_predict_as_views_do() -> None:
     assert asked is not None
     assert (kept.instance, kept.requests_ahead) == (asked.instance, asked.requests_ahead)
     assert kept.completion.mean == pytest.approx(asked.completion.mean)
+
+
+@pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])
+def test_of_all_instances_the_one_where_it_ends_first_counts(slack_s: float) -> None:
+    """Whichever is told first."""
+    request = _group("", 1, "chat", slack_s=slack_s)
+    views = (*TWO, replace(_view("c", running=0), active_model="big"))
+    alone = [_new(_assessed(view), request) for view in views]
+    best = min(alone, key=lambda each: each.completion.mean)
+    for order in (views, views[::-1]):
+        found = _new(_assessed(*order), request)
+        assert found.instance == best.instance
+        assert found.completion.mean == pytest.approx(best.completion.mean)
+
+
+def test_a_prediction_names_the_profiles_that_it_rests_on() -> None:
+    made = _assessed(*TWO, profiles=CALIBRATED)
+    request = _group("", 1)
+    for found in (_new(made, request), made.joining("a1", request), made.waiting("a1", 3)):
+        assert found is not None
+        assert found.profile_version == 7
 
 
 def test_bands_come_before_deadlines() -> None:

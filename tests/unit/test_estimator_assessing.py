@@ -7,12 +7,13 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from qlm.api.v1 import estimator_pb2, request_pb2
 from qlm_core.errors import InvalidRequest, NotFound
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction import GroupView, QueueView, group_times
 from qlm_core.request import SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.assessment_wire import GROUPS_MAX, INSTANCES_MAX, assessment_message
@@ -66,6 +67,20 @@ def test_what_is_behind_more_work_is_later() -> None:
     behind = answer(reading(view("a", ahead, group("x", due_in_s=30.0)))).queues[0].groups[1]
     assert behind.late_expected > alone.late_expected + 50.0
     assert behind.wait_p50_s > alone.wait_p50_s + 60.0
+
+
+def test_a_group_waits_until_its_first_starts_and_completes_with_its_last() -> None:
+    """Medians and 90th percentiles of the times of the group's own two requests, as `scipy` has those of a normal."""
+    queue = view("a", group("g1", waiting=700), group("g2", waiting=300, model="big"), group("g3", waiting=1, due_in_s=900.0))
+    (told,) = answer(reading(queue)).queues
+    for found, time in zip(told.groups, group_times(queue, CATALOGUE, SHIPPED), strict=True):
+        ends = {
+            (found.wait_p50_s, found.wait_p90_s): time.wait,
+            (found.completion_p50_s, found.completion_p90_s): time.last_completion,
+        }
+        for quantiles_s, expected in ends.items():
+            normal = norm(expected.mean, max(expected.deviation, 1e-9))
+            assert quantiles_s == pytest.approx((normal.ppf(0.5), normal.ppf(0.9)), rel=1e-5, abs=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
