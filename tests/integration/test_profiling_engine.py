@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 
 import pytest
 
 from qlm_agent.config import AgentConfig
-from qlm_agent.engine import Engine, EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier
-from qlm_agent.engines import engine_of
+from qlm_agent.engine import Engine, EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier, TokenPrompt
+from qlm_agent.engines import AgentEngine, engine_of
+from qlm_agent.profiling import session
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measurements import Measurements
 from qlm_agent.profiling.measuring import Profiler
@@ -20,6 +22,7 @@ from qlm_agent.profiling.session import profile_engine, until_stopped
 from qlm_agent.simulated.engine import SimulatedEngine
 from qlm_agent.simulated.timing import InstanceNoise
 from qlm_core.errors import ConfigError
+from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from virtual_time import in_virtual_time
 
@@ -61,6 +64,9 @@ def test_the_row_is_what_the_engine_does(gpu: str, model: str, seed: int) -> Non
         assert row.decode_step_s(sequences, context) == pytest.approx(bias * truth.decode_step_s(sequences, context), rel=0.05)
     for tokens in (500, 1_500):
         assert row.prefill_s(tokens) == pytest.approx(bias * truth.prefill_s(tokens), rel=0.1)
+    # Also of a context too short to tell: there it is what was believed.
+    assert row.prefill_ms_per_token_squared == pytest.approx(bias * truth.prefill_ms_per_token_squared, rel=0.5)
+    assert found.measured.prefill_chunk_tokens == config.agent.simulated.prefill_chunk_tokens
     # One cold load, a few warm ones and KV transfers: each with 5% of noise.
     assert row.load_disk_to_cpu_s == pytest.approx(bias * truth.load_disk_to_cpu_s, rel=0.2)
     assert row.load_cpu_to_gpu_s == pytest.approx(bias * truth.load_cpu_to_gpu_s, rel=0.1)
@@ -114,15 +120,35 @@ def test_an_engine_without_host_memory_is_profiled_without_loads() -> None:
 
 
 class _Engine(SimulatedEngine):
-    """The simulated one, with a fault that a test sets."""
+    """The simulated one, with a fault that a test sets. `slow_back`: KV takes twice as long from host memory as to it. `prompts`: of the
+    runs that it was given, but for those that go on."""
 
     fails = False
     silent = False
     stopped = False
+    slow_back = False
+    prompts: list[TokenPrompt]
+
+    @classmethod
+    def of(cls, made: AgentEngine) -> _Engine:
+        made.engine.__class__ = cls
+        assert isinstance(made.engine, cls)
+        made.engine.prompts = []
+        return made.engine
 
     async def add(self, request: EngineRequest) -> None:
+        if isinstance(request.prompt, TokenPrompt) and not request.produced:
+            self.prompts.append(request.prompt)
         if not self.silent:
             await super().add(request)
+
+    async def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        found = await super().restore(run_ids)
+        if self.slow_back:
+            await asyncio.sleep(loop.time() - began_s)
+        return found
 
     async def outputs(self) -> Sequence[EngineOutput]:
         found = await super().outputs()
@@ -140,9 +166,7 @@ class _Engine(SimulatedEngine):
 
 @pytest.fixture
 async def engine() -> AsyncIterator[_Engine]:
-    made = engine_of(config_of(), SHIPPED).engine
-    made.__class__ = _Engine
-    assert isinstance(made, _Engine)
+    made = _Engine.of(engine_of(config_of(), SHIPPED))
     await made.start()
     yield made
     await made.stop()
@@ -178,6 +202,34 @@ def test_a_model_that_is_active_already_is_measured_there() -> None:
     assert len(found.loads_warm_s) == 3
     assert fit(found).decode_error < 0.05
     assert (stats.running, stats.waiting, stats.offloaded, stats.host_kv_used_tokens) == (0, 0, 0, 0)
+
+
+def test_the_slower_way_of_a_kv_transfer_counts_and_no_prefix_cache_helps() -> None:
+    async def measured(clock: Callable[[], float]) -> tuple[Measurements, list[TokenPrompt]]:
+        engine = _Engine.of(engine_of(config_of(), SHIPPED, clock=clock))
+        engine.slow_back = True
+        return await profiler_of(engine, clock).measure(5.0, "p"), engine.prompts
+
+    found, prompts = in_virtual_time(measured)
+    truth_us = bias_of(config_of()) * 6.2
+    assert fit(found).figures["kv_swap_us_per_token"].value == pytest.approx(2.0 * truth_us, rel=0.2)
+    assert len({tuple(prompt.ids[:16]) for prompt in prompts}) == len(prompts), "no prompt begins as another does"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_engine_is_stopped_however_it_ends(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    engines: list[_Engine] = []
+
+    def seen(config: AgentConfig, profiles: ProfileSnapshot, *, clock: Callable[[], float]) -> AgentEngine:
+        made = engine_of(config, profiles, clock=clock)
+        engines.append(_Engine.of(made))
+        engines[0].fails = fails
+        return made
+
+    monkeypatch.setattr(session, "engine_of", seen)
+    with pytest.raises(ProfilingFailed, match="on fire") if fails else nullcontext():
+        profiles_of(config_of(time_scale=50.0), limit_s=100.0)
+    assert [engine.stopped for engine in engines] == [True]
 
 
 async def test_a_cancelled_run_leaves_nothing_on_the_engine(engine: _Engine) -> None:

@@ -104,6 +104,7 @@ def test_sizes_of_the_shipped_pairs_follow_from_facts() -> None:
         assert prior.kv_bytes_per_token == row.kv_bytes_per_token
         assert prior.kv_capacity_tokens == pytest.approx(row.kv_capacity_tokens, rel=0.07)
         assert prior.load_disk_to_cpu_s == pytest.approx(row.load_disk_to_cpu_s, rel=0.01)
+        assert prior.recompute_us_per_token == pytest.approx(row.recompute_us_per_token, rel=0.2)
         assert (prior.origin, prior.samples, prior.slowdown, prior.instance) == (ORIGIN_FACTS, 0, 1.0, "")
 
 

@@ -112,6 +112,9 @@ def test_a_learned_row_wins_on_its_own_instance_and_gpus_only() -> None:
     found = snapshot.hardware_for(moved, CHAT)
     assert found is not None
     assert (found.gpu, found.slowdown) == ("H100-80GB", 1.0)
+    grown = snapshot.hardware_for(replace(A100, n_gpu=2), CHAT)
+    assert grown is not None
+    assert (grown.n_gpu, grown.slowdown) == (2, 1.0)
 
 
 def test_an_unknown_pair_has_no_hardware() -> None:

@@ -51,6 +51,22 @@ def test_a_large_engine_gets_the_whole_experiment() -> None:
     assert plan.offloads == ((1, 64), (1, 256), (1, 1_024), (1, 2_000), (4, 2_000), (8, 2_000), (12, 2_000))
 
 
+@given(LIMITS)
+def test_all_of_a_batch_decode_together_for_long_enough(limits: EngineLimits) -> None:
+    """On an engine that takes in 1,024 prompt tokens a step, in turn, and gives a token to each that is done with its prompt."""
+    for batch in design(limits).batches:
+        left, made, together = [batch.prompt_tokens] * batch.sequences, [0] * batch.sequences, 0
+        while max(made) < batch.output_tokens:
+            together += all(made)
+            made = [tokens + (todo == 0) for tokens, todo in zip(made, left, strict=True)]
+            room = 1_024
+            for number, todo in enumerate(left):
+                taken = min(todo, room)
+                left[number], room = todo - taken, room - taken
+                made[number] += taken > 0 and left[number] == 0  # a prefill makes the first token
+        assert together >= DECODE_STEPS - 1
+
+
 @pytest.mark.parametrize("limits", [(100, 10_000, 16), (8_192, 100, 16), (8_192, 10_000, 1)])
 def test_an_engine_too_small_is_refused(limits: tuple[int, int, int]) -> None:
     context, kv, batch = limits

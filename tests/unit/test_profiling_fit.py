@@ -82,6 +82,19 @@ def test_intervals_hold_what_they_should() -> None:
         assert held >= 0.95 * len(seeds) - 3.0 * math.sqrt(0.95 * 0.05 * len(seeds)), name
 
 
+def test_what_is_attempted_again_tells_of_recomputing_and_not_of_prefills() -> None:
+    """An engine whose recomputed token costs 90 us beside the base of a prefill, where one of a prompt costs 75."""
+    found = measured(noise=0.0)
+    found.prefills = [each for each in found.prefills if not each.resumed]
+    for tokens in (1_000, 2_000, 4_000) * 2:
+        found.prefills.append(Prefill(tokens=tokens, seconds=1e-3 * (ROW.prefill_base_ms + 0.09 * tokens), resumed=True))
+    figures = fit(found).figures
+    assert value(figures, "recompute_us_per_token") == pytest.approx(90.0, rel=0.001)
+    assert value(figures, "prefill_ms_per_token") == pytest.approx(ROW.prefill_ms_per_token, rel=0.001)
+    found.prefills = [each for each in found.prefills if not each.resumed]
+    assert value(fit(found).figures, "recompute_us_per_token") == pytest.approx(75.0, rel=0.001), "as a prefill, where nobody knows"
+
+
 def test_outliers_do_not_move_it() -> None:
     """One window in eight during which the host did something else."""
     clean, dirty = measured(1), measured(1)
@@ -156,6 +169,17 @@ def test_a_row_says_what_was_measured_and_fills_the_rest_with_what_was_believed(
     assert found.notes == [f"kv_swap_{name} was not measured: it is what was believed before" for name in ("us_per_token", "base_ms")]
     (read,) = parse_hardware_profiles(table_text([model]))
     assert replace(read, origin=ORIGIN_MEASURED) == model.row
+
+
+def test_sizes_are_those_that_the_engine_tells() -> None:
+    """Not those of the facts, which know nothing of how its weights are stored."""
+    found = measured()
+    sizes = []
+    for found.weights_gb, found.kv_bytes_per_token, found.kv_capacity_tokens in ((0.0, 0.0, 100_000), (7.4, 65_535.6, 200_000)):
+        facts = model_facts()["Mistral-7B"]
+        row = profiled(fit(found), found, gpu="A100-80GB", n_gpu=1, profile="Mistral-7B", before=ROW, facts=facts).row
+        sizes.append((row.weights_gb, row.kv_bytes_per_token, row.kv_capacity_tokens))
+    assert sizes == [(ROW.weights_gb, ROW.kv_bytes_per_token, 100_000), (7.4, 65_536, 200_000)]
 
 
 def test_without_anything_known_a_missing_figure_is_an_error() -> None:

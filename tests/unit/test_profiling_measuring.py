@@ -1,0 +1,67 @@
+"""What is read out of the runs of a profiling experiment: worked out by hand for an engine whose steps are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from qlm_agent.engine import TokenPrompt
+from qlm_agent.profiling.measuring import mixed_of, windows_of
+from qlm_agent.profiling.runs import ProfiledRun
+
+STEP_S = 0.1
+
+
+def run_of(first_s: float, tokens: int, *, prompt_tokens: int = 100, every: int = 1, slower_from_s: float = 1e9) -> ProfiledRun:
+    """A run that made a token each STEP_S, told at every so many of them and at the end; twice as long each from a time on."""
+    run = ProfiledRun(
+        run_id=f"at {first_s}", prompt_tokens=prompt_tokens, output_tokens=tokens, prompt=TokenPrompt(ids=[7] * prompt_tokens)
+    )
+    run.started_s, run.first_s, run.ended = first_s - 0.05, first_s, True
+    at_s = first_s
+    for made in range(1, tokens + 1):
+        if made % every == 0 or made == tokens:
+            run.points.append((at_s, made))
+        at_s += 2.0 * STEP_S if at_s >= slower_from_s else STEP_S
+    return run
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_steps_are_counted_while_all_of_a_batch_decode(scale: float) -> None:
+    """The third begins at 1.2 s; the first ends at 2.9 s, after which steps are quicker for the others or, here, slower."""
+    runs = [run_of(begins_s, 20, slower_from_s=2.95) for begins_s in (1.0, 1.1, 1.2)]
+    windows = windows_of(runs, scale)
+    assert len(windows) == 4
+    assert sum(window.steps for window in windows) == pytest.approx(17.0)
+    assert sum(window.seconds for window in windows) == pytest.approx(1.7 * scale)
+    # Three prompts, and at 1.2 s one, two and three tokens; each makes one in each step.
+    made = 6.0
+    for window in windows:
+        assert window.sequences == 3
+        assert window.seconds / window.steps == pytest.approx(STEP_S * scale)
+        assert window.context_tokens == pytest.approx(300.0 + made + 3.0 * window.steps / 2.0)
+        made += 3.0 * window.steps
+
+
+def test_an_engine_that_tells_seldom_is_read_between_its_tellings() -> None:
+    (window,) = windows_of([run_of(begins_s, 30, every=30) for begins_s in (1.0, 1.1, 1.2)], 1.0)
+    assert window.seconds / window.steps == pytest.approx(STEP_S, rel=0.01)
+    assert window.steps == pytest.approx(27.0, rel=0.01)
+
+
+def test_those_of_a_batch_that_never_decoded_together_tell_nothing() -> None:
+    assert windows_of([run_of(1.0, 5), run_of(3.0, 5)], 1.0) == []
+
+
+def test_a_mixed_load_is_what_went_on_while_it_was_filled_up() -> None:
+    """Two at a time: the first ends at 1.9 s, the last begins at 3.0 s. Prompts that came meanwhile are those of the third and the fourth,
+    and each step of 0.1 s made two tokens but where one was away for a step."""
+    runs = [run_of(1.0, 10), run_of(1.0, 20), run_of(2.0, 11, prompt_tokens=300), run_of(3.0, 20, prompt_tokens=500)]
+    mixed = mixed_of(runs, 2, 10.0)
+    assert mixed is not None
+    assert (mixed.sequences, mixed.prompt_tokens) == (2, 800)
+    assert mixed.seconds == pytest.approx(11.0)
+    # From 1.9 s on: the second 10 tokens to its end, the third 11, the fourth its first.
+    assert mixed.output_tokens == pytest.approx(10 + 11 + 1, abs=1)
+    # At 2.45 s the second has 100 + 15.5 tokens, the third 300 + 5.5.
+    assert mixed.context_tokens == pytest.approx(115.5 + 305.5)
+    assert mixed_of(runs[:1], 2, 1.0) is None
