@@ -8,11 +8,15 @@ import pytest
 
 from qlm_core.errors import NotFound
 from qlm_core.overload import Overload
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.request import RequestFacts, RequestKey, RequestState, Slo, SloKind
+from qlm_planner.board import Board
 from qlm_planner.effects import Shed
+from qlm_planner.insertion import lines_of
 from qlm_planner.policy import Policy
+from qlm_planner.shedding import LOOKS_MIN, Shedding
 
-from .world import LEASE_S, World
+from .test_class_terms import add_group, add_slot, estimates
+from .world import LEASE_S, START_S, World
 
 
 async def overloaded(overload: Overload, **settings: float) -> World:
@@ -62,6 +66,30 @@ async def test_nothing_is_shed_that_is_in_time_or_has_no_deadline() -> None:
     await world.submit("beta", priority=5, count=1500)
     await world.advance(5.0)
     assert not [call for call in world.calls if isinstance(call, Shed)]
+
+
+def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> None:
+    made, board = estimates(), Board(slo_band=0)
+    add_slot(board, 0, "alpha", running=0, warm="alpha")
+    facts = RequestFacts(
+        queue_id="0-0",
+        key=RequestKey("t", "0"),
+        acceptance_number=0,
+        accepted_s=START_S,
+        model="alpha",
+        slo=Slo(kind=SloKind.COMPLETION, seconds=60.0),
+        prompt_tokens=40,
+        output_tokens_max=256,
+    )
+    group = add_group(board, 0, facts, "i-0", 40, 40 * 40)
+    (line,) = lines_of(board, made)
+    own_s = line.terms[0].own_s
+    for share, shed in ((0.5, 39), (20.0, 0)):  # one may just be in time
+        shedding = Shedding(policy=Policy(shed_max=100))
+        group.first_deadline_s = START_S + share * own_s
+        for _ in range(LOOKS_MIN):
+            shedding.look(board, made, START_S)
+        assert (0 if shedding.due is None else shedding.due.count) == shed
 
 
 async def test_the_lowest_value_goes_first() -> None:

@@ -1,0 +1,73 @@
+"""Queues to assess, and their assessment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlm_core.assessment import Assessment
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.instance import InstanceFacts
+from qlm_core.model import ModelSpec
+from qlm_core.prediction import (
+    GroupView,
+    QueueView,
+    RequestPrediction,
+)
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.shipped_profiles import shipped_snapshot
+
+SHIPPED = shipped_snapshot()
+CATALOGUE = {
+    "chat": ModelSpec(name="chat", profile="Mistral-7B"),
+    "big": ModelSpec(name="big", profile="Vicuna-13B"),
+    "alien": ModelSpec(name="alien", profile="Unheard-of"),
+}
+CALIBRATED = replace(
+    SHIPPED,
+    version=7,
+    calibration=CalibrationTable(
+        (
+            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3, relative_variance=0.04),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1, base_variance_s2=9.0),
+        )
+    ),
+)
+NOW_S = 1_000.0
+
+
+def instance_of(name: str) -> InstanceFacts:
+    return InstanceFacts(name=name, incarnation=f"{name}/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("chat", "big"))
+
+
+def group_of(group_id: str, waiting: int, model: str = "chat", *, slack_s: float = 300.0, band: int = 0, prompt: int = 500) -> GroupView:
+    return GroupView(
+        group_id=group_id,
+        model=model,
+        slo_class="64s",
+        token_class="1024",
+        waiting=waiting,
+        waiting_prompt_tokens=waiting * prompt,
+        first_deadline_s=NOW_S + slack_s,
+        band=band,
+    )
+
+
+def view_of(name: str, *groups: GroupView, running: int = 200, active: str = "chat") -> QueueView:
+    return QueueView(instance=instance_of(name), active_model=active, running=running, groups=groups)
+
+
+def assessed(*views: QueueView, profiles: ProfileSnapshot = SHIPPED) -> Assessment:
+    return Assessment(CATALOGUE, profiles, views)
+
+
+def predicted(assessment: Assessment, request: GroupView, now_s: float | None = None) -> RequestPrediction:
+    found = assessment.new(request, now_s)
+    assert found is not None
+    return found
+
+
+TWO = (
+    view_of("a", group_of("a1", 700, slack_s=50.0), group_of("a2", 300, "big"), group_of("a3", 40, slack_s=900.0)),
+    view_of("b", group_of("b1", 60, "big", slack_s=20.0), running=0),
+)

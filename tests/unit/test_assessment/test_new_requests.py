@@ -1,0 +1,183 @@
+"""What a new request would find: by itself or in a group, where others give way, and by calibrated times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from qlm_core.assessment import Assessment
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.clearing import GivingWay, Head, would_clear
+from qlm_core.prediction import (
+    GroupView,
+    QueueView,
+    RunningView,
+    group_times,
+    predict_request,
+)
+
+from .queues import CALIBRATED, CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
+
+
+def _inserted(view: QueueView, request: GroupView) -> Sequence[GroupView]:
+    place = next((at for at, group in enumerate(view.groups) if group.first_deadline_s > request.first_deadline_s), len(view.groups))
+    return (*view.groups[:place], request, *view.groups[place:])
+
+
+@pytest.mark.parametrize("model", ["chat", "big"])
+@pytest.mark.parametrize("slack_s", [0.0, 30.0, 100.0, 500.0, math.inf])
+def test_a_new_request_is_as_a_group_of_one_in_its_place(model: str, slack_s: float) -> None:
+    request = group_of("new", 1, model, slack_s=slack_s)
+    for view in TWO:
+        found = predicted(assessed(view), request)
+        groups = _inserted(view, request)
+        time = group_times(replace(view, groups=tuple(groups)), CATALOGUE, SHIPPED)[groups.index(request)]
+        # The batch is mixed of what was there before.
+        assert found.wait.mean == pytest.approx(time.wait.mean, rel=0.01, abs=0.2)
+        assert found.completion.mean == pytest.approx(time.first_completion.mean, rel=0.02, abs=0.2)
+        assert found.requests_ahead == sum(group.waiting for group in groups[: groups.index(request)])
+
+
+@pytest.mark.parametrize("group_id", ["a1", "a2", "a3", "b1"])
+def test_a_request_that_joins_a_group_is_as_the_last_of_it(group_id: str) -> None:
+    """Held against the queue with one more request in that group."""
+    view = next(view for view in TWO if any(group.group_id == group_id for group in view.groups))
+    place = next(place for place, group in enumerate(view.groups) if group.group_id == group_id)
+    group = view.groups[place]
+    more = replace(group, waiting=group.waiting + 1, waiting_prompt_tokens=group.waiting_prompt_tokens + 500)
+    after = replace(view, groups=(*view.groups[:place], more, *view.groups[place + 1 :]))
+    found = assessed(*TWO).joining(group_id, group_of("", 1, group.model))
+    last = group_times(after, CATALOGUE, SHIPPED)[place]
+    assert found is not None
+    assert found.instance == view.instance.name
+    assert found.requests_ahead == sum(each.waiting for each in view.groups[: place + 1])
+    assert found.wait.mean == pytest.approx(last.last_wait.mean, rel=0.01, abs=0.02)
+    assert found.wait.deviation == pytest.approx(last.last_wait.deviation, rel=0.01, abs=0.02)
+    assert found.completion.mean == pytest.approx(last.last_completion.mean, rel=0.01, abs=0.02)
+
+
+def test_a_request_that_joins_has_its_own_prompt_and_limit() -> None:
+    made = assessed(*TWO)
+    usual, long = made.joining("a3", group_of("", 1)), made.joining("a3", group_of("", 1, prompt=7_000))
+    short = made.joining("a3", replace(group_of("", 1), output_tokens_max=1.0))
+    assert usual is not None
+    assert long is not None
+    assert short is not None
+    assert long.wait == usual.wait == short.wait
+    assert long.prefill_s > usual.prefill_s
+    assert short.completion.mean < usual.completion.mean
+    assert made.joining("nobody's", group_of("", 1)) is None
+
+
+def test_instances_that_do_not_have_the_model_change_nothing() -> None:
+    unable = replace(instance_of("x"), models=("chat",))
+    busy = QueueView(instance=unable, active_model="chat", running=200, groups=(group_of("x1", 900, slack_s=10.0), group_of("x2", 50)))
+    able = view_of("b", group_of("b1", 60, slack_s=20.0), group_of("b2", 30, slack_s=400.0), running=50)
+    request = group_of("", 1, "big", slack_s=100.0)
+    alone = predicted(assessed(able), request)
+    assert alone.requests_ahead == 60
+    assert predicted(assessed(busy, able), request) == predicted(assessed(able, busy), request) == alone
+
+
+def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
+    made, request = assessed(*TWO), group_of("", 1, slack_s=100.0)
+    assert made.arriving(request, "", NOW_S) == made.arriving(request, "gone", NOW_S) == made.new(request, NOW_S)
+    assert made.arriving(request, "a1", NOW_S) == made.joining("a1", request)
+
+
+def test_kept_queues_predict_as_views_do() -> None:
+    kept = predicted(assessed(*TWO), group_of("", 1, "big", slack_s=100.0))
+    asked = predict_request(TWO, CATALOGUE, SHIPPED, "big", 500, 10**9, NOW_S + 100.0, slo_class="64s", token_class="1024")
+    assert asked is not None
+    assert (kept.instance, kept.requests_ahead) == (asked.instance, asked.requests_ahead)
+    assert kept.completion.mean == pytest.approx(asked.completion.mean)
+
+
+@pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])
+def test_of_all_instances_the_one_where_it_ends_first_counts(slack_s: float) -> None:
+    """Whichever is told first."""
+    request = group_of("", 1, "chat", slack_s=slack_s)
+    views = (*TWO, replace(view_of("c", running=0), active_model="big"))
+    alone = [predicted(assessed(view), request) for view in views]
+    best = min(alone, key=lambda each: each.completion.mean)
+    for order in (views, views[::-1]):
+        found = predicted(assessed(*order), request)
+        assert found.instance == best.instance
+        assert found.completion.mean == pytest.approx(best.completion.mean)
+
+
+def test_a_prediction_names_the_profiles_that_it_rests_on() -> None:
+    made = assessed(*TWO, profiles=CALIBRATED)
+    request = group_of("", 1)
+    for found in (predicted(made, request), made.joining("a1", request), made.waiting("a1", 3)):
+        assert found is not None
+        assert found.profile_version == 7
+
+
+def test_bands_come_before_deadlines() -> None:
+    """A PRIORITY request of an earlier band passes all, one of a later band waits behind all, and inside its band it is the last."""
+    view = view_of("a", group_of("p", 100, slack_s=math.inf, band=-1), group_of("slo", 500), group_of("q", 300, slack_s=math.inf, band=2))
+    ahead = [predicted(assessed(view), group_of("", 1, slack_s=math.inf, band=band)).requests_ahead for band in (-5, -1, 0, 1, 2, 3)]
+    assert ahead == [0, 100, 600, 600, 900, 900]
+    assert predicted(assessed(view), group_of("", 1, slack_s=-10.0)).requests_ahead == 100, "of the band of requests with an SLO"
+
+
+def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
+    """As the planner expects it and the agent does it (QLM section 5): less urgent requests are evicted, more urgent ones end first."""
+    calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
+    view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
+    urgent = group_of("", 1, "big", slack_s=8.0)
+    waits, clears = predicted(assessed(view), urgent), predicted(assessed(view), urgent, NOW_S)
+    assert clears.wait.mean < waits.wait.mean - 3.0
+    hurried = replace(view, runners=(replace(calm, deadline_s=NOW_S + 5.0),))
+    assert predicted(assessed(hurried), urgent, NOW_S).wait == waits.wait
+    relaxed = group_of("", 1, "big", slack_s=500.0)
+    assert predicted(assessed(view), relaxed, NOW_S).wait == predicted(assessed(view), relaxed).wait
+
+
+def test_what_runs_gives_way_where_the_request_would_be_late_otherwise() -> None:
+    """By its swap, its prefill and its output, all of them."""
+    calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
+    view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
+    long = group_of("", 1, "big", prompt=20_000)
+    waits = predicted(assessed(view), long)
+    for share, clears in ((0.97, True), (1.03, False)):
+        hurried = replace(long, first_deadline_s=NOW_S + share * waits.completion.mean)
+        found = predicted(assessed(view), hurried, NOW_S)
+        assert (found.wait.mean < waits.wait.mean - 3.0) == clears
+
+
+def test_nothing_gives_way_that_would_be_late_by_it() -> None:
+    """What the head takes counts, and not only that it gives way: three would be late for one."""
+    way = GivingWay(displacement_s=1.0, swap_back_s=1.0, runs_left_s=10.0)
+    head = Head(band=0, deadline_s=NOW_S + 6.0, requests=1, service_s=5.0)
+    for slack_s, clears in ((4.0, False), (6.9, False), (7.1, True)):
+        runners = [RunningView(slo_class="", token_class="", count=3, deadline_s=NOW_S + 10.0 + slack_s)]
+        assert would_clear(runners, 20.0, way, head, NOW_S) == clears
+
+
+# Calibration ----------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_calibrated_by_the_snapshots_rows() -> None:
+    rows = (
+        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2, variance_factor=2.0, relative_variance=0.01),
+        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9, base_variance_s2=4.0),
+    )
+    own, told = assessed(*TWO), Assessment(CATALOGUE, replace(SHIPPED, calibration=CalibrationTable(rows)), TWO)
+    before, after = own.waiting("a1", 600), told.waiting("a1", 600)
+    assert before is not None
+    assert after is not None
+    assert after.wait.mean == pytest.approx(1.2 * before.wait.mean)
+    assert after.wait.variance == pytest.approx(2.0 * before.wait.variance + 0.01 * after.wait.mean**2)
+    assert after.completion.mean == pytest.approx(0.9 * before.completion.mean)
+    assert after.completion.variance == pytest.approx(4.0 + before.completion.variance)
+    assert (after.own_wait, after.own_completion) == (before.wait, before.completion)
+    assert before.own_wait is None
+    times = told.table.times([0], [600])
+    assert times.wait_s[0] == pytest.approx(after.wait.mean)
+    assert times.completion_variance[0] == pytest.approx(after.completion.variance)
+    assert predicted(told, group_of("", 1)).wait.mean == pytest.approx(1.2 * predicted(own, group_of("", 1)).wait.mean)

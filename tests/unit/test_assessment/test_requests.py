@@ -1,0 +1,85 @@
+"""Single requests where they wait, against the times of their groups."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from qlm_core.prediction import (
+    group_times,
+)
+
+from .queues import CATALOGUE, SHIPPED, TWO, assessed, instance_of
+
+
+def test_the_first_and_the_last_of_a_group_are_those_of_its_times() -> None:
+    made = assessed(*TWO)
+    for view in TWO:
+        for group, time in zip(view.groups, group_times(view, CATALOGUE, SHIPPED), strict=True):
+            ahead = sum(each.waiting for each in view.groups[: view.groups.index(group)])
+            first, last = made.waiting(group.group_id, ahead), made.waiting(group.group_id, ahead + group.waiting - 1)
+            assert first is not None
+            assert last is not None
+            assert first.instance == view.instance.name
+            for found, wait, completion in (
+                (first, time.wait, time.first_completion),
+                (last, time.last_wait, time.last_completion),
+            ):
+                assert found.wait.mean == pytest.approx(wait.mean, rel=1e-6, abs=1e-9)
+                assert found.wait.variance == pytest.approx(wait.variance, rel=1e-6, abs=1e-9)
+                assert found.completion.mean == pytest.approx(completion.mean, rel=1e-6)
+                assert found.completion.variance == pytest.approx(completion.variance, rel=1e-6)
+    assert made.waiting("nobody's", 0) is None
+
+
+def test_requests_wait_longer_the_further_behind_they_are() -> None:
+    made = assessed(*TWO)
+    _, number = made.number_of("a1") or ("", -1)
+    times = made.table.times(np.full(700, number), np.arange(700))
+    assert (np.diff(times.wait_s) >= -1e-9).all()
+    assert (np.diff(times.wait_variance) >= -1e-9).all()
+
+
+def test_many_at_once_are_as_one_by_one() -> None:
+    made = assessed(*TWO)
+    chance = np.random.default_rng(5)
+    groups, places = chance.integers(0, 4, 20_000), chance.integers(0, 700, 20_000)
+    prompts, outputs = chance.integers(1, 9_000, 20_000), chance.uniform(1.0, 900.0, 20_000)
+    variances = chance.uniform(0.0, 1e5, 20_000)
+    many = made.table.times(groups, places, prompt_tokens=prompts, output_tokens=outputs, output_variance=variances)
+    for at in (0, 8_191, 8_192, 19_999):
+        one = made.table.times(
+            [groups[at]], [places[at]], prompt_tokens=[prompts[at]], output_tokens=[outputs[at]], output_variance=[variances[at]]
+        )
+        for name in ("wait_s", "wait_variance", "prefill_s", "completion_s", "completion_variance"):
+            assert getattr(one, name)[0] == pytest.approx(getattr(many, name)[at])
+        assert many.completion_quantile_s(0.9)[at] == pytest.approx(
+            many.completion_s[at] + 1.2815515655446004 * math.sqrt(many.completion_variance[at])
+        )
+    assert (many.wait_quantile_s(0.001) >= 0.0).all(), "a wait is never negative"
+
+
+def test_ones_own_prompt_and_output_count() -> None:
+    table = assessed(*TWO).table
+    short = table.times([0], [10], prompt_tokens=[10], output_tokens=[5.0], output_variance=[0.0])
+    long = table.times([0], [10], prompt_tokens=[8_000], output_tokens=[500.0], output_variance=[100.0])
+    assert short.wait_s == long.wait_s
+    assert short.completion_variance == short.wait_variance
+    assert long.completion_s[0] > short.completion_s[0] + 5.0
+    row = SHIPPED.hardware_for(instance_of("a"), CATALOGUE["chat"])
+    assert row is not None
+    assert long.prefill_s[0] > row.prefill_work_s(8_000, 8_000**2), "its chunks ride along with the steps of others"
+
+
+@pytest.mark.parametrize("place", [-1.0, math.nan])
+def test_impossible_places_are_refused(place: float) -> None:
+    with pytest.raises(ValueError, match="position"):
+        assessed(*TWO).table.times([0], [place])
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0, math.nan])
+def test_impossible_probabilities_are_refused(probability: float) -> None:
+    with pytest.raises(ValueError, match="probability"):
+        assessed(*TWO).table.times([0], [0]).wait_quantile_s(probability)
