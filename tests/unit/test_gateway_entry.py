@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from dataclasses import replace
@@ -29,8 +30,9 @@ from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
 from qlm_gateway.status import request_message
+from qlm_process.profile_wire import to_body
 from qlm_queue.memory_queue import MemoryQueue
-from qlm_queue.values import PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
 
 MODEL = "m"
 SPEC = ModelSpec(name=MODEL, profile="Mistral-7B", context_tokens_max=8_192)
@@ -141,6 +143,41 @@ async def test_what_is_told_goes_by_the_length_that_was_predicted() -> None:
         told_s[tenant] = (entered.message.prediction.completion_p50_s, now.prediction.completion_p50_s)
     for terse_s, verbose_s in zip(told_s["terse"], told_s["verbose"], strict=True):
         assert verbose_s > 4.0 * terse_s
+
+
+async def read_profiles(world: World) -> None:
+    """One turn of the loop that reads them."""
+    loops = world.watch.loops()
+    reading = asyncio.create_task(loops.pop("profiles"))
+    for other in loops.values():
+        other.close()
+    await asyncio.sleep(0)
+    assert not reading.done(), reading
+    reading.cancel()
+
+
+async def test_predictions_rest_on_what_was_published_last_and_can_be_read() -> None:
+    """The estimator may be away or of another version: what it said before stays, and what it says next is taken."""
+    world = World()
+    await world.instances(0)
+    lease = await world.queue.acquire_lease(ESTIMATOR_ROLE, "e", LONG_AHEAD_S, "")
+    assert lease is not None
+    pair = shipped_snapshot().hardware_of_pair("A100-80GB", 1, SPEC)
+    assert pair is not None
+    slow = replace(shipped_snapshot(), hardware=(pair, replace(pair, instance="a100-0", slowdown=3.0)))
+    bodies = {0: b"", 5: to_body(replace(slow, version=5)), 6: b"\xff\xff\xff", 7: to_body(replace(shipped_snapshot(), version=7))}
+    told: list[tuple[int, float]] = []
+    for version, body in bodies.items():
+        if version:
+            await world.queue.publish_profiles(lease, version, body)
+        await read_profiles(world)
+        world.now_s += 1.0
+        await world.watch.fresh()
+        found = (await world.enter(f"v{version}", 1e6)).prediction
+        told.append((found.profile_version, found.completion_p50_s))
+    assert [version for version, _ in told] == [0, 5, 5, 7]
+    load_s = pair.swap_s(warm=False)  # comes first, and is as fast as it was
+    assert told[1][1] - load_s == pytest.approx(3.0 * (told[0][1] - load_s), rel=0.01)
 
 
 async def test_those_who_came_since_the_look_are_ahead() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import grpc.aio
 import pytest
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.instance import UNASSIGNED
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner import leadership
 from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.plan_view import PlanView, plan_view
+from qlm_process.profile_wire import to_body
+from qlm_queue.values import ESTIMATOR_ROLE
 
 from .cluster import TRACEPARENT, Cluster, until
 
@@ -153,6 +157,40 @@ async def test_the_plan_over_grpc(cluster: Cluster) -> None:
         answer = await stub.Replan(planner_pb2.ReplanRequest(why="a test"), timeout=20)
         plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=20)
         assert plan.version >= answer.plan_version
+
+
+async def test_the_plan_rests_on_what_was_published_last_and_can_be_read(cluster: Cluster) -> None:
+    """An instance that is four times as slow; then nobody can read what the estimator says, and then it says that all is as usual."""
+    await cluster.join("a")
+    shipped = shipped_snapshot()
+    slow = tuple(replace(row, instance="a", slowdown=4.0) for row in shipped.hardware if (row.gpu, row.n_gpu) == ("A100-80GB", 1))
+    lease = await cluster.queue.acquire_lease(ESTIMATOR_ROLE, "e", 3_600.0, "")
+    assert lease is not None
+    async with cluster.planner(profiles_every_s=0.05) as shell, grpc.aio.insecure_channel(shell.address) as channel:
+        stub = planner_pb2_grpc.PlannerStub(channel)
+        await cluster.submit("mistral-7b", count=300)
+        await until(cluster.all_placed, "placed")
+
+        async def takes_s() -> float:
+            plan = await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=20)
+            return max(group.completion_p50_s for queue in plan.queues for group in queue.groups) - plan.made_s
+
+        usual_s = await takes_s()
+
+        async def is_slow() -> bool:
+            return await takes_s() > 3.0 * usual_s
+
+        async def is_as_usual() -> bool:
+            return await takes_s() < 1.5 * usual_s
+
+        await cluster.queue.publish_profiles(lease, 5, to_body(replace(shipped, version=5, hardware=(*shipped.hardware, *slow))))
+        await until(is_slow, "the plan knows how slow the instance is")
+        await cluster.queue.publish_profiles(lease, 6, b"\xff\xff\xff")
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        assert await is_slow()
+        await cluster.queue.publish_profiles(lease, 7, to_body(replace(shipped, version=7)))
+        await until(is_as_usual, "the plan knows that it is no more")
 
 
 async def test_a_picture_of_many_groups_is_made_beside_the_loop(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
