@@ -38,5 +38,6 @@ def test_an_engine_is_profiled(tiny_models: tuple[Path, Path], tmp_path: Path) -
     assert row["load_disk_to_cpu_s"] > row["load_cpu_to_gpu_s"] >= 0.0
     assert 45_000 < row["kv_capacity_tokens"] < 50_000
     assert row["kv_swap_us_per_token"] > 0.0
+    assert row["recompute_us_per_token"] > 0.0, "no prefix cache has the KV that is computed again"
     (entry,) = yaml.safe_load((tmp_path / "qlm-profile.yaml").read_text("utf-8"))["profiles"]
     assert entry["decode_a_ms"] == row["decode_a_ms"]
