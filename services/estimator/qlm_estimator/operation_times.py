@@ -254,10 +254,10 @@ class OperationTimes:
                 measured_s += math.exp(row.operations["swap_warm"].level) * base.swap_s(warm=True)
             case OperationKind.KV_MOVED:
                 name, profiled_s = "kv_swap", base.kv_moved_s(told.requests, told.tokens)
-        if not (profiled_s > 0.0 and math.isfinite(profiled_s) and measured_s > 0.0):
+        if not (math.isfinite(profiled_s) and min(profiled_s * SPREAD, measured_s) > 0.0):
             return False
-        blur = RESOLUTION_S * instance.time_scale / profiled_s / SPREAD
-        error = min(_LOG_MAX, max(-_LOG_MAX, math.log(measured_s) - math.log(profiled_s)))  # their ratio may be 0, or infinite
+        blur = RESOLUTION_S * instance.time_scale / (profiled_s * SPREAD)
+        error = math.log(min(SLOWDOWN_MAX, max(1.0 / SLOWDOWN_MAX, measured_s / profiled_s)))
         at_s = told.entry_id[0] / 1000.0
         change = row.operations[name].add(_Seen(error, weight / (1.0 + blur * blur), at_s))
         self._put(key, row)
