@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,10 +32,10 @@ from qlm_planner.classes import (
     usual_token_class,
 )
 from qlm_planner.effects import LearnClasses
-from qlm_planner.events import ClassesFailed
+from qlm_planner.events import ClassesFailed, ProfilesRead
 from qlm_planner.policy import Policy, TokenClasses
 
-from .world import LEASE_S, World, profiles
+from .world import CATALOGUE, LEASE_S, World, profiles
 
 KEY = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256")
 KMEANS = Policy(lease_ttl_s=LEASE_S, token_classes=TokenClasses.KMEANS, relearn_every_s=5.0, group_overtake_min_s=60.0)
@@ -256,6 +257,19 @@ async def test_mega_prompts_have_groups_of_their_own() -> None:
     assert sum(mega) == 6
     assert max(mega) <= 4, "one batch, not delta batches"
     assert machine.classing.counts(machine.board)["mega"] == len(mega) + 2
+
+
+async def test_what_is_mega_goes_by_the_profiles_as_they_are_now() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 3_600.0, prompt_tokens=9_000)
+    await world.settle()
+    rows = tuple(replace(row, kv_capacity_tokens=row.kv_capacity_tokens // 4) for row in profiles().hardware)
+    await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=replace(profiles(version=1), hardware=rows)))
+    await world.submit("alpha", 3_600.0, prompt_tokens=9_000)
+    await world.settle()
+    assert sorted(group.traits.key.cluster for group in machine.board.groups.values()) == ["", MEGA]
 
 
 async def test_without_an_instance_nothing_is_mega() -> None:
