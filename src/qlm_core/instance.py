@@ -10,6 +10,9 @@ BATCH_MAX_DEFAULT = 256
 PREFILL_CHUNK_TOKENS = 2_048
 """Prompt tokens that one step of an engine takes in: vLLM's default of `max_num_batched_tokens` with chunked prefill."""
 
+TIME_SCALE_MIN, TIME_SCALE_MAX = 1e-6, 1e6
+"""With any in between all times of a profile stay within their bounds."""
+
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
-from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
+from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 
 
 def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
@@ -28,11 +26,12 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
 
 def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
     """An absent time scale is 1, an absent batch_max the default. Raises ValueError for an instance without name or GPUs, and for a time
-    scale that is not a finite number above zero."""
+    scale out of its bounds."""
     time_scale = message.time_scale or 1.0
-    if not message.name or message.n_gpu < 1 or not (math.isfinite(time_scale) and time_scale > 0.0):
+    if not message.name or message.n_gpu < 1 or not TIME_SCALE_MIN <= time_scale <= TIME_SCALE_MAX:
         raise ValueError(
-            f"an instance has a name, n_gpu >= 1 and a finite time_scale > 0, got {message.name!r}, {message.n_gpu}, {time_scale}"
+            f"an instance has a name, n_gpu >= 1 and a time_scale from {TIME_SCALE_MIN:g} to {TIME_SCALE_MAX:g}, "
+            f"got {message.name!r}, {message.n_gpu}, {time_scale}"
         )
     return InstanceFacts(
         name=message.name,

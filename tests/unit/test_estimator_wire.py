@@ -10,8 +10,9 @@ import pytest
 
 from qlm.api.v1 import instance_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_core.instance import InstanceFacts
+from qlm_core.instance import TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_core.request import SloKind
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig, EstimatorSettings
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of
@@ -121,6 +122,12 @@ def test_an_instance_survives_the_wire() -> None:
     assert set(InstanceFacts.__slots__) == {field.name for field in instance_pb2.Instance.DESCRIPTOR.fields}
 
 
+def test_every_shipped_profile_can_be_scaled_as_far_as_an_instance_may() -> None:
+    for scale in (TIME_SCALE_MIN, TIME_SCALE_MAX):
+        for row in shipped_snapshot().hardware:
+            assert row.scaled(scale).decode_step_s(1, 0) == pytest.approx(row.decode_step_s(1, 0) / scale)
+
+
 def test_absent_numbers_of_an_instance_have_defaults() -> None:
     found = instance_wire.from_proto(instance_pb2.Instance(name="a", n_gpu=1))
     assert (found.time_scale, found.batch_max) == (1.0, 256)
@@ -134,6 +141,8 @@ def test_absent_numbers_of_an_instance_have_defaults() -> None:
         instance_pb2.Instance(name="a", n_gpu=1, time_scale=-1.0),
         instance_pb2.Instance(name="a", n_gpu=1, time_scale=math.nan),
         instance_pb2.Instance(name="a", n_gpu=1, time_scale=math.inf),
+        instance_pb2.Instance(name="a", n_gpu=1, time_scale=1e-12),
+        instance_pb2.Instance(name="a", n_gpu=1, time_scale=1e12),
     ],
 )
 def test_impossible_instances_are_refused(wrong: instance_pb2.Instance) -> None:

@@ -17,7 +17,7 @@ from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import why_none
 from qlm_core.hardware_profile import HardwareProfile
-from qlm_core.instance import BATCH_MAX_DEFAULT, InstanceFacts
+from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.operations.table import operations_of
 from qlm_core.profile import ProfileSnapshot
@@ -28,7 +28,9 @@ from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettin
 class SimulatedSettings(Section):
     """The simulated engine."""
 
-    time_scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="How many times faster than its profile the engine runs.")
+    time_scale: float = Field(
+        1.0, ge=TIME_SCALE_MIN, le=TIME_SCALE_MAX, description="How many times faster than its profile the engine runs."
+    )
     seed: int = Field(1, ge=0, description="Seed of its noise and its hidden bias, together with the agent's name.")
     step_noise: float = Field(
         STEP_NOISE_MIN, ge=STEP_NOISE_MIN, le=1.0, description="Relative standard deviation of the duration of a step."
