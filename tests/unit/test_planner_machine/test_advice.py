@@ -13,9 +13,11 @@ from qlm_planner.advice.advising import ADDED_MAX, advise
 from qlm_planner.advice.demand import KEYS_MAX, Demand
 from qlm_planner.advice.forecast import forecast
 from qlm_planner.advice.late_share import late_share, late_shares
-from qlm_planner.advice.question import Question, question_of
+from qlm_planner.advice.question import CLASSES_MAX, Question, question_of
+from qlm_planner.insertion import lines_of
+from qlm_planner.plan_view import plan_view
 
-from .world import LEASE_S, World
+from .world import LEASE_S, World, profiles
 
 START_S = 1_000.0
 
@@ -79,6 +81,106 @@ def test_the_keys_that_are_counted_are_bounded() -> None:
     demand.saw(arrival(n, START_S + n, model=f"m{n}") for n in range(3 * KEYS_MAX))
     assert len(demand.streams) <= KEYS_MAX
     assert f"m{3 * KEYS_MAX - 1}" in {key.model for key in demand.streams}
+
+
+def test_what_comes_most_is_kept_when_there_are_too_many_keys() -> None:
+    demand = Demand(START_S)
+    demand.saw(arrival(n, START_S, model="often") for n in range(50))
+    demand.saw(arrival(n, START_S + n / 1000, model=f"m{n}") for n in range(3 * KEYS_MAX))
+    assert "often" in {key.model for key in demand.streams}
+
+
+def test_the_shortest_slo_of_a_key_counts() -> None:
+    demand = Demand(START_S)
+    demand.saw(arrival(n, START_S, slo_s=slo_s) for n, slo_s in enumerate((60.0, 40.0, 50.0)))
+    [rate] = demand.rates(START_S + 1.0)
+    assert rate.slo_s == 40.0
+
+
+# The question ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_question_has_the_figures_of_the_profiles() -> None:
+    """`world.hardware` at twice the speed: steps of 20/2 and 0.1/2 ms, prefills of 5/2 + 0.1/2 ms a token, loads of 10 s and 2 s."""
+    question = await asked(await cluster("a"), {("alpha", 600.0): 3.0})
+    kind = next(kind for kind in question.kinds if kind.gpu == "big")
+    [served] = kind.served
+    assert served is not None
+    assert (served.base_s, served.sequence_s) == pytest.approx((0.010, 0.00005))
+    assert served.first_s == pytest.approx(0.0125, rel=0.1), "prompts of about 200 tokens"
+    assert (served.tokens, served.tokens_deviation) == pytest.approx((100.0, 20.0), rel=0.01)
+    assert (served.cold_s, served.warm_s) == pytest.approx((10.0, 2.0))
+    [load] = question.classes
+    assert (load.model, load.slo_s, load.backlog) == ("alpha", 600.0, ())
+    assert load.per_s == pytest.approx(3.0, rel=0.05)
+
+
+async def test_a_question_has_what_waits_and_what_runs() -> None:
+    world = await cluster("a")
+    await world.submit("alpha", slo_s=600.0, count=150)
+    await world.advance(1.0)
+    assert len(await world.pull("a", "alpha", 50)) == 50
+    await world.settle()
+    question = await asked(world, {})
+    [load] = question.classes
+    assert load.backlog[0] == pytest.approx((100.0, 599.0))
+    [member] = question.fleet
+    served = question.kinds[member.kind].served[0]
+    assert served is not None
+    assert member.active_model == "alpha"
+    assert member.busy == pytest.approx(50 / served.seats, rel=0.1)
+    assert 0.5 * served.stay_s(50.0) < member.left_s < 2.0 * served.stay_s(50.0)
+
+
+async def test_of_many_classes_the_least_count_with_others_of_their_model() -> None:
+    world = World()
+    await world.lead()
+    await world.submit("alpha", slo_s=3000.0, count=7)
+    await world.settle()
+    rates = {("alpha", float(2**n)): 60.0 - n for n in range(30)} | {("beta", float(2**n)): 60.0 - n for n in range(30)}
+    question = await asked(world, rates, watched_s=10.0)
+    assert len(question.classes) == CLASSES_MAX
+    for model in ("alpha", "beta"):
+        of_model = sum(load.per_s for load in question.classes if load.model == model)
+        assert of_model == pytest.approx(sum(60.0 - n for n in range(30)), rel=0.05)
+    assert sum(count for load in question.classes for count, _ in load.backlog) == 7.0
+
+
+async def test_an_instance_that_drains_is_none_of_the_fleet() -> None:
+    world = await cluster("a", "b")
+    await world.drain("b")
+    await world.advance(1.0)
+    question = await asked(world, {("alpha", 600.0): 1.0})
+    assert [member.name for member in question.fleet] == ["a"]
+    assert question.idle == 1
+
+
+async def test_a_gpu_is_tried_with_the_models_that_it_can_hold() -> None:
+    world = World()
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0)
+    await world.submit("unheard-of", slo_s=600.0)
+    await world.settle()
+    assert {kind.models for kind in (await asked(world, {})).kinds} == {("alpha",)}
+
+
+async def test_a_gpu_that_is_there_is_tried_with_a_model_that_none_has() -> None:
+    """The only GPU that profiles know, and the one instance with it does not have the model."""
+    world = World(snapshot=profiles(gpus=("big",)))
+    await world.join("a", models=("alpha",))
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0, count=200)
+    await world.submit("beta", slo_s=600.0)
+    await world.advance(1.0)
+    question = await asked(world, {})
+    assert question.unserved == 1
+    [option] = advise(question).options
+    assert (option.gpu, option.models, option.instances, option.enough) == ("big", ("alpha", "beta"), 1, True)
+    await world.join("b", models=("beta", "gamma"))
+    await world.advance(1.0)
+    question = await asked(world, {})
+    assert question.unserved == 0
+    assert {kind.models for kind in question.kinds} == {("alpha",), ("beta", "gamma")}, "all are had by those that are there"
 
 
 # Forecasts ------------------------------------------------------------------------------------------------------------
@@ -201,6 +303,36 @@ async def test_the_plan_names_who_will_be_late_and_by_how_much() -> None:
     assert question.late == pytest.approx(sum(miss.late for miss in question.misses), rel=0.2)
     assert max(miss.over_s for miss in question.misses) > 20.0
     assert all(miss.late <= miss.waiting for miss in question.misses)
+
+
+async def test_expected_misses_are_those_of_a_draw() -> None:
+    """Of every group, requests that end evenly from the first to the last, each as uncertain as the group's end; and their ends are those
+    of the plan that others see."""
+    world = await cluster("a")
+    await world.submit("alpha", slo_s=20.0, count=600)
+    await world.submit("alpha", slo_s=120.0, count=1000, prompt_tokens=2000)
+    await world.settle()
+    machine = world.machine
+    assert machine is not None
+    question = await asked(world, {})
+    told = {miss.group_id: miss for miss in question.misses}
+    chance = np.random.default_rng(1)
+    [line] = lines_of(machine.board, machine.estimates)
+    times = line.timeline(world.now_s)
+    [_, seen] = sorted(plan_view(machine.board, machine.estimates, world.now_s).queues, key=lambda queue: len(queue.groups))
+    partly = 0
+    for place, (term, outlook) in enumerate(zip(line.terms, seen.groups, strict=True)):
+        first_s, last_s = times.start_s[place] + term.own_s, times.end_s[place]
+        ends_s = chance.uniform(first_s, last_s, 100_000) + chance.normal(0.0, math.sqrt(times.end_variance[place]), 100_000)
+        late = term.count * float((world.now_s + ends_s > term.deadline_s).mean())
+        miss = told.get(term.group_id)
+        assert (miss.late if miss else 0.0) == pytest.approx(late, rel=0.02, abs=0.6)
+        if miss is not None:
+            assert miss.over_s == pytest.approx(max(0.0, outlook.completion_p50_s - outlook.first_deadline_s))
+            partly += 0.1 < miss.late / miss.waiting < 0.9
+    assert partly >= 2
+    assert [miss.late for miss in question.misses] == sorted((miss.late for miss in question.misses), reverse=True), "the worst first"
+    assert question.late == pytest.approx(sum(miss.late for miss in question.misses), rel=0.1)
 
 
 async def test_a_cluster_that_is_enough_is_not_asked_about() -> None:

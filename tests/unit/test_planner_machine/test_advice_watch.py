@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
-from qlm_planner.advice.advising import Advice, advise
-from qlm_planner.advice.question import Question
-from qlm_planner.advice.watch import AdviceWatch
+from qlm_planner.advice.advising import Advice, Option, advise
+from qlm_planner.advice.question import Miss, Question
+from qlm_planner.advice.watch import PAUSE_SHARE, AdviceWatch
 from qlm_planner.advice.wire import to_proto
 from qlm_planner.metrics import PlannerMetrics
 
@@ -59,6 +62,78 @@ async def test_advice_is_shown_and_on_the_wire() -> None:
     message = to_proto(advice)
     assert message.line == advice.line
     assert [option.instances for option in message.options] == [option.instances for option in advice.options]
+
+
+def same(message: object, value: object) -> None:
+    """Every field of a value is on the wire, under its name."""
+    assert dataclasses.is_dataclass(value)
+    for field in dataclasses.fields(value):
+        told, own = getattr(message, field.name), getattr(value, field.name)
+        if isinstance(own, tuple):
+            assert len(told) == len(own), field.name
+            for each, of_own in zip(told, own, strict=True):
+                if dataclasses.is_dataclass(of_own):
+                    same(each, of_own)
+                else:
+                    assert each == of_own, field.name
+        else:
+            assert told == own, field.name
+
+
+def test_nothing_of_it_is_lost_on_the_wire() -> None:
+    miss = Miss(group_id="g1-2", model="alpha", slo_class="64s", instance="a", waiting=9, late=4.5, over_s=3.25)
+    option = Option(gpu="big", n_gpu=2, models=("alpha", "beta"), instances=3, attainment=0.875, enough=True)
+    advice = Advice(
+        made_s=7.0,
+        attainment=0.5,
+        late=12.5,
+        unserved=8,
+        misses=(miss, dataclasses.replace(miss, group_id="g1-3")),
+        options=(option, dataclasses.replace(option, gpu="small", enough=False)),
+        model="alpha",
+        spare=("x", "y"),
+    )
+    same(to_proto(advice), advice)
+
+
+async def test_what_could_go_and_what_is_met_are_metrics() -> None:
+    idle = await asked(await cluster("a", "b", "c"), {("alpha", 600.0): 1.0})
+    watch, metrics = await watched([idle], lambda watch, asks: watch.latest is not None)
+    assert watch.latest is not None
+    assert metrics.registry.get_sample_value("qlm_planner_spare_instances") == len(watch.latest.spare) == 2
+    metrics.show_advice(dataclasses.replace(watch.latest, attainment=0.75))
+    assert metrics.registry.get_sample_value("qlm_planner_forecast_attainment") == 0.75
+
+
+async def test_a_log_line_says_it_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qlm_planner.advice.watch.PAUSE_SHARE", 0.0)
+    busy = dataclasses.replace(await asked(await cluster("a"), {("alpha", 30.0): 150.0}), late=50.0)
+    with capture_logs() as logs:
+        watch, _ = await watched([busy, busy, busy, None, busy], lambda watch, asks: asks > 5)
+    assert watch.latest is not None
+    said = [log["advice"] for log in logs if log["event"] == "planner_advice"]
+    assert said == 2 * [watch.latest.line]
+
+
+async def test_it_never_takes_more_than_a_share_of_the_time() -> None:
+    took_s, begun_s = 0.02, list[float]()
+    clock = asyncio.get_running_loop().time
+    question = dataclasses.replace(await asked(await cluster("a"), {("alpha", 600.0): 1.0}), late=50.0)
+    advice = advise(question)
+
+    async def slow(question: Question) -> Advice:
+        begun_s.append(clock())
+        await asyncio.sleep(took_s)
+        return advice
+
+    watch = AdviceWatch(lambda: question, slow, asyncio.Lock(), 0.001, PlannerMetrics(), asyncio.Event())
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while len(begun_s) < 3:
+            await asyncio.sleep(0.002)
+    task.cancel()
+    await asyncio.wait([task])
+    assert all(later - earlier >= PAUSE_SHARE * took_s for earlier, later in itertools.pairwise(begun_s))
 
 
 async def test_nonsense_costs_advice_and_nothing_else() -> None:

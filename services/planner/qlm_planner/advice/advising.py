@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qlm_planner.advice.forecast import Forecast, forecast
@@ -75,9 +75,7 @@ def advise(question: Question, share: float = SHARE) -> Advice:
     options: list[Option] = []
     spare: tuple[str, ...] = ()
     if base.attainment < share or question.unserved:
-        options = [found for kind in range(len(question.kinds)) if (found := _option(question, kind, base, share)) is not None]
-        # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
-        options.sort(key=lambda each: (not each.enough, each.instances * each.n_gpu))
+        options = _options(question, base, share)
     elif question.fleet:
         spare = _spare(question, base, share)
     return Advice(
@@ -89,6 +87,28 @@ def advise(question: Question, share: float = SHARE) -> Advice:
         options=tuple(options),
         model=worst if late.get(worst, 0.0) > 0.0 else "",
         spare=spare,
+    )
+
+
+def _options(question: Question, base: Forecast, share: float) -> list[Option]:
+    """The best first. Where the SLOs are met but for models that nobody serves, only kinds that serve one of them."""
+    missing = _unserved(question, question.fleet)
+    found: list[tuple[int, Option]] = []
+    for number, kind in enumerate(question.kinds):
+        left = sum(kind.served[each] is None for each in missing)
+        if base.attainment < share or left < len(missing):
+            option = _option(question, number, base, share)
+            found += [] if option is None else [(left, option)]
+    # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
+    found.sort(key=lambda each: (not each[1].enough, each[0], each[1].instances * each[1].n_gpu))
+    return [option for _, option in found]
+
+
+def _unserved(question: Question, fleet: Sequence[Member]) -> frozenset[int]:
+    """The classes that nobody of a fleet serves."""
+    kinds = {member.kind for member in fleet}
+    return frozenset(
+        number for number in range(len(question.classes)) if all(question.kinds[kind].served[number] is None for kind in kinds)
     )
 
 
@@ -131,18 +151,17 @@ def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, in
 
 
 def _spare(question: Question, base: Forecast, share: float) -> tuple[str, ...]:
-    """Instances without which the rest would still be enough: the least used go first."""
-    order = sorted(range(len(question.fleet)), key=lambda at: (base.used_s[at], question.fleet[at].name))
+    """Instances without which the rest would still be enough, and would serve every model: the least used go first."""
+    missing = _unserved(question, question.fleet)
+    fleet = question.fleet
+    alone = {at for at in range(len(fleet)) if _unserved(question, [*fleet[:at], *fleet[at + 1 :]]) != missing}
+    order = sorted(range(len(fleet)), key=lambda at: (at in alone, base.used_s[at], fleet[at].name))
 
     def too_few(gone: int) -> bool:
         left = set(order[gone:])
-        rest = [member for at, member in enumerate(question.fleet) if at in left]
-        return forecast(question, rest).attainment < share
+        rest = [member for at, member in enumerate(fleet) if at in left]
+        return _unserved(question, rest) != missing or forecast(question, rest).attainment < share
 
-    loaded = any(load.per_s > 0.0 or load.backlog for load in question.classes)
-    most = len(order) if not loaded else len(order) - 1
-    if most < 1:
-        return ()
-    first = _fewest(too_few, most)
-    gone = most if first is None else first - 1
+    first = _fewest(too_few, len(order))
+    gone = len(order) if first is None else first - 1
     return tuple(sorted(question.fleet[at].name for at in order[:gone]))

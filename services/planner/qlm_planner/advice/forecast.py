@@ -8,6 +8,7 @@ Before a swap what runs ends. That is the plan in outline, at a cost that does n
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ SETTLE_S = 60.0
 """What is due sooner does not count: no instance that is added now helps it."""
 
 STEPS_MAX = 600
-"""Steps of time up to the horizon; as many again until all has ended."""
+"""Steps of time up to the horizon; as many again until all has ended, or what is left ends in full batches."""
 
 LITTLE = 1e-6
 """Requests that are none."""
@@ -89,8 +90,8 @@ class _Play:
         self.settle_s = SETTLE_S / question.clock
         self.step_s = self.horizon_s / STEPS_MAX
         self.engines = [_Engine(member=each, model=each.active_model, loaded={each.active_model, *each.warm_models}) for each in fleet]
-        # Of each class: (came, due, requests), both in seconds from now.
-        self.waiting: list[deque[tuple[float, float, float]]] = [deque() for _ in question.classes]
+        # Of each class: (due in seconds from now, requests).
+        self.waiting: list[deque[tuple[float, float]]] = [deque() for _ in question.classes]
         self.amounts = [0.0] * len(question.classes)
         self.late = [0.0] * len(question.classes)
         self.counted = 0.0
@@ -104,8 +105,8 @@ class _Play:
 
     def result(self) -> Forecast:
         for number, load in enumerate(self.question.classes):
-            for count, due_s, age_s in sorted(load.backlog, key=lambda each: each[1]):
-                self._come(number, -age_s, due_s, count)
+            for count, due_s in sorted(load.backlog, key=lambda each: each[1]):
+                self._come(number, due_s, count)
         for engine in self.engines:
             if engine.member.busy > 0.0 and engine.member.left_s > 0.0:
                 self._seat_what_runs(engine)
@@ -115,21 +116,42 @@ class _Play:
             if step < STEPS_MAX:
                 for number, load in enumerate(self.question.classes):
                     if load.per_s > 0.0:
-                        self._come(number, self.now_s, self.now_s + load.slo_s, load.per_s * self.step_s)
+                        self._come(number, self.now_s + load.slo_s, load.per_s * self.step_s)
             elif self.now_s > last_due_s or not any(amount > LITTLE for amount in self.amounts):
                 break  # what still waits is late anyway
             self._serve()
-        for number, queue in enumerate(self.waiting):
-            for _, due_s, count in queue:
-                self._end(number, count, due_s, math.inf, math.inf, 0.0)
+        self._end_what_waits()
         return Forecast(
             attainment=max(0.0, 1.0 - sum(self.late) / self.counted) if self.counted > 0.0 else 1.0,
             late=tuple(self.late),
             used_s=tuple(engine.used_s for engine in self.engines),
         )
 
-    def _come(self, number: int, came_s: float, due_s: float, count: float) -> None:
-        self.waiting[number].append((came_s, due_s, count))
+    def _end_what_waits(self) -> None:
+        """What waits when the play is over may be due long after. The engines that can serve it go on with full batches and without swaps,
+        the first due first."""
+        free_s: dict[int, list[float]] = {}
+        for engine in self.engines:
+            free_s.setdefault(engine.member.kind, []).append(max(self.now_s, engine.free_at_s))
+        for heap in free_s.values():
+            heapq.heapify(heap)
+        classes, kinds = self.question.classes, self.question.kinds
+        left = sorted((classes[number].band, due_s, number, count) for number, queue in enumerate(self.waiting) for due_s, count in queue)
+        for _, due_s, number, count in left:
+            able = [(heap[0], kind, served) for kind, heap in free_s.items() if (served := kinds[kind].served[number]) is not None]
+            if not able:
+                self._end(number, count, due_s, math.inf, math.inf, 0.0)
+                continue
+            begin_s, kind, served = min(able, key=lambda each: each[:2])
+            stay_s, first_token = served.stay_s(served.seats), classes[number].first_token
+            end_s = begin_s + count * stay_s / served.seats
+            heapq.heapreplace(free_s[kind], end_s)
+            own_s = served.first_s if first_token else stay_s
+            deviation_s = 0.0 if first_token else served.deviation_s(served.seats)
+            self._end(number, count, due_s, begin_s + own_s, end_s + own_s, deviation_s)
+
+    def _come(self, number: int, due_s: float, count: float) -> None:
+        self.waiting[number].append((due_s, count))
         self.amounts[number] += count
         if due_s >= self.settle_s and due_s < math.inf:
             self.counted += count
@@ -170,7 +192,7 @@ class _Play:
     def _admit(self, engine: _Engine, numbers: Sequence[int], share: float) -> None:
         order = sorted(
             (number for number in numbers if self.amounts[number] > LITTLE),
-            key=lambda number: (self.question.classes[number].band, self.waiting[number][0][1]),
+            key=lambda number: (self.question.classes[number].band, self.waiting[number][0][0]),
         )
         for number in order:
             served = self._served(engine, number)
@@ -191,11 +213,11 @@ class _Play:
         self.amounts[number] -= count
         queue = self.waiting[number]
         while count > LITTLE and queue:
-            came_s, due_s, there = queue.popleft()
+            due_s, there = queue.popleft()
             taken = min(there, count)
             count -= taken
             if there - taken > LITTLE:
-                queue.appendleft((came_s, due_s, there - taken))
+                queue.appendleft((due_s, there - taken))
             self._end(number, taken, due_s, self.now_s + own_s, self.now_s + own_s + self.step_s, deviation_s)
         if not queue:
             self.amounts[number] = 0.0
@@ -257,7 +279,7 @@ class _Play:
     def _first(self, model: str) -> tuple[int, float, int] | None:
         """Band, deadline and class of the most urgent request of a model that waits."""
         found = [
-            (self.question.classes[number].band, self.waiting[number][0][1], number)
+            (self.question.classes[number].band, self.waiting[number][0][0], number)
             for number in self.of_model.get(model, ())
             if self.amounts[number] > LITTLE
         ]

@@ -50,7 +50,7 @@ class Miss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadClass:
     """Requests alike. `slo_s`: infinite for those without a deadline. `per_s`: that come in a second. `backlog`: (count, seconds from now
-    to the first deadline, seconds since they came) of each group that waits."""
+    to the first deadline) of each group that waits."""
 
     model: str
     label: str
@@ -58,7 +58,7 @@ class LoadClass:
     slo_s: float
     first_token: bool
     per_s: float
-    backlog: tuple[tuple[float, float, float], ...] = ()
+    backlog: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,9 @@ def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -
     )
     numbers = {_alike(each): number for number, each in enumerate(facts)}
     fleet = tuple(_member(slot, numbers[_alike(slot.facts)], estimates) for slot in serving if _alike(slot.facts) in numbers)
-    placed = {group_id for name, queue in board.queues.items() if name in board.slots for group_id in queue}
+    waiting = [group for group in board.groups.values() if group.open]
+    models = {group.traits.key.model for group in waiting}
+    unserved = {model for model in models if not any(estimates.can_serve(slot, model) for slot in serving)}
     return Question(
         made_s=now_s,
         classes=tuple(load for _, load, _ in loads),
@@ -153,7 +155,7 @@ def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -
         fleet=fleet,
         misses=misses,
         late=late,
-        unserved=sum(group.waiting for group in board.groups.values() if group.open and group.group_id not in placed),
+        unserved=sum(group.waiting for group in waiting if group.traits.key.model in unserved),
         idle=sum(1 for slot in serving if slot.running == 0 and not board.queues[slot.facts.name]),
         clock=max((slot.facts.time_scale for slot in serving), default=1.0),
     )
@@ -207,12 +209,9 @@ def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[Grou
             slo_s=math.inf if key.slo_kind is SloKind.PRIORITY else slo_s,
             first_token=key.slo_kind is SloKind.FIRST_TOKEN,
             per_s=rate.per_s if rate else 0.0,
-            backlog=tuple(
-                (float(group.waiting), group.first_deadline_s - now_s, max(0.0, group.traits.slo_s - (group.first_deadline_s - now_s)))
-                for group in groups
-            ),
+            backlog=tuple((float(group.waiting), group.first_deadline_s - now_s) for group in groups),
         )
-        weight = load.per_s * 60.0 + sum(count for count, _, _ in load.backlog)
+        weight = load.per_s * 60.0 + sum(count for count, _ in load.backlog)
         found.append((weight, key, load, rate.prompt_tokens if rate else tokens))
     found.sort(key=lambda each: (-each[0], each[1]))
     kept = [(key, load, tokens) for _, key, load, tokens in found[:CLASSES_MAX]]
@@ -232,18 +231,20 @@ def _alike(facts: InstanceFacts) -> Alike:
 
 
 def _kinds(serving: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[InstanceFacts]:
-    """One of each kind: those that serve, those that did, and GPUs that profiles know for all the models that they can hold."""
+    """One of each kind: those that serve, those that did, and GPUs that profiles know for all the models that they can hold: others than
+    these have, or ones that could hold a model that none of these has."""
     found: dict[Alike, InstanceFacts] = {}
     for slot in (*serving, *known):
         found.setdefault(_alike(slot.facts), replace(slot.facts, name="", incarnation="", draining=False, active_model=""))
     scale = known[0].facts.time_scale if known else 1.0
-    pairs = {(facts.gpu, facts.n_gpu) for facts in found.values()}
+    held: dict[tuple[str, int], set[str]] = {}
+    for facts in found.values():
+        held.setdefault((facts.gpu, facts.n_gpu), set()).update(facts.models)
     for gpu, n_gpu in estimates.gpus() if models else ():
-        if (gpu, n_gpu) not in pairs:
-            new = InstanceFacts(name="", incarnation="", gpu=gpu, n_gpu=n_gpu, engine="", models=tuple(sorted(models)), time_scale=scale)
-            able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
-            if able:
-                found.setdefault(_alike(replace(new, models=able)), replace(new, models=able))
+        new = InstanceFacts(name="", incarnation="", gpu=gpu, n_gpu=n_gpu, engine="", models=tuple(sorted(models)), time_scale=scale)
+        able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
+        if not held.get((gpu, n_gpu), set()).issuperset(able):
+            found.setdefault(_alike(replace(new, models=able)), replace(new, models=able))
     return list(found.values())[: max(KINDS_MAX, len({_alike(slot.facts) for slot in serving}))]
 
 
