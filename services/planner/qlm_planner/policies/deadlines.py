@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import TIERS, Board, Group, Slot
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
@@ -21,6 +21,7 @@ from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.terms import Term
 
 Urgency = tuple[int, float, tuple[int, int]]
+"""`Group.urgency`: by rank first, not by band."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class DatedQueue:
 
     def place(self, group: Group) -> int:
         """Behind all that are not less urgent; in front of what stays only for a higher band."""
-        if self.fixed and group.band < self.urgencies[self.fixed - 1][0]:
+        if self.fixed and group.band < self.urgencies[self.fixed - 1][0] // TIERS:
             return bisect_right(self.urgencies, group.urgency, hi=self.fixed)
         return bisect_right(self.urgencies, group.urgency, lo=self.fixed)
 
