@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,6 +107,19 @@ def test_expected_late_requests_are_between_none_and_all(kinds: list[tuple[int, 
         assert 0.0 <= told.wait_p50_s <= told.wait_p90_s
         assert 0.0 <= told.completion_p50_s <= told.completion_p90_s
         assert asked.slo_kind is not SloKind.PRIORITY or told.late_expected == 0.0
+
+
+def test_a_group_starts_with_its_first_and_ends_with_its_last() -> None:
+    """Against draws of the waits of the one and the completions of the other."""
+    told = answer(reading(view("a", group("ahead", waiting=900), group("g", model="big")))).queues[0].groups[-1]
+    (_, time) = group_times(view("a", group("ahead", waiting=900), group("g", model="big")), CATALOGUE, SHIPPED)
+    assert told.group_id == "g"
+    dice = np.random.default_rng(3)
+    starts_s = dice.normal(time.wait.mean, time.wait.deviation, 200_000)
+    ends_s = dice.normal(time.last_wait.mean, time.last_wait.deviation, 200_000) + time.last_prefill_s
+    ends_s += dice.normal(time.last_decode.mean, time.last_decode.deviation, 200_000)
+    assert (told.wait_p50_s, told.wait_p90_s) == pytest.approx(tuple(np.quantile(starts_s, (0.5, 0.9))), rel=0.01)
+    assert (told.completion_p50_s, told.completion_p90_s) == pytest.approx(tuple(np.quantile(ends_s, (0.5, 0.9))), rel=0.01)
 
 
 def test_the_answer_names_its_versions_and_keeps_the_order_of_the_queues() -> None:

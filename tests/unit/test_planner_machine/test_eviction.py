@@ -23,7 +23,7 @@ from qlm_queue.values import Owned, Pulled, RequeueCause
 from .small_cluster import Job, SmallCluster
 from .test_insertion import POLICY, estimates, group, line
 from .test_timeline import group as timed_group
-from .world import LEASE_S, START_S, World, hardware, profiles
+from .world import CATALOGUE, LEASE_S, START_S, World, hardware, profiles
 
 
 def running_line(groups: Sequence[Group], made: Estimates, runs: Sequence[tuple[Group, int]], *, active: str = "alpha") -> Line:
@@ -52,6 +52,8 @@ def test_an_urgent_head_does_not_wait_for_the_batch_to_end() -> None:
     engine = running_line([], made, [(calm, 100)]).engine
     assert clears.start_s[0] == pytest.approx(2.0, abs=0.2), "only the swap"
     assert waits.start_s[0] >= engine.drain_s
+    quick = worked_out([group(2, "beta", 1.5, 8), calm], estimates(swap_s=0.2), [(calm, 100)])
+    assert quick.start_s[0] == pytest.approx(0.2, abs=0.02), "not what runs"
     assert clears.cost.late < 0.1
 
 
@@ -67,6 +69,12 @@ def test_the_work_that_is_lost_has_a_price() -> None:
     assert many.cost.redo_s == pytest.approx(150 * each_s)
     assert replace(many.cost, redo_s=0.0).weighed(POLICY) == pytest.approx(many.cost.weighed(POLICY) - 150 * each_s * POLICY.work_weight)
     assert many.end_s[1] > few.end_s[1], "they come back in front of the others of their model"
+    dearer = Estimates(POLICY)
+    rows = tuple(replace(row, recompute_us_per_token=3.0 * row.recompute_us_per_token) for row in profiles(swap_s=2.0).hardware)
+    dearer.load(CATALOGUE, replace(profiles(swap_s=2.0), hardware=rows))
+    longer = worked_out(queue, dearer, [(calm, 150)])
+    assert longer.clears
+    assert longer.end_s[1] - many.end_s[1] == pytest.approx(150 * 2 * each_s, rel=0.05), "and these wait for that work too"
 
 
 def test_those_that_become_late_by_it_count() -> None:
@@ -82,6 +90,17 @@ def test_those_that_become_late_by_it_count() -> None:
     assert not worked_out([group(2, "beta", 4.0, 20), calm], made, [(near, 20)]).clears
 
 
+def test_those_that_are_late_in_any_case_do_not_count() -> None:
+    """Of the order's cost they are no part, as they would be late if they went on too."""
+    made = estimates(swap_s=0.2)
+    hopeless, calm = group(3, "alpha", 0.3, 300), group(1, "alpha", 600.0, 300)
+    queue = [group(2, "beta", 0.2, 30), calm]
+    at_ease, late = worked_out(queue, made, [(calm, 20)]), worked_out(queue, made, [(hopeless, 20)])
+    assert at_ease.clears
+    assert late.clears
+    assert late.cost.late == pytest.approx(at_ease.cost.late, abs=2.0)
+
+
 def test_what_is_answered_cannot_be_late() -> None:
     """Requests with a first-token objective that run have their first token."""
     made = estimates(swap_s=2.0)
@@ -89,6 +108,20 @@ def test_what_is_answered_cannot_be_late() -> None:
     found = worked_out([group(2, "beta", 4.0, 8), group(1, "alpha", 600.0, 300)], made, [(answered, 100)])
     assert found.clears
     assert found.cost.late < 1.0
+
+
+def test_what_runs_counts_once_whoever_tells_of_it() -> None:
+    """By its groups, as any of the model, or both; those of a model that is not active count as any."""
+    made = estimates()
+    alpha, beta = group(1, "alpha", 600.0, 300), group(2, "beta", 600.0, 300)
+    untold = line([], made, active="alpha").slot
+    untold.running = 100
+    expected = made.engine(untold).left
+    for runs in ([(alpha, 100)], [(alpha, 60), (alpha, 40)], [(beta, 30), (alpha, 70)]):
+        assert running_line([], made, runs).engine.left == pytest.approx(expected, rel=0.06)
+    partly = running_line([], made, [(alpha, 40)]).slot
+    partly.running = 100
+    assert made.engine(partly).left == pytest.approx(expected, rel=0.06)
 
 
 def test_the_same_model_needs_no_clearing() -> None:

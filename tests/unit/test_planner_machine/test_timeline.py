@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView, group_times
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
@@ -19,7 +21,7 @@ from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import Cost, timelines
+from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -170,6 +172,45 @@ def test_late_requests_are_counted_each_with_its_place() -> None:
     across = line([group(1, "alpha", 4000, 45.0)], active="alpha").timeline(START_S)
     assert 1000 < across.cost.late < 3000
     assert across.cost.tardiness_s > 1000
+
+
+@pytest.mark.parametrize(("active", "running"), [("alpha", 0), ("beta", 0), ("beta", 1)])
+@pytest.mark.parametrize("share", [0.85, 1.0, 1.1])
+def test_one_request_is_late_as_often_as_its_times_say(active: str, running: int, share: float) -> None:
+    """Against draws of what is before it, of its own output, and of what the formulas leave out: one that runs, or goes behind a swap and
+    one that runs."""
+    only = [group(1, "alpha", 1)]
+    (time,) = group_times(views(only, active=active, running=running, warm=["alpha"]), CATALOGUE, SNAPSHOT)
+    slo_s = share * time.completion.mean
+    found = line([group(1, "alpha", 1, slo_s)], active=active, running=running, warm=["alpha"]).timeline(START_S)
+    dice = np.random.default_rng(3)
+    ends_s = dice.normal(time.wait.mean, time.wait.deviation, 200_000) + time.prefill_s
+    ends_s += dice.normal(time.decode.mean, time.decode.deviation, ends_s.size)
+    ends_s *= dice.normal(1.0, RELATIVE_DEVIATION, ends_s.size)
+    assert found.cost.late == pytest.approx(float((ends_s > slo_s).mean()), abs=0.04)
+    assert found.cost.tardiness_s == pytest.approx(float(np.maximum(ends_s - slo_s, 0.0).mean()), abs=0.02)
+    assert math.sqrt(found.end_variance[0]) == pytest.approx(ends_s.std(), rel=0.05)
+
+
+@pytest.mark.parametrize("running", [0, 20, 100, 130])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_late_requests_of_a_run_are_those_of_each_place(running: int, share: float) -> None:
+    """Four groups that share the batch, with deadlines somewhere on the way through each: as one by one by what the estimator says."""
+    count = 100
+    groups = [group(number, "alpha", count) for number in range(4)]
+    view = views(groups, active="alpha", running=running, warm=())
+    times = group_times(view, CATALOGUE, SNAPSHOT)
+    slos_s = [(1.0 - share) * time.first_completion.mean + share * time.last_completion.mean for time in times]
+    table = Assessment(CATALOGUE, SNAPSHOT, [view]).table
+    expected = 0.0
+    for number, slo_s in enumerate(slos_s):
+        each = table.times([number] * count, np.arange(count))
+        expected += sum(
+            Normal(float(mean), float(variance) + (RELATIVE_DEVIATION * float(mean)) ** 2).probability_above(slo_s)
+            for mean, variance in zip(each.completion_s, each.completion_variance, strict=True)
+        )
+    due = [group(number, "alpha", count, slo_s) for number, slo_s in enumerate(slos_s)]
+    assert line(due, active="alpha", running=running).timeline(START_S).cost.late == pytest.approx(expected, rel=0.15)
 
 
 def test_first_token_deadlines_do_not_wait_for_the_output() -> None:
