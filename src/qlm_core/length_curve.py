@@ -112,13 +112,25 @@ class LengthCurve:
         found = [self.quantile((count - 0.375) / (count + 0.25)) for count in LONGEST_OF[1:]]
         return np.maximum.accumulate(np.array([self.output_tokens.mean, *found]))
 
-    def left(self, produced_tokens: float) -> Normal:
-        """What a request still makes that made so many tokens and has not ended: mean and variance of O - a given O > a. Raises ValueError
-        for what is not finite or negative."""
+    def left(self, produced_tokens: float, most: float = math.inf) -> Normal:
+        """What a request still makes that made so many tokens and has not ended, `most` >= 1 at the most: mean and variance of
+        min(O - a, most) given O > a. Raises ValueError for produced tokens that are not finite or negative."""
         if not 0.0 <= produced_tokens < math.inf:
             raise ValueError(f"produced tokens are finite and >= 0, got {produced_tokens}")
         mean, variance = self.left_of(np.array([produced_tokens]))
-        return Normal(float(mean[0]), float(variance[0]))
+        whole = Normal(float(mean[0]), float(variance[0]))
+        if most == math.inf:
+            return whole
+        produced = math.floor(produced_tokens)
+        above, tokens, squares = np.array(self.beyond(np.array([produced, produced + most]))).tolist()
+        if above[0] <= SHARE_MIN:
+            return whole.floored(1.0).capped(most)
+        ending = above[0] - above[1]
+        ending_tokens = tokens[0] - tokens[1]
+        first = ending_tokens - produced * ending + most * above[1]
+        second = squares[0] - squares[1] - 2.0 * produced * ending_tokens + produced**2 * ending + most**2 * above[1]
+        mean_left = first / above[0]
+        return Normal(mean_left, max(0.0, second / above[0] - mean_left**2))
 
     def left_of(self, produced_tokens: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """`left` of many: means and variances, in tokens and tokens squared."""

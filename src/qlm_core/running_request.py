@@ -42,7 +42,7 @@ def output_left(profiles: ProfileSnapshot, request: GroupView, produced_tokens: 
     negative output."""
     room_tokens = max(1.0, request.output_tokens_max - produced_tokens)
     curve = profiles.output_curve_for(request.model, request.slo_class, request.token_class)
-    return _between(curve.left(float(produced_tokens)), 1.0, room_tokens)
+    return _between(curve.left(float(produced_tokens), room_tokens), 1.0, room_tokens)
 
 
 def resumed(profiles: ProfileSnapshot, request: GroupView, produced_tokens: int) -> GroupView:
@@ -57,5 +57,4 @@ def resumed(profiles: ProfileSnapshot, request: GroupView, produced_tokens: int)
 
 def _between(tokens: Normal, low: float, high: float) -> Normal:
     """What lies between two bounds has its mean there, and a variance of at most a quarter of their distance squared (Popoviciu)."""
-    inside = tokens.floored(low).capped(high)
-    return Normal(min(max(inside.mean, low), high), min(inside.variance, (high - low) ** 2 / 4.0))
+    return Normal(min(max(tokens.mean, low), high), min(tokens.variance, (high - low) ** 2 / 4.0))

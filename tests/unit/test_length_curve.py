@@ -49,6 +49,21 @@ def test_short_outputs_are_exact() -> None:
     assert curve.left(8).variance == 0.0
 
 
+@pytest.mark.parametrize("produced", [0, 3, 60, 800])
+@pytest.mark.parametrize("most", [1, 2, 50, 700, 5_000])
+def test_a_limit_ends_what_is_left(produced: int, most: int) -> None:
+    """Against the mean over all lengths that are longer; those of a bin are alike."""
+    curve = curve_of([3, 40, 40, 200, 900])
+    every = np.arange(1, 2_000)
+    share = np.array([curve.shares[bin_of(each)] / (UPPERS[bin_of(each)] - (0, *UPPERS)[bin_of(each)]) for each in every.tolist()])
+    share[every <= produced] = 0.0
+    left = np.minimum(every - produced, most)
+    mean = float(np.average(left, weights=share))
+    found = curve.left(produced, most)
+    assert found.mean == pytest.approx(mean)
+    assert found.variance == pytest.approx(float(np.average((left - mean) ** 2, weights=share)), abs=1e-6)
+
+
 def test_what_outlived_all_that_was_seen_has_half_as_long_again() -> None:
     curve = curve_of([10, 20])
     assert curve.left(400).mean == 200.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
@@ -19,12 +21,18 @@ SHIPPED = shipped_snapshot()
 
 
 def running(
-    produced_tokens: int, *, output_tokens_max: float = math.inf, beside: int = 10, waiting: int = 0, time_scale: float = 1.0
+    produced_tokens: int,
+    *,
+    output_tokens_max: float = math.inf,
+    beside: int = 10,
+    waiting: int = 0,
+    waiting_for: str = "m",
+    time_scale: float = 1.0,
 ) -> RequestPrediction:
     facts = InstanceFacts(
         name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",), time_scale=time_scale
     )  # fmt: skip
-    groups = () if not waiting else (request(waiting=waiting),)
+    groups = () if not waiting else (request(waiting=waiting, model=waiting_for),)
     view = QueueView(instance=facts, active_model="m", running=beside, groups=groups)
     found = predict_running(view, CATALOGUE, SHIPPED, request(output_tokens_max=output_tokens_max), produced_tokens)
     assert found is not None
@@ -38,13 +46,25 @@ def request(*, waiting: int = 1, output_tokens_max: float = math.inf, model: str
     )  # fmt: skip
 
 
-def test_what_was_made_counts() -> None:
-    """Not what is left of the mean: one that has made twice that still has some to make."""
-    mean_tokens = SHIPPED.workload_for("m", "64s", "1024").output_tokens.mean
-    begun, late = running(1), running(round(2 * mean_tokens))
-    assert begun.completion.mean > 0.0
-    assert late.completion.mean > 0.0
-    assert begun.wait.mean == late.wait.mean == 0.0
+@pytest.mark.parametrize("made", [1, 40, 200, 420])
+def test_what_was_made_counts(made: int) -> None:
+    """Not what is left of the mean: one that has made twice that still has some to make. Against draws of outputs that were longer."""
+    output = SHIPPED.workload_for("m", "64s", "1024").output_tokens
+    drawn = np.random.default_rng(3).gamma(output.mean**2 / output.variance, output.variance / output.mean, 400_000)
+    left = drawn[drawn > made] - made
+    found = running(made)
+    step_s = running(10, output_tokens_max=11.0).completion.mean  # one token, beside as many
+    assert found.wait == Normal.point(0.0)
+    assert found.completion.mean / step_s == pytest.approx(left.mean(), rel=0.05)
+    assert found.completion.deviation / step_s == pytest.approx(left.std(), rel=0.05)
+
+
+def test_its_limit_bounds_what_is_not_known() -> None:
+    """With two tokens left at the most it makes one or two, whatever its class does: half a token either way."""
+    step_s = running(10, output_tokens_max=11.0).completion.mean
+    assert running(10, output_tokens_max=11.0).completion.variance == 0.0
+    assert step_s <= running(10, output_tokens_max=12.0).completion.mean <= 2.0 * step_s
+    assert running(10, output_tokens_max=12.0).completion.deviation <= 0.5 * step_s * (1.0 + 1e-9)
 
 
 def test_before_the_first_token_the_prefill_is_to_come() -> None:
@@ -56,6 +76,7 @@ def test_before_the_first_token_the_prefill_is_to_come() -> None:
 def test_a_full_engine_and_others_that_join_are_slower() -> None:
     assert running(5, beside=100).completion.mean > running(5, beside=1).completion.mean
     assert running(5, waiting=500).completion.mean > running(5).completion.mean
+    assert running(5, waiting=500, waiting_for="other") == running(5), "who waits for another model does not join"
     assert running(5, time_scale=10.0).completion.mean == pytest.approx(running(5).completion.mean / 10.0)
 
 
