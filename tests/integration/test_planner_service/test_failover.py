@@ -8,14 +8,17 @@ from collections.abc import Awaitable
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
-from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed
+from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable
+from qlm_planner.events import LoadReported
+from qlm_planner.leadership import Leadership
 from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.values import PLANNER_ROLE
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
-from .cluster import Cluster, kill, until
+from .cluster import RENEW_S, Cluster, kill, until
 
 
 async def test_a_killed_planner_is_replaced_and_nothing_is_lost(cluster: Cluster) -> None:
@@ -83,6 +86,126 @@ async def test_a_stopped_planner_gives_its_lease_back(cluster: Cluster) -> None:
         await until(leads, "it leads")
         assert await cluster.queue.leader_address(PLANNER_ROLE) == shell.address
     assert await cluster.queue.leader_address(PLANNER_ROLE) == ""
+
+
+async def refused(call: Awaitable[object]) -> PreconditionFailed:
+    with pytest.raises(grpc.RpcError) as refusal:
+        await call
+    error = from_rpc_error(refusal.value)
+    assert isinstance(error, PreconditionFailed)
+    return error
+
+
+async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(cluster: Cluster) -> None:
+    """Somebody else has it: the plan ends for those who watch, whoever asks is told who leads, nothing is placed, and nothing is shown of
+    a plan that is not ours. Free again, it is won with another fence, and all that came meanwhile is placed."""
+    await cluster.join("a")
+
+    def figure(name: str) -> float | None:
+        return cluster.metrics.registry.get_sample_value(name)
+
+    async with cluster.planner() as shell, grpc.aio.insecure_channel(shell.address) as channel:
+        stub = planner_pb2_grpc.PlannerStub(channel)
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        first = shell.term
+        assert first is not None
+        assert (figure("qlm_planner_leader"), figure("qlm_planner_groups")) == (1.0, 1.0)
+        plans = aiter(stub.WatchPlan(planner_pb2.WatchPlanRequest(), timeout=60))
+        await anext(plans)
+        lease = first._keeper.lease
+        await cluster.queue.release_lease(lease)
+        other = await cluster.queue.acquire_lease(PLANNER_ROLE, "another", 3600.0, "other:1")
+        assert other is not None
+
+        async def stands_by() -> bool:
+            return shell.term is None
+
+        await until(stands_by, "it knows that it lost its lease")
+        assert (await refused(stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=30))).details["leader"] == "other:1"
+        assert (await refused(stub.Replan(planner_pb2.ReplanRequest(), timeout=30))).reason == "NOT_LEADER"
+
+        async def end_of_the_plan() -> None:
+            async for _ in plans:
+                pass
+
+        assert (await refused(end_of_the_plan())).reason == "NOT_LEADER"
+        assert (figure("qlm_planner_leader"), figure("qlm_planner_groups")) == (0.0, 0.0)
+        keys = await cluster.submit("vicuna-13b", count=10)
+        await asyncio.sleep(2 * RENEW_S)
+        assert (await cluster.overview()).unplaced == 10
+        await cluster.queue.release_lease(other)
+        await until(cluster.all_placed, "placed by the next term")
+        assert shell.term is not None
+        assert shell.term is not first
+        assert shell.term._keeper.lease.fence > other.fence > lease.fence
+        assert await cluster.serve("a") == 20
+        assert await cluster.ended(keys)
+
+
+async def test_a_replan_that_is_asked_for_as_the_lease_ends_is_answered(cluster: Cluster) -> None:
+    """No decision is made any more that could answer it."""
+    await cluster.join("a")
+    async with cluster.planner() as shell:
+
+        async def leads() -> bool:
+            return shell.term is not None and shell.term.caught_up.is_set()
+
+        await until(leads, "it leads")
+        term = shell.term
+        assert term is not None
+        async with term._turn:
+            asked = asyncio.create_task(term.replan())
+            await asyncio.sleep(0)
+            await cluster.queue.release_lease(term._keeper.lease)
+            with pytest.raises(LeaseLost):
+                await asyncio.wait_for(asked, 20)
+
+
+async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: Cluster) -> None:
+    """And taken again when it has been worked off. What the queue answers always finds room."""
+    await cluster.join("a")
+    async with cluster.planner(inbox_max=5) as shell:
+
+        async def leads() -> bool:
+            return shell.term is not None and shell.term.caught_up.is_set()
+
+        await until(leads, "it leads")
+        term = shell.term
+        assert term is not None
+        async with term._turn:
+            with pytest.raises(Unavailable, match="too much"):
+                _tell_much(term)
+            with pytest.raises(Unavailable, match="too much"):
+                await term.replan()
+        assert (await asyncio.wait_for(term.replan(), 20))[1] == 0
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+
+
+def _tell_much(term: Leadership) -> None:
+    for _ in range(7):
+        term.tell(LoadReported(incarnation="x/1", active_model="", warm_models=()))
+
+
+async def test_profiles_that_cannot_be_read_leave_the_last_ones(cluster: Cluster) -> None:
+    await cluster.join("a")
+    async with cluster.planner(profiles_every_s=0.05) as shell:
+        await cluster.submit("mistral-7b", count=10)
+        await until(cluster.all_placed, "placed")
+        lease = await cluster.queue.acquire_lease(ESTIMATOR_ROLE, "nonce", 3600.0, "estimator:1")
+        assert lease is not None
+        with capture_logs() as logs:
+            await cluster.queue.publish_profiles(lease, 7, b"\xff\xff")
+
+            async def said() -> bool:
+                return any(log["event"] == "profiles_unreadable" for log in logs)
+
+            await until(said, "it is said")
+        await cluster.submit("vicuna-13b", count=10)
+        await until(cluster.all_placed, "placed all the same")
+        assert shell.term is not None
+        assert await cluster.serve("a") == 20
 
 
 async def test_the_server_goes_away_and_comes_back(cluster: Cluster, server: EmbeddedServer) -> None:

@@ -148,8 +148,9 @@ async def test_what_nobody_serves_waits_by_age() -> None:
     assert await served(world, "b") == [key.request_id for key in keys]
 
 
-async def test_a_group_is_no_larger_than_under_slo_order() -> None:
-    world = World(Policy(lease_ttl_s=LEASE_S, order=Order.FCFS, delta=1.0))
+@pytest.mark.parametrize("order", [Order.FCFS, Order.EDF, Order.SLO])
+async def test_a_group_is_no_larger_than_under_slo_order(order: Order) -> None:
+    world = World(Policy(lease_ttl_s=LEASE_S, order=order, delta=1.0))
     await world.join("a")
     machine = await world.lead()
     await world.submit("alpha", slo_s=36_000.0, count=500)

@@ -172,6 +172,20 @@ async def test_groups_of_a_lost_instance_go_where_the_fewest_requests_are() -> N
     assert await waiting_on(world) == Counter(a=30, b=15)
 
 
+async def test_the_least_loaded_is_told_of_what_runs() -> None:
+    world = world_of(Order.LEAST_LOADED)
+    await joined(world, ("a", "b"))
+    await world.submit("alpha", slo_s=3600.0, count=10)
+    await world.settle()
+    assert await waiting_on(world) == {"a": 5, "b": 5}
+    assert len(await world.pull("a", "alpha", 5)) == 5
+    await world.complete("b", await world.pull("b", "alpha", 2))
+    await world.settle()
+    await world.submit("alpha", slo_s=3600.0)
+    await world.settle()
+    assert (await waiting_on(world))["b"] == 4, "three wait there; on the other one five run"
+
+
 # EDF ------------------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +226,35 @@ async def test_edf_keeps_bands_and_gives_work_to_an_instance_that_joins() -> Non
     assert (await waiting_on(world))["b"] > 100
 
 
+async def test_edf_groups_hold_deadlines_that_are_near_each_other() -> None:
+    """At most half of the SLO apart."""
+    world = world_of(Order.EDF)
+    await joined(world, ("a",))
+    sizes = []
+    for _ in range(3):
+        await world.submit("alpha", slo_s=60.0)
+        await world.settle()
+        sizes.append([each.waiting for each in (await world.queue.overview()).groups.values()])
+        await world.advance(20.0)
+    assert sizes == [[1], [2], [2, 1]]
+
+
 # SHEPHERD -------------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_joins_a_batch_that_runs() -> None:
+    world = world_of(Order.SHEPHERD)
+    await joined(world, ("a",))
+    await world.submit("alpha", slo_s=3600.0, count=5)
+    await world.settle()
+    await world.submit("alpha", slo_s=3600.0, count=2)
+    await world.settle()
+    assert [each.live for each in (await world.queue.overview()).groups.values()] == [7]
+    assert len(await world.pull("a", "alpha", 1)) == 1
+    await world.settle()
+    await world.submit("alpha", slo_s=3600.0)
+    await world.settle()
+    assert sorted(each.live for each in (await world.queue.overview()).groups.values()) == [1, 7]
 
 
 async def test_shepherd_makes_batches_of_a_fixed_size() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from qlm_core.errors import NotFound
@@ -15,7 +19,9 @@ from qlm_planner.insertion import lines_of
 from qlm_planner.policy import Policy
 from qlm_planner.shedding import LOOKS_MIN, Shedding
 
-from .test_class_terms import add_group, add_slot, estimates
+from .test_class_terms import add_group, add_slot
+from .test_insertion import estimates, group
+from .test_policy_choices import board_of, slot
 from .world import LEASE_S, START_S, World
 
 
@@ -114,21 +120,107 @@ async def test_nothing_is_shed_under_other_fallbacks(overload: Overload) -> None
 
 
 async def test_edf_orders_by_deadline_while_misses_are_expected_and_no_longer() -> None:
+    """Not before better orders were tried, and not for long after, however long it was bad."""
     world = await overloaded(Overload.EDF)
     keys: list[RequestKey] = []
     for number in range(20):
         keys += await world.submit(("alpha", "beta")[number % 2], slo_s=6.0 + number, count=60)
         await world.settle()
-    await world.advance(6.0)
+    await world.advance(1.0)
     machine = world.machine
     assert machine is not None
+    assert machine.reshaping.predicted.late > 100
+    assert machine.reshaping.deciding is None
+    await world.advance(5.0)
     assert machine.reshaping.deciding is machine.reshaping.fallback
-    deadlines = [machine.board.groups[group_id].first_deadline_s for group_id in machine.board.queues["a"]]
-    assert deadlines[1:] == sorted(deadlines[1:])
+    assert by_deadline(machine.board)
+    chance = random.Random(1)
+    for _ in range(30):
+        keys += await world.submit(chance.choice(("alpha", "beta", "gamma")), slo_s=chance.uniform(2.0, 40.0), count=chance.choice((1, 5)))
+        await world.settle()
+        assert by_deadline(machine.board), "those that come go by it too"
+    await world.advance(30.0)
     for key in keys:
         await world.queue.cancel(key, b"")
-    await world.advance(10.0)
+    await world.advance(5.0)
     assert machine.reshaping.deciding is None
+
+
+def by_deadline(board: Board) -> bool:
+    """Behind the head."""
+    deadlines = [board.groups[group_id].first_deadline_s for group_id in board.queues["a"]][1:]
+    return deadlines == sorted(deadlines)
+
+
+# On boards made by hand -----------------------------------------------------------------------------------------------
+
+
+def looked(board: Board, looks: int = LOOKS_MIN) -> Shed | None:
+    """What is shed after some looks at one moment."""
+    shedding, made = Shedding(policy=Policy()), estimates()
+    for _ in range(looks):
+        shedding.look(board, made, START_S)
+    return shedding.due
+
+
+def test_it_takes_several_looks_in_a_row() -> None:
+    late, early = board_of([slot("a")], {"a": [group(1, "alpha", 2.0, 400)]}), board_of([slot("a")], {"a": [group(1, "alpha", 200.0, 400)]})
+    assert looked(late, LOOKS_MIN - 1) is None
+    assert looked(late, LOOKS_MIN) is not None
+    shedding, made = Shedding(policy=Policy()), estimates()
+    for board in (late, late, early, late, late):
+        shedding.look(board, made, START_S)
+        assert shedding.due is None
+    shedding.look(late, made, START_S)
+    assert shedding.due is not None
+
+
+def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
+    """Behind 300 others 40 requests are due at about the time when the middle of them ends."""
+    board = board_of([slot("a")], {"a": [group(1, "alpha", 500.0, 300), group(2, "alpha", 8.5, 40)]})
+    [line] = lines_of(board, estimates())
+    times = line.timeline(START_S)
+    chance = np.random.default_rng(1)
+    ends_s = chance.uniform(times.start_s[1] + line.terms[1].own_s, times.end_s[1], 100_000)
+    ends_s += chance.normal(0.0, math.sqrt(times.end_variance[1]), 100_000)
+    expected = 40 * float((ends_s > 8.5).mean())
+    assert 5.0 < expected < 35.0
+    due = looked(board)
+    assert due is not None
+    assert due.count == pytest.approx(expected, abs=1.0)
+    assert (due.group_id, due.keep) == ("alpha-2", 40 - due.count)
+
+
+@pytest.mark.parametrize(("due_s", "oldest"), [(0.5, True), (5.0, False)])
+def test_who_would_be_late_even_alone_goes_first_else_who_came_last(due_s: float, oldest: bool) -> None:
+    """One request by itself takes a second; the group nine."""
+    due = looked(board_of([slot("a")], {"a": [group(1, "alpha", due_s, 400)]}))
+    assert due is not None
+    assert due.oldest is oldest
+
+
+def test_value_is_weight_for_engine_time() -> None:
+    """Of a request, however many there are: long prompts take five times as long, and a tenant may count for more than that."""
+    few_long, many_short = group(1, "alpha", 1.0, 20), group(2, "alpha", 1.0, 400)
+    few_long.waiting_prompt_tokens = 2000 * 20
+    due = looked(board_of([slot("a")], {"a": [few_long, many_short]}))
+    assert due is not None
+    assert due.group_id == few_long.group_id
+    few_long.traits = replace(few_long.traits, key=replace(few_long.traits.key, tenant_class="16"))
+    due = looked(board_of([slot("a")], {"a": [few_long, many_short]}))
+    assert due is not None
+    assert due.group_id == many_short.group_id
+
+
+def test_one_call_at_a_time() -> None:
+    shedding, due = Shedding(policy=Policy()), Shed(group_id="g1-1", keep=0, count=5, oldest=False)
+    shedding.due = due
+    assert shedding.call(START_S) is due
+    assert shedding.call(START_S) is None, "once"
+    shedding.due = due
+    assert shedding.call(START_S + 100.0) is None
+    shedding.answered()
+    assert shedding.call(START_S + 100.0) is due
 
 
 async def test_a_shed_call_that_failed_is_made_again_after_a_look() -> None:
