@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from statistics import NormalDist
 
@@ -116,6 +116,11 @@ def slow_completions(problem: Problem, queues: list[list[int]]) -> float:
 def cheapest(problem: Problem) -> float:
     """Over all valid orders of all groups that can be served: for a handful of groups."""
     return _least(problem, lambda queues: slow_cost(problem, Orders.of(queues)))
+
+
+def cheapest_together(problems: Sequence[Problem]) -> float:
+    """The sum of what the same orders cost in several problems of the same groups."""
+    return _least(problems[0], lambda queues: sum(slow_cost(problem, Orders.of(queues)) for problem in problems))
 
 
 def least_completions(problem: Problem) -> float:

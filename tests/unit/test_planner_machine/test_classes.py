@@ -1,4 +1,4 @@
-"""Classes of requests: by k-means, mega prompts, and the mix of SLO kinds in one queue."""
+"""Classes of requests: by k-means, and the mix of SLO kinds in one queue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from qlm_core.group import MEGA, GroupKey
-from qlm_core.request import SloKind
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner import class_learning
+from qlm_planner.board import Board
 from qlm_planner.class_learning import centres, learn, learned
 from qlm_planner.classes import (
     CLASSES_MAX,
@@ -31,11 +32,14 @@ from qlm_planner.classes import (
     sample_of,
     usual_token_class,
 )
+from qlm_planner.classing import Classing
 from qlm_planner.effects import LearnClasses
-from qlm_planner.events import ClassesFailed, ProfilesRead
+from qlm_planner.events import ClassesFailed, ClassesLearned
 from qlm_planner.policy import Policy, TokenClasses
+from qlm_planner.tenants import Tenant, Tenants
 
-from .world import CATALOGUE, LEASE_S, World, profiles
+from .test_insertion import estimates
+from .world import LEASE_S, START_S, World
 
 KEY = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256")
 KMEANS = Policy(lease_ttl_s=LEASE_S, token_classes=TokenClasses.KMEANS, relearn_every_s=5.0, group_overtake_min_s=60.0)
@@ -149,6 +153,58 @@ def test_samples_are_bounded() -> None:
     assert len(samples.enough()[family_of(KEY)]) == SAMPLES_MAX
 
 
+def arrived(prompt_tokens: int, *, slo: Slo | None = None, tenant: str = "t", output_tokens: int = 0) -> RequestFacts:
+    return RequestFacts(
+        queue_id="1-0",
+        key=RequestKey(tenant, "r"),
+        acceptance_number=1,
+        accepted_s=START_S,
+        model="alpha",
+        slo=slo or Slo(kind=SloKind.COMPLETION, seconds=60.0),
+        prompt_tokens=prompt_tokens,
+        output_tokens_max=4_096,
+        predicted_output_tokens=output_tokens,
+    )
+
+
+def test_classes_are_learned_of_one_kind_and_class_of_slo_and_one_weight_at_a_time() -> None:
+    """Each of them with prompts of its own length: no family has those of two."""
+    tenants = Tenants(named=(Tenant(name="gold", weight=8.0), Tenant(name="greedy", share_max=0.5)))
+    classing, made = Classing.of(replace(KMEANS, tenants=tenants), fence=1), estimates()
+    completion, first = SloKind.COMPLETION, SloKind.FIRST_TOKEN
+    sources = [
+        (Slo(kind=completion, seconds=60.0), ("t", "greedy")),
+        (Slo(kind=completion, seconds=600.0), ("t",)),
+        (Slo(kind=first, seconds=60.0), ("t",)),
+        (Slo(kind=SloKind.PRIORITY, priority=1), ("t",)),
+        (Slo(kind=completion, seconds=60.0), ("gold",)),
+    ]
+    for number, (slo, senders) in enumerate(sources):
+        for sender in senders * 60:
+            classing.traits(arrived(100 + number, slo=slo, tenant=sender), Board(slo_band=0), made, START_S)
+    asked = classing.learn(START_S)
+    assert asked is not None
+    found = sorted(
+        (round(math.exp(prompt)), len(samples)) for samples in asked.samples.values() for prompt in {each[0] for each in samples}
+    )
+    assert found == [(100, 120), (101, 60), (102, 60), (103, 60), (104, 60)], "a limited share is no reason to be served otherwise"
+
+
+def test_a_predicted_output_tells_classes_apart() -> None:
+    """Finer than the fixed classes, which hold both."""
+    classing, made, board = Classing.of(KMEANS, fence=1), estimates(), Board(slo_band=0)
+    for output_tokens in (70, 240) * 40:
+        fixed = classing.traits(arrived(200, output_tokens=output_tokens), board, made, START_S).key.token_class
+        assert fixed == "256/o256"
+    asked = classing.learn(START_S)
+    assert asked is not None
+    answer = learned(asked)
+    assert isinstance(answer, ClassesLearned)
+    classing.take(answer.number, answer.families, board, made)
+    few, many, also_many = (classing.traits(arrived(200, output_tokens=each), board, made, START_S).key.cluster for each in (75, 220, 260))
+    assert few != many == also_many
+
+
 async def waiting_by_cluster(world: World) -> Mapping[str, int]:
     overview = await world.queue.overview()
     found: dict[str, int] = {}
@@ -202,6 +258,21 @@ async def test_small_groups_are_taken_into_new_classes_and_filled_up() -> None:
     assert sorted(group.waiting for group in machine.board.groups.values()) == [5, 5, 6, 60]
 
 
+async def test_mega_prompts_stay_apart_whatever_is_learned() -> None:
+    """A small group of them is not filled up with others."""
+    world = World(KMEANS)
+    await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 3_600.0, prompt_tokens=11_000, count=2)
+    await world.settle()
+    [mega] = machine.board.groups
+    await both_sizes(world, 30)
+    assert (machine.classing.learned, machine.classing.adopted) == (1, 0)
+    assert machine.board.groups[mega].traits.key.cluster == MEGA
+    await both_sizes(world, 5)
+    assert machine.board.groups[mega].waiting == 2
+
+
 async def test_groups_outlive_a_learning_that_finds_the_same() -> None:
     world = World(KMEANS)
     await world.join("a")
@@ -233,73 +304,6 @@ async def test_a_failed_learning_leaves_what_is_in_force(monkeypatch: pytest.Mon
     monkeypatch.undo()
     await world.advance(6.0)
     assert machine.classing.classifier.version > before.version
-
-
-# Mega prompts -----------------------------------------------------------------------------------------------------------
-
-
-async def test_mega_prompts_have_groups_of_their_own() -> None:
-    """By KV (a quarter of 40,000 tokens) and by the SLO (a quarter of 4 s of prefill at 20,000 tokens a second)."""
-    world = World()
-    await world.join("a")
-    machine = await world.lead()
-    await world.submit("alpha", 3_600.0, prompt_tokens=9_900, count=6)
-    await world.submit("alpha", 3_600.0, prompt_tokens=10_100, count=6)
-    await world.submit("beta", 1.0, prompt_tokens=4_500)
-    await world.submit("beta", 1.0, prompt_tokens=5_500)
-    await world.submit("gamma", prompt_tokens=20_000, priority=1)
-    await world.settle()
-    found = sorted((group.traits.key.model, group.traits.key.cluster, group.waiting) for group in machine.board.groups.values())
-    assert [each for each in found if each[0] == "beta"] == [("beta", "", 1), ("beta", MEGA, 1)]
-    assert [each for each in found if each[0] == "gamma"] == [("gamma", MEGA, 1)]
-    assert [each for each in found if each[:2] == ("alpha", "")] == [("alpha", "", 6)]
-    mega = [waiting for model, cluster, waiting in found if (model, cluster) == ("alpha", MEGA)]
-    assert sum(mega) == 6
-    assert max(mega) <= 4, "one batch, not delta batches"
-    assert machine.classing.counts(machine.board)["mega"] == len(mega) + 2
-
-
-async def test_what_is_mega_goes_by_the_profiles_as_they_are_now() -> None:
-    world = World()
-    await world.join("a")
-    machine = await world.lead()
-    await world.submit("alpha", 3_600.0, prompt_tokens=9_000)
-    await world.settle()
-    rows = tuple(replace(row, kv_capacity_tokens=row.kv_capacity_tokens // 4) for row in profiles().hardware)
-    await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=replace(profiles(version=1), hardware=rows)))
-    await world.submit("alpha", 3_600.0, prompt_tokens=9_000)
-    await world.settle()
-    assert sorted(group.traits.key.cluster for group in machine.board.groups.values()) == ["", MEGA]
-
-
-async def test_without_an_instance_nothing_is_mega() -> None:
-    world = World()
-    machine = await world.lead()
-    await world.submit("alpha", 3_600.0, prompt_tokens=4_000_000_000)
-    await world.settle()
-    [found] = machine.board.groups.values()
-    assert found.traits.key.cluster == ""
-    await world.join("a")
-    await world.advance(1.0)
-    await world.submit("alpha", 3_600.0, prompt_tokens=4_000_000_000)
-    await world.settle()
-    assert [group.traits.key.cluster for group in machine.board.queue_groups("a")].count(MEGA) == 1
-
-
-async def test_new_profiles_may_make_a_prompt_mega() -> None:
-    world = World()
-    await world.join("a", "small")
-    machine = await world.lead()
-    await world.submit("alpha", 2.0, prompt_tokens=4_000)
-    await world.settle()
-    world.snapshot = profiles(version=1)
-    assert [group.traits.key.cluster for group in machine.board.queue_groups("a")] == [""]
-    await world.join("b", "big")
-    await world.drain("a", "small")
-    await world.advance(1.0)
-    await world.submit("alpha", 2.0, prompt_tokens=11_000)
-    await world.settle()
-    assert MEGA in {group.traits.key.cluster for group in machine.board.queue_groups("b")}
 
 
 # Kinds of SLOs ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from qlm_planner.group_meta import from_meta, group_id_of, order_of, to_meta
 from qlm_planner.policy import Policy
 
 from .test_insertion import group
-from .world import LEASE_S, World
+from .world import LEASE_S, MODELS, World, hardware
 
 
 async def sizes(world: World) -> list[int]:
@@ -32,6 +33,20 @@ async def test_a_group_holds_delta_average_batches() -> None:
     # 40,000 tokens of KV, and agents keep room for 200 prompt + 100 output tokens each: 133 at once.
     assert limits.live == pytest.approx(4 * 133, rel=0.1)
     assert await sizes(world) == [limits.live, limits.live, 1500 - 2 * limits.live]
+
+
+async def test_the_batch_is_that_of_the_instance_where_the_group_stands() -> None:
+    """Not that of another one: room for 13 at once, of 300 tokens each, in the KV of the one that serves the model."""
+    world = World()
+    kv_tokens = {"big": 40_000, "small": 4_000}
+    rows = tuple(hardware(gpu, model, kv_tokens=tokens) for gpu, tokens in kv_tokens.items() for model in MODELS)
+    world.snapshot = replace(world.snapshot, hardware=rows)
+    await world.join("a", "big", ("beta",))
+    await world.join("b", "small", ("alpha",))
+    await world.lead()
+    await world.submit("alpha", slo_s=36_000.0, count=300)
+    await world.settle()
+    assert max(await sizes(world)) == pytest.approx(4 * 13, rel=0.1)
 
 
 async def test_delta_is_configurable() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pyomo.environ as pyo
 import pytest
 from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
 from qlm_core.errors import ConfigError
 from qlm_load.bench_planner.generator import Shape, drawn
+from qlm_planner.effects import Solve, Stage
+from qlm_planner.events import Solved
 from qlm_planner.exact import (
     ExactError,
     NoOrders,
+    Scenario,
     Settings,
     Solver,
     SolverFailed,
@@ -28,8 +34,9 @@ from qlm_planner.exact import (
     sampled,
     solve_exactly,
 )
-from qlm_planner.solver import Problem, Weights, solve
-from slow_evaluator import cheapest, least_completions, slow_completions, valid
+from qlm_planner.solver import Problem, Weights, evaluate, solve
+from qlm_planner.solver_jobs import Choice, answer
+from slow_evaluator import cheapest, cheapest_together, least_completions, slow_completions, valid
 
 pytest.importorskip("pyomo", reason="the extra planner is not installed")
 
@@ -127,6 +134,92 @@ def test_samples_see_what_means_do_not() -> None:
     assert enumerated(problem).orders.lists() == [[1, 0]]
 
 
+def test_a_head_that_is_served_leaves_an_empty_queue_behind_only_for_a_gain() -> None:
+    """The other instance would have it done 20 s sooner in the mean, for ten requests."""
+    problem = by_hand(model=[0], work_s=[[50.0], [10.0]], deadline_s=[1_000.0], kind=[0, 1], active=[0, 0])
+    served = replace(problem, head=np.array([0, -1], dtype=np.int32))
+    assert solve_exactly(problem).orders.lists() == [[], [0]]
+    assert solve_exactly(served).orders.lists() == [[0], []]
+    assert solve_exactly(replace(served, weights=Weights(head_gain=50.0))).orders.lists() == [[], [0]]
+
+
+def uncertain(seed: int) -> Problem:
+    """Four groups, of which only how long they take is uncertain, and what runs gives way to nobody."""
+    problem = small(seed)
+    return replace(
+        problem, work_variance=(0.3 * problem.work_s) ** 2, own_variance=(0.2 * problem.own_s) ** 2, clear_s=np.full(problem.queues, np.inf)
+    )
+
+
+def in_scenario(problem: Problem, scenario: Scenario, weights: Weights | None = None) -> Problem:
+    """All comes out as in the scenario."""
+    return replace(certain(problem), work_s=scenario.work_s, own_s=scenario.own_s, weights=weights or problem.weights)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_best_orders_for_samples_are_those_of_the_least_mean_cost(seed: int) -> None:
+    """Over all orders, each sample by itself."""
+    problem = uncertain(seed)
+    samples = sampled(problem, 3, seed=seed)
+    found = solve_exactly(problem, Settings(time_limit_s=60.0), samples)
+    assert found.status is Status.OPTIMAL
+    assert found.objective == pytest.approx(cheapest_together([in_scenario(problem, each) for each in samples]) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_best_orders_at_a_quantile_count_late_by_it_and_all_else_in_the_mean(seed: int) -> None:
+    problem = uncertain(seed)
+    mean, high = at_quantile(problem, 0.9)
+    late_only = Weights(late=problem.weights.late, tardiness=0.0, work=0.0, completion=0.0, head_gain=0.0, starvation=0.0)
+    expected = cheapest_together(
+        [in_scenario(problem, mean, replace(problem.weights, late=0.0)), in_scenario(problem, high, late_only)],
+    )
+    found = solve_exactly(problem, Settings(time_limit_s=60.0), (mean, high))
+    assert found.objective == pytest.approx(expected, rel=1e-5)
+
+
+def two_kinds() -> Problem:
+    """Three groups, all of whose times are uncertain."""
+    problem = by_hand(model=[0, 0, 1], work_s=[[40.0, 60.0, 80.0], [20.0, 30.0, 40.0]], deadline_s=[99.0] * 3, kind=[0, 1], active=[0, 0])
+    own_s = np.array([[5.0, 6.0, 7.0], [4.0, 5.0, 6.0]])
+    return replace(problem, own_s=own_s, work_variance=(0.3 * problem.work_s) ** 2, own_variance=(0.2 * own_s) ** 2)
+
+
+def test_quantiles_and_samples_are_those_of_the_times() -> None:
+    """Against normal times drawn by numpy."""
+    problem = two_kinds()
+    draws = np.random.default_rng(7).standard_normal((20_000, 1, 1))
+    _, high = at_quantile(problem, 0.9)
+    samples = sampled(problem, 100, seed=3)
+    for times in ("work", "own"):
+        mean, deviation = getattr(problem, f"{times}_s"), np.sqrt(getattr(problem, f"{times}_variance"))
+        below = (mean + deviation * draws <= getattr(high, f"{times}_s")).mean(axis=0)
+        assert below == pytest.approx(0.9, abs=0.01)
+        told = np.stack([getattr(each, f"{times}_s") for each in samples])
+        assert told.mean() == pytest.approx(mean.mean(), rel=0.1)
+        assert told.std(axis=0) == pytest.approx(deviation, rel=0.3)
+
+
+def test_samples_are_those_of_their_seed() -> None:
+    problem = two_kinds()
+    one, again, other = (sampled(problem, 5, seed=seed) for seed in (1, 1, 2))
+    assert all((left.work_s == right.work_s).all() and (left.own_s == right.own_s).all() for left, right in zip(one, again, strict=True))
+    assert not any((left.work_s == right.work_s).any() for left, right in zip(one, other, strict=True))
+
+
+def test_what_a_kind_cannot_serve_takes_for_ever_in_every_sample() -> None:
+    """Planners say so of all its times."""
+    problem = two_kinds()
+    never = np.array([[False, True, False], [False, False, True]])
+    work_s, work_variance, own_s, own_variance = (
+        np.where(never, np.inf, each) for each in (problem.work_s, problem.work_variance, problem.own_s, problem.own_variance)
+    )
+    problem = replace(problem, work_s=work_s, work_variance=work_variance, own_s=own_s, own_variance=own_variance)
+    for sample in sampled(problem, 20, seed=1):
+        assert (np.isinf(sample.work_s) == never).all()
+        assert (np.isinf(sample.own_s) == never).all()
+
+
 def test_nothing_that_can_be_served_is_an_answer() -> None:
     problem = replace(small(1), work_s=np.full((2, 4), np.inf))
     assert solve_exactly(problem).orders.lists() == [[], []]
@@ -168,6 +261,38 @@ def test_a_gap_is_a_share_of_what_was_found() -> None:
         assert each.gap <= 0.5 + 1e-6
 
 
+def test_a_bound_is_never_above_the_optimum() -> None:
+    """GLPK tells none where it stops at its gap."""
+    told = []
+    for seed in range(1, 7):
+        problem = small(seed, groups=5)
+        found = solve_exactly(problem, Settings(solver=Solver.GLPK, gap=0.5))
+        assert found.bound <= cheapest(problem) * (1.0 + 1e-6)
+        told.append(found.objective / cheapest(problem))
+    assert max(told) > 1.01, "not all were solved to the end"
+
+
+@pytest.mark.parametrize("solve_with", [backends.solve_with_highs, backends.solve_with_glpk])
+def test_what_nobody_proves_in_time_is_not_called_proven(solve_with: Callable[[pyo.ConcreteModel, float, float], backends.Answer]) -> None:
+    """A market split: how to halve the sums of several rows at once is found in no time to within a little, and proven in days."""
+    model, chance = pyo.ConcreteModel(), np.random.default_rng(1)
+    model.x = pyo.Var(range(50), domain=pyo.Binary)
+    model.off = pyo.Var(range(6), bounds=(0.0, None))
+    model.rules = pyo.ConstraintList()
+    for row in range(6):
+        shares = chance.integers(1, 100, 50).tolist()
+        half = sum(shares) // 2
+        split = sum(share * model.x[number] for number, share in enumerate(shares))
+        model.rules.add(split - half <= model.off[row])
+        model.rules.add(half - split <= model.off[row])
+    model.cost = pyo.Objective(expr=sum(model.off[row] for row in range(6)), sense=pyo.minimize)
+    began_s = time.perf_counter()
+    found = solve_with(model, 1.0, 1e-6)
+    assert found.status is Status.FEASIBLE
+    assert found.bound < found.objective
+    assert time.perf_counter() - began_s < 60.0
+
+
 def test_no_queue_has_more_groups_than_there_are_positions() -> None:
     problem = by_hand(model=[0, 0], work_s=[[10.0, 10.0], [50.0, 50.0]], deadline_s=[900.0, 900.0], kind=[0, 1], active=[0, 0])
     assert [len(order) for order in solve_exactly(problem).orders.lists()] == [2, 0]
@@ -190,3 +315,48 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> No
 def test_a_level_is_a_quantile_above_the_median(level: float) -> None:
     with pytest.raises(ConfigError, match="level"):
         at_quantile(small(1), level)
+
+
+# What a job of the solver makes of it ------------------------------------------------------------------------------------
+
+
+def polished(problem: Problem, *, moves: int = 0) -> Solve:
+    return Solve(job=1, stage=Stage.POLISHED, problem=problem, orders=None, moves=moves, seed=1)
+
+
+def answered(job: Solve, choice: Choice) -> Solved:
+    found = answer(job, choice)
+    assert isinstance(found, Solved), found
+    return found
+
+
+@pytest.mark.parametrize("choice", [Choice.EXACT_HIGHS, Choice.EXACT_GLPK])
+def test_exact_orders_are_taken_where_they_are_cheaper(choice: Choice) -> None:
+    """Than those of a search without a move."""
+    problem = small(5, groups=5)
+    first, exact = answered(polished(problem), Choice.HEURISTIC), answered(polished(problem), choice)
+    assert exact.rule == f"{choice}: optimal"
+    cost = evaluate(problem, exact.orders).cost.total
+    assert cost == pytest.approx(cheapest(problem), rel=1e-5)
+    assert cost < 0.99 * evaluate(problem, first.orders).cost.total
+
+
+def test_exact_orders_of_the_means_are_left_where_uncertainty_makes_them_dearer() -> None:
+    problem = by_hand(model=[0, 0], work_s=[[40.0, 20.0]], deadline_s=[1_000.0, 65.0], kind=[0], active=[0])
+    problem = replace(problem, count=np.array([100.0, 10.0]), work_variance=np.array([[900.0, 0.0]]))
+    assert solve_exactly(problem).orders.lists() == [[0, 1]]
+    found = answered(polished(problem, moves=500), Choice.EXACT_HIGHS)
+    assert found.orders.lists() == [[1, 0]]
+    assert found.rule.endswith(f"; {Choice.EXACT_HIGHS}: optimal")
+
+
+def test_the_solver_that_was_chosen_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "glpsol", lambda: None)
+    assert "glpsol" in answered(polished(small(5)), Choice.EXACT_GLPK).rule
+    assert "glpsol" not in answered(polished(small(5)), Choice.EXACT_HIGHS).rule
+
+
+def test_more_groups_than_can_be_proven_are_not_asked_for() -> None:
+    for groups, asked in ((10, True), (11, False)):
+        found = answered(polished(small(1, groups=groups, queues=1), moves=500), Choice.EXACT_HIGHS)
+        assert (str(Choice.EXACT_HIGHS) in found.rule) is asked

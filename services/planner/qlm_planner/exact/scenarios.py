@@ -52,14 +52,16 @@ def sampled(problem: Problem, scenarios: int, seed: int) -> Sequence[Scenario]:
     if not 1 <= scenarios <= SCENARIOS_MAX:
         raise ConfigError(f"scenarios: must be 1 to {SCENARIOS_MAX}, got {scenarios}")
     chance = np.random.default_rng(seed)
+    # Where a kind cannot serve a group its time is infinite, whatever is drawn.
+    work_deviation, own_deviation = np.sqrt(finite(problem.work_variance)), np.sqrt(finite(problem.own_variance))
     found = []
     for _ in range(scenarios):
         # What makes a group longer makes it so on every kind.
         work, own = chance.standard_normal((2, problem.groups))
         found.append(
             Scenario(
-                work_s=np.maximum(0.0, problem.work_s + work * np.sqrt(problem.work_variance)),
-                own_s=np.maximum(0.0, problem.own_s + own * np.sqrt(problem.own_variance)),
+                work_s=np.maximum(0.0, problem.work_s + work * work_deviation),
+                own_s=np.maximum(0.0, problem.own_s + own * own_deviation),
                 late_share=1.0 / scenarios,
                 share=1.0 / scenarios,
             )
