@@ -17,7 +17,7 @@ import pytest
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView, group_times, predict_request, service_time
+from qlm_core.prediction import GroupTime, GroupView, QueueView, RunningView, group_times, predict_request, service_time
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen, Tick
@@ -156,6 +156,62 @@ def test_a_group_starts_and_ends_as_the_steps_do(key: tuple[str, int, str], spre
     assert time.completion.mean == pytest.approx(max(each.ended_s for each in requests), rel=0.3)
     if count == 1:
         assert time.completion.mean == pytest.approx(requests[0].ended_s, rel=0.02)
+
+
+@pytest.mark.parametrize("beside", [0, 1, 50, 150])
+@pytest.mark.parametrize("prompt", [2_048, 16_384])
+def test_a_prefill_takes_its_tokens_and_the_steps_of_its_chunks(beside: int, prompt: int) -> None:
+    """One that comes while others decode: from its start to its first token."""
+    row = replace(ROWS[PAIRS[0]], prefill_ms_per_token_squared=0.0)
+    requests = [*(_Request(number, 0.0, 500, 1_000) for number in range(beside)), _Request(beside, 10.0, prompt, 1)]
+    _steps(row, requests)
+    (time,) = _queue(row, Normal(1_000.0), running=beside, prompts=[prompt])
+    assert time.prefill_s == pytest.approx(requests[-1].ended_s - requests[-1].started_s, rel=0.05)
+
+
+@pytest.mark.parametrize("beside", [20, 64, 128])
+def test_a_batch_that_fills_up_waits_less_than_a_full_one(beside: int) -> None:
+    """200 come to an engine that runs some: of the work ahead so much is in flight as a full batch holds by then, not what runs now."""
+    row, output = replace(ROWS[PAIRS[0]], prefill_ms_per_token_squared=0.0), Normal(211.0, 163.0**2)
+    shape, scale = output.mean**2 / output.variance, output.variance / output.mean
+    starts: list[float] = []
+    for seed in range(4):
+        rng = random.Random(seed)
+        # What is left of one that runs: a part, any is as likely, of an output drawn by its length.
+        left = [max(1, round(rng.random() * rng.gammavariate(shape + 1.0, scale))) for _ in range(beside)]
+        requests = [_Request(number, 0.0, 1, tokens) for number, tokens in enumerate(left)]
+        requests += [_Request(beside + number, 0.0, 500, max(1, round(rng.gammavariate(shape, scale)))) for number in range(200)]
+        _steps(row, requests)
+        starts.append(requests[-1].started_s)
+    (time,) = _queue(row, output, running=beside, prompts=[500] * 200)
+    assert time.last_wait.mean == pytest.approx(sum(starts) / len(starts), rel=0.15)
+
+
+def _queue(row: HardwareProfile, output: Normal, *, running: int, prompts: list[int]) -> tuple[GroupTime, ...]:
+    """The times of one group behind requests with prompts of 500 tokens that run."""
+    workload = WorkloadProfile(
+        model="m",
+        prompt_tokens_mean=500.0,
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=output.mean,
+        output_tokens_variance=output.variance,
+        samples=10**9,
+    )
+    instance = InstanceFacts(
+        name="i", incarnation="i/1", gpu=row.gpu, n_gpu=row.n_gpu, engine="simulated", models=("m",), batch_max=BATCH_MAX
+    )
+    group = GroupView(
+        group_id="g",
+        model="m",
+        slo_class="",
+        token_class="",
+        waiting=len(prompts),
+        waiting_prompt_tokens=sum(prompts),
+        first_deadline_s=1e9,
+    )
+    view = QueueView(instance=instance, active_model="m", running=running, groups=(group,))
+    snapshot = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=(workload,))
+    return group_times(view, {"m": ModelSpec(name="m", profile=row.model)}, snapshot)
 
 
 @pytest.mark.parametrize("key", PAIRS)

@@ -90,6 +90,16 @@ def test_a_full_engine_starts_the_next_request_when_a_slot_frees() -> None:
     assert behind_few.wait.mean < time.wait.mean, "there are free slots"
 
 
+def test_a_prefill_rides_along_with_those_that_decode_then() -> None:
+    """The last of a burst beside a full batch, however many there were, the first beside nobody."""
+    (burst,), (larger,) = _times(_group(600)), _times(_group(5_000))
+    (behind,) = _times(_group(1), running=256)
+    assert burst.prefill_s == _times(_group(1))[0].prefill_s
+    assert burst.last_prefill_s == pytest.approx(larger.last_prefill_s, rel=1e-6)
+    assert burst.last_prefill_s == pytest.approx(behind.prefill_s, rel=0.2)
+    assert burst.last_prefill_s > 1.3 * burst.prefill_s
+
+
 @given(st.lists(st.tuples(st.integers(1, 600), st.sampled_from(MODELS)), min_size=1, max_size=8), st.integers(0, 256))
 def test_later_groups_never_start_earlier(parts: list[tuple[int, str]], running: int) -> None:
     groups = [_group(waiting, model, group_id=str(number)) for number, (waiting, model) in enumerate(parts)]
@@ -131,6 +141,8 @@ def test_a_swap_waits_for_all_that_runs_and_for_the_weights() -> None:
     # 8.1 s from disk are hidden behind the first group, 1.39 s from host memory are not.
     assert second.wait.mean == pytest.approx(first.completion.mean + max(1.39, 9.49 - first.completion.mean), rel=0.03)
     assert second.wait.variance >= first.completion.variance
+    (behind_nothing,) = _times(_group(10, "big", group_id="h"), active="big")
+    assert second.completion.variance == pytest.approx(second.wait.variance + behind_nothing.completion.variance), "it adds to their own"
 
 
 def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
@@ -140,12 +152,22 @@ def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
     assert empty.wait.mean == pytest.approx(8.1 + 1.39)
     view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "big"),), warm_models=("big",))
     assert group_times(view, CATALOGUE, SHIPPED)[0].wait.mean == pytest.approx(1.39)
+    assert group_times(replace(view, warm_models=("code",)), CATALOGUE, SHIPPED)[0].wait == cold.wait, "the weights of another model"
 
 
 def test_a_swap_waits_for_running_requests_of_the_other_model() -> None:
     (idle,) = _times(_group(1, "big"), active="chat", running=0)
     (busy,) = _times(_group(1, "big"), active="chat", running=100)
     assert busy.wait.mean > idle.wait.mean
+
+
+def test_a_swap_waits_for_running_requests_behind_whom_others_of_their_model_come() -> None:
+    """A request that joins what runs, and is done long before it, brings the next model no sooner."""
+    view = QueueView(instance=A100, active_model="chat", running=4, groups=(_group(1, "big"),), running_output_left=Normal(3_000.0, 0.0))
+    (straight,) = group_times(view, CATALOGUE, SHIPPED)
+    _, behind = group_times(replace(view, groups=(_group(1, group_id="h"), *view.groups)), CATALOGUE, SHIPPED)
+    assert straight.wait.mean > 30.0
+    assert behind.wait.mean == pytest.approx(straight.wait.mean, rel=0.01)
 
 
 def test_batching_a_model_saves_swaps() -> None:
@@ -160,6 +182,11 @@ def test_what_running_requests_have_left_can_be_told() -> None:
     view = QueueView(instance=A100, active_model="chat", running=256, groups=(_group(300),))
     known = replace(view, running_output_left=Normal(1_500.0, 10.0))
     assert group_times(known, CATALOGUE, SHIPPED)[0].last_wait.mean > group_times(view, CATALOGUE, SHIPPED)[0].last_wait.mean
+    one = replace(known, running=1, groups=(_group(1, "big"),), warm_models=("big",), running_output_left=Normal(500.0, 100.0**2))
+    (time,) = group_times(one, CATALOGUE, SHIPPED)
+    step_s = SHIPPED.hardware[2].decode_step_s(1.0, 1_500.0)
+    assert time.wait.mean == pytest.approx(500 * step_s + 1.39, rel=0.05)
+    assert time.wait.deviation == pytest.approx(100 * step_s, rel=0.05)
 
 
 def test_a_limit_of_output_tokens_shortens() -> None:
@@ -276,6 +303,30 @@ def test_learned_lengths_are_used() -> None:
 def test_snapshots_are_values() -> None:
     assert replace(SHIPPED, version=1) != SHIPPED
     assert ProfileSnapshot(version=0, made_s=0.0, hardware=SHIPPED.hardware) == SHIPPED
+
+
+@pytest.mark.parametrize(("slo_class", "token_class", "mean"), [("8s", "1024", 40.0), ("64s", "1024", 900.0), ("64s", "128", 200.0)])
+def test_outputs_are_those_of_the_own_class(slo_class: str, token_class: str, mean: float) -> None:
+    """As if they were told: of the SLO class and the token class of the group."""
+    row = WorkloadProfile(
+        model="chat",
+        prompt_tokens_mean=500.0,
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=300.0,
+        output_tokens_variance=100.0**2,
+        samples=10**9,
+    )
+    rows = [
+        replace(row, slo_class=of[0], token_class=of[1], output_tokens_mean=tokens)
+        for of, tokens in ((("", ""), 300.0), (("8s", "1024"), 40.0), (("64s", "1024"), 900.0), (("64s", "128"), 200.0))
+    ]
+    profiles = replace(SHIPPED, workload=tuple(rows))
+    group = replace(_group(1), slo_class=slo_class, token_class=token_class)
+    (found,), (told,) = (
+        group_times(QueueView(instance=A100, active_model="chat", running=0, groups=(each,)), CATALOGUE, profiles)
+        for each in (group, replace(group, output_tokens=Normal(mean, 100.0**2)))
+    )
+    assert found.decode.mean == pytest.approx(told.decode.mean)
 
 
 def test_outputs_are_expected_along_the_prompts_of_a_group() -> None:

@@ -16,7 +16,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupTime, GroupView, QueueView, RunningView, group_times, service
 from qlm_core.prediction_service import longest_of
-from qlm_core.profile import HardwareProfile
+from qlm_core.profile import HardwareProfile, WorkloadProfile
 from qlm_core.queue_model import SUMS, Leads, QueueColumns, run_starts, run_waits
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_tail import QueueTail
@@ -53,7 +53,7 @@ queues = st.lists(st.tuples(parts, st.sampled_from(("", *CATALOGUE)), st.integer
 def _views(made: list[tuple[list[tuple[str, int, int]], str, int]]) -> list[QueueView]:
     return [
         QueueView(
-            instance=replace(A100, name=f"a100-{number}", incarnation=f"a100-{number}/1"),
+            instance=replace(A100, name=f"a100-{number}", incarnation=f"a100-{number}/1", batch_max=256 >> number, time_scale=1.0 + number),
             active_model=active,
             running=running if active else 0,
             groups=tuple(_group(model, waiting, prompt, place) for place, (model, waiting, prompt) in enumerate(groups)),
@@ -218,6 +218,61 @@ def test_a_swap_waits_for_the_one_that_runs_longest() -> None:
     assert _waits(ancient).wait.mean > _waits(view).wait.mean + 300 * row.decode_step_s(1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "running",
+    [
+        [("long", 1, range(300, 301))],  # who knows how long
+        [("even", 30, range(300, 301))],  # all are as far
+        [("even", 30, range(200, 500))],  # some have far more to make than others
+        [("even", 30, range(480, 481)), ("even", 1, range(10, 11))],  # one has just begun
+    ],
+)
+@pytest.mark.parametrize("prompt", [300, 3_000])
+def test_a_swap_waits_for_what_is_left_of_those_that_run(running: list[tuple[str, int, range]], prompt: int) -> None:
+    """Against draws of their outputs, each given what it made: so many steps as the longest takes, in which each adds its own."""
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    lengths = {"short": Normal(100.0, 100.0**2), "long": Normal(1_500.0, 900.0**2), "even": Normal(500.0, 50.0**2)}
+    workload = tuple(
+        WorkloadProfile(
+            model="chat",
+            token_class=name,
+            prompt_tokens_mean=300.0,
+            prompt_tokens_variance=0.0,
+            output_tokens_mean=output.mean,
+            output_tokens_variance=output.variance,
+            samples=10**9,
+        )
+        for name, output in (("", lengths["short"]), *lengths.items())
+    )
+    dice = np.random.default_rng(3)
+    runners: list[RunningView] = []
+    steps, ms = np.zeros(2_000), np.zeros(2_000)
+    for name, count, told in running:
+        produced = tuple(told[len(told) * number // count] for number in range(count))
+        runners.append(RunningView(slo_class="", token_class=name, count=count, produced_tokens=produced, prompt_tokens=count * prompt))
+        output = lengths[name]
+        for made in produced:
+            drawn = dice.gamma(output.mean**2 / output.variance, output.variance / output.mean, 100_000)
+            left = np.ceil(drawn[drawn > made][: len(ms)] - made)
+            steps = np.maximum(steps, left)
+            ms += left * (row.decode_b_ms_per_seq + row.decode_c_ms_per_context_token * (prompt + made + left / 2.0))
+    drain_s = 1e-3 * (row.decode_a_ms * steps + ms)
+    view = QueueView(
+        instance=A100,
+        active_model="chat",
+        running=sum(runner.count for runner in runners),
+        groups=(_group("big", 10),),
+        warm_models=("big",),
+        runners=tuple(runners),
+    )
+    big = SHIPPED.hardware_for(A100, CATALOGUE["big"])
+    assert big is not None
+    found = group_times(view, CATALOGUE, replace(SHIPPED, workload=workload))[0].wait
+    assert found.mean - big.swap_s(warm=True) == pytest.approx(drain_s.mean(), rel=0.1)
+    assert found.deviation == pytest.approx(drain_s.std(), rel=0.4)
+
+
 def test_a_limit_bounds_what_is_left() -> None:
     view = _running(*([90] * 256))
     limited = replace(view, runners=(replace(view.runners[0], output_tokens_max=100.0),))
@@ -232,6 +287,8 @@ def test_prefills_and_transfers_of_what_runs_are_waited_for() -> None:
     assert _waits(outstanding).wait.mean - _waits(view).wait.mean == pytest.approx(row.prefill_work_s(30_000))
     offloaded = replace(view, runners=(replace(view.runners[0], offloaded_tokens=50_000),))
     assert _waits(offloaded).wait.mean - _waits(view).wait.mean == pytest.approx(row.kv_swap_us_per_token * 0.05)
+    before, after = (replace(each, groups=(_group("big", 10),), warm_models=("big",)) for each in (view, outstanding))
+    assert _waits(after).wait.mean - _waits(before).wait.mean == pytest.approx(row.prefill_work_s(30_000)), "before another model comes"
 
 
 def test_those_who_are_not_told_of_count_as_any() -> None:

@@ -207,6 +207,14 @@ def test_behind_the_free_seats_the_first_ends_are_waited_for() -> None:
     assert group_times(view, CATALOGUE, SNAPSHOT)[0].last_wait.mean == pytest.approx(actual_s, rel=0.03)
 
 
+@pytest.mark.parametrize(("short", "long", "made"), [(100, 40, 5_000), (60, 36, 7_500)])
+def test_so_do_waits_inside_a_group(short: int, long: int, made: int) -> None:
+    view = _view(short, long, made, 4_000)
+    actual_s = sum(_stepped_s(view, random.Random(seed))[500] for seed in range(4)) / 4
+    table = RequestTable.of(queue_times(QueueReader(CATALOGUE, SNAPSHOT).read_one(view)))
+    assert table.times([0], [500]).wait_s[0] == pytest.approx(actual_s, rel=0.2)
+
+
 def test_without_what_they_made_the_long_ones_are_taken_for_usual() -> None:
     told, untold = (group_times(_view(60, 40, 8_000, 4_000, told), CATALOGUE, SNAPSHOT)[-1].last_wait.mean for told in (True, False))
     assert untold < 0.85 * told

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from qlm_core.assessment import Assessment
-from qlm_core.prediction import (
-    GroupView,
-)
+from qlm_core.prediction import GroupView
 from qlm_core.profile import ProfileSnapshot
 
-from .queues import CALIBRATED, NOW_S, SHIPPED, TWO, assessed, group_of, predicted, view_of
+from .queues import CALIBRATED, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
 
 
 def _same(one: Assessment, other: Assessment) -> None:
@@ -107,6 +105,17 @@ def test_a_changed_queue_costs_its_groups_and_a_new_request_none() -> None:
         assert made.waiting("a4", 3) is not None
     assert made.table is table, "nothing is worked out again"
     assert (groups.passes, others.passes) == (0, 0)
+
+
+def test_an_instance_that_came_back_otherwise_is_predicted_as_it_is() -> None:
+    """With another batch, other GPUs or another clock behind the same name."""
+    made = assessed(*TWO)
+    facts = replace(instance_of("a"), incarnation="a/2", models=("chat",))
+    groups = tuple(group for group in TWO[0].groups if group.model == "chat")
+    for changed in (replace(facts, batch_max=16), replace(facts, gpu="A10"), replace(facts, time_scale=20.0)):
+        view = replace(TWO[0], instance=changed, groups=groups)
+        made.update(view)
+        _same(made, assessed(view, TWO[1]))
 
 
 def test_a_queue_that_cannot_be_predicted_is_named_until_it_can() -> None:

@@ -18,6 +18,7 @@ from qlm_core.prediction import (
     group_times,
     predict_request,
 )
+from qlm_core.request import SloKind
 
 from .queues import CALIBRATED, CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
 
@@ -134,18 +135,22 @@ def test_what_runs_gives_way_to_an_urgent_request_of_another_model() -> None:
     assert clears.wait.mean < waits.wait.mean - 3.0
     hurried = replace(view, runners=(replace(calm, deadline_s=NOW_S + 5.0),))
     assert predicted(assessed(hurried), urgent, NOW_S).wait == waits.wait
+    behind = replace(view, groups=(group_of("a1", 1, "big", slack_s=1.0),))
+    assert predicted(assessed(behind), urgent, NOW_S).wait == predicted(assessed(behind), urgent).wait, "not for one that is not the first"
     relaxed = group_of("", 1, "big", slack_s=500.0)
     assert predicted(assessed(view), relaxed, NOW_S).wait == predicted(assessed(view), relaxed).wait
 
 
-def test_what_runs_gives_way_where_the_request_would_be_late_otherwise() -> None:
-    """By its swap, its prefill and its output, all of them."""
+@pytest.mark.parametrize("kind", [SloKind.COMPLETION, SloKind.FIRST_TOKEN])
+def test_what_runs_gives_way_where_the_request_would_be_late_otherwise(kind: SloKind) -> None:
+    """By its swap, its prefill and, where the SLO bounds it, its output."""
     calm = RunningView(slo_class="", token_class="", count=200, deadline_s=NOW_S + 900.0)
     view = replace(view_of("a"), runners=(calm,), warm_models=("big",))
-    long = group_of("", 1, "big", prompt=20_000)
+    long = replace(group_of("", 1, "big", prompt=20_000), slo_kind=kind)
     waits = predicted(assessed(view), long)
+    ends_s = waits.completion.mean if kind is SloKind.COMPLETION else waits.wait.mean + waits.prefill_s
     for share, clears in ((0.97, True), (1.03, False)):
-        hurried = replace(long, first_deadline_s=NOW_S + share * waits.completion.mean)
+        hurried = replace(long, first_deadline_s=NOW_S + share * ends_s)
         found = predicted(assessed(view), hurried, NOW_S)
         assert (found.wait.mean < waits.wait.mean - 3.0) == clears
 

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from qlm_core.prediction import (
-    group_times,
-)
+from qlm_core.prediction import group_times
 
-from .queues import CATALOGUE, SHIPPED, TWO, assessed, instance_of
+from .queues import CATALOGUE, SHIPPED, TWO, assessed, group_of, instance_of, view_of
 
 
-def test_the_first_and_the_last_of_a_group_are_those_of_its_times() -> None:
-    made = assessed(*TWO)
-    for view in TWO:
+@pytest.mark.parametrize("prompt", [500, 6_000])
+def test_the_first_and_the_last_of_a_group_are_those_of_its_times(prompt: int) -> None:
+    views = [
+        replace(view, groups=tuple(replace(group, waiting_prompt_tokens=prompt * group.waiting) for group in view.groups)) for view in TWO
+    ]
+    made = assessed(*views)
+    for view in views:
         for group, time in zip(view.groups, group_times(view, CATALOGUE, SHIPPED), strict=True):
             ahead = sum(each.waiting for each in view.groups[: view.groups.index(group)])
             first, last = made.waiting(group.group_id, ahead), made.waiting(group.group_id, ahead + group.waiting - 1)
             assert first is not None
             assert last is not None
             assert first.instance == view.instance.name
-            for found, wait, completion in (
-                (first, time.wait, time.first_completion),
-                (last, time.last_wait, time.last_completion),
+            for found, wait, prefill_s, completion in (
+                (first, time.wait, time.prefill_s, time.first_completion),
+                (last, time.last_wait, time.last_prefill_s, time.last_completion),
             ):
+                assert found.prefill_s == pytest.approx(prefill_s, rel=1e-6)
                 assert found.wait.mean == pytest.approx(wait.mean, rel=1e-6, abs=1e-9)
                 assert found.wait.variance == pytest.approx(wait.variance, rel=1e-6, abs=1e-9)
                 assert found.completion.mean == pytest.approx(completion.mean, rel=1e-6)
@@ -71,6 +75,20 @@ def test_ones_own_prompt_and_output_count() -> None:
     row = SHIPPED.hardware_for(instance_of("a"), CATALOGUE["chat"])
     assert row is not None
     assert long.prefill_s[0] > row.prefill_work_s(8_000, 8_000**2), "its chunks ride along with the steps of others"
+    one, eight = (
+        table.times([0], [10], prompt_tokens=[tokens]).prefill_s[0] - row.prefill_work_s(tokens, tokens**2) for tokens in (2_048, 16_384)
+    )
+    assert eight == pytest.approx(8.0 * one), "one step for each chunk"
+
+
+def test_a_wait_has_its_own_spread_and_is_never_negative() -> None:
+    """Against draws; those below zero are waits of none."""
+    times = assessed(view_of("a", group_of("a1", 100), running=256)).table.times([0], [0])
+    dice = np.random.default_rng(3)
+    waits_s = np.maximum(dice.normal(times.wait_s[0], math.sqrt(times.wait_variance[0]), 100_000), 0.0)
+    assert times.wait_quantile_s(0.01)[0] == np.quantile(waits_s, 0.01) == 0.0
+    for level in (0.5, 0.9, 0.99):
+        assert times.wait_quantile_s(level)[0] == pytest.approx(np.quantile(waits_s, level), rel=0.03)
 
 
 @pytest.mark.parametrize("place", [-1.0, math.nan])
