@@ -105,9 +105,12 @@ def _long(served: ServiceColumns, mean: Floats) -> NDArray[np.bool_]:
 def mixed(served: ServiceColumns, of: Integers, mix: BatchMix) -> ServiceColumns:
     """The services of classes in the batches of their engines. `left_tokens` is such that `batch_left_s` of the classes, weighted by
     requests, adds up to the work in flight: a class holds seats in proportion to its outputs. What long ones hold, each taken to be
-    memoryless for as long as the queue lasts, is spread over all."""
+    memoryless for as long as the queue lasts, is spread over all. On an engine that the mix does not have, or that has none, a class is
+    alone."""
+    inside = of < len(mix.batch)
+    of = np.where(inside, of, 0)
     batch, sequence, mean = mix.batch[of], mix.sequence_s[of], mix.output[of]
-    known = np.isfinite(batch)
+    known = inside & np.isfinite(batch)
     batch = np.where(known, batch, served.batch)
     sequence = np.where(known, sequence, served.sequence_s)
     weight = np.where(known, np.where(_long(served, mean), 0.0, served.output / mean), 1.0)

@@ -291,8 +291,7 @@ class QueueReader:
         return found
 
     def _mixed(self, served: ServiceColumns, of: Integers) -> ServiceColumns:
-        mix = self._mix
-        return served if mix is None or int(of.max(initial=-1)) >= len(mix.batch) else mixed(served, of, mix)
+        return served if self._mix is None else mixed(served, of, self._mix)
 
     def _fill_lead(self, lead: Floats, told: Floats, alone: ServiceColumns) -> None:
         """Sums over the classes that run; the engine is drained when the last of all of them has ended."""

@@ -186,3 +186,16 @@ def test_times_are_calibrated_by_the_snapshots_rows() -> None:
     assert times.wait_s[0] == pytest.approx(after.wait.mean)
     assert times.completion_variance[0] == pytest.approx(after.completion.variance)
     assert predicted(told, group_of("", 1)).wait.mean == pytest.approx(1.2 * predicted(own, group_of("", 1)).wait.mean)
+
+
+def test_an_engine_that_has_served_nothing_yet_does_not_change_what_the_others_tell() -> None:
+    """It has no batch that its requests could share, the others go by theirs."""
+    alone = assessed(TWO[0])
+    both = assessed(TWO[0], view_of("idle", running=200, active="big"))
+    request = group_of("", 1)
+    idle = replace(instance_of("idle"), time_scale=1e-3)
+    slow = assessed(TWO[0], replace(view_of("idle", running=200, active="big"), instance=idle))
+    assert predicted(both, request).instance == "idle"
+    found, expected = predicted(slow, request), predicted(alone, request)
+    assert found.instance == expected.instance == "a"
+    assert (found.wait, found.completion) == (expected.wait, expected.completion)
