@@ -146,7 +146,7 @@ class QueueReader:
             *engine,
             waiting,
             first_s,
-            first_s if last_s is None else last_s,
+            max(first_s, last_s),
             group.band,
             group.slo_kind is SloKind.FIRST_TOKEN,
             prompt,

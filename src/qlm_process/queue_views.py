@@ -122,6 +122,7 @@ def group_view(record: GroupRecord) -> GroupView:
         waiting=record.waiting,
         waiting_prompt_tokens=record.waiting_prompt_tokens,
         first_deadline_s=_deadline_s(record),
+        last_deadline_s=record.last_deadline_s,
         band=_band(meta),
     )
 

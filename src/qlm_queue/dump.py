@@ -53,8 +53,8 @@ class RequestDump:
 class GroupDump:
     """A group that has a record (live requests). `members`: queue ids of its waiting (PLACED) requests, by acceptance number. `live`: the
     counter of its requests that are not terminal, waiting or running. `instance`: the virtual queue it is open on, "" for none;
-    `last_instance`: the one it is or was on last. `waiting_prompt_tokens`, `first_deadline_s`, `slo_least_s` and `meta` as
-    stored."""
+    `last_instance`: the one it is or was on last. `waiting_prompt_tokens`, `first_deadline_s`, `last_deadline_s`,
+    `slo_least_s` and `meta` as in `GroupRecord`."""
 
     group_id: str
     members: tuple[str, ...]
@@ -63,6 +63,7 @@ class GroupDump:
     last_instance: str
     waiting_prompt_tokens: int
     first_deadline_s: float
+    last_deadline_s: float
     slo_least_s: float
     meta: Mapping[str, str]
 
@@ -163,6 +164,7 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
                 "last_instance": group.last_instance,
                 "waiting_prompt_tokens": group.waiting_prompt_tokens,
                 "first_deadline_s": group.first_deadline_s,
+                "last_deadline_s": group.last_deadline_s,
                 "slo_least_s": group.slo_least_s,
                 "meta": dict(sorted(group.meta.items())),
             }

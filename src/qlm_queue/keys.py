@@ -14,7 +14,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :progress:<queue id>            string: output so far
     :logprobs:<queue id>            string, of a request that asked for them: a `Result.logprobs` field for each of its tokens
     :group:<gid>                    sorted set: waiting queue ids by acceptance number
-    :group_meta:<gid>               hash: live, prompt_tokens (waiting), first_deadline (s), slo_least (s), and the planner's own fields
+    :group_meta:<gid>               hash: live, prompt_tokens (waiting), first_deadline, last_deadline, slo_least (s), and the planner's
+                                    own fields
     :groups                         hash: id of each group with live requests -> `+` and the virtual queue that it is on, or `-` and the
                                     one that it was on last
     :vq:<instance>                  list: group ids, first served first; `unassigned` holds groups that no instance can serve now

@@ -65,7 +65,7 @@ def _place_one(step: Step, placement: GroupPlacement, wanted: RequestPlacement) 
 
 
 def _ready(step: Step, placement: GroupPlacement) -> StoredGroup:
-    """The group of a placement: there and open, with the deadline and the least SLO that the placement tells."""
+    """The group of a placement: there and open, with the deadlines and the least SLO that the placement tells."""
     state = step.state
     group = state.groups.get(placement.group_id)
     if group is None:
@@ -80,6 +80,7 @@ def _ready(step: Step, placement: GroupPlacement) -> StoredGroup:
         group_ids = state.queues[instance].group_ids
         at_end = not placement.before or placement.before not in group_ids
         step.open(group, instance, len(group_ids) if at_end else group_ids.index(placement.before))
+    group.last_deadline_s = max(group.last_deadline_s, placement.last_deadline_s)
     group.slo_least_s = min(group.slo_least_s, placement.slo_least_s)
     return group
 

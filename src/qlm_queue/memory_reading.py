@@ -109,6 +109,7 @@ def _group_record(group: StoredGroup) -> GroupRecord:
         live=group.live,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
+        last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
         meta=dict(group.meta),
         slo_least_s=group.slo_least_s,
     )
@@ -189,6 +190,7 @@ def _group_dump(state: MemoryState, group: StoredGroup) -> GroupDump:
         last_instance=group.last_instance,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
+        last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
         slo_least_s=group.slo_least_s,
         meta=dict(sorted(group.meta.items())),
     )

@@ -84,6 +84,7 @@ class StoredGroup:
     group_id: str
     first_deadline_s: float
     meta: Mapping[str, str]
+    last_deadline_s: float = -math.inf
     instance: str = ""
     last_instance: str = ""
     members: list[int] = field(default_factory=list)

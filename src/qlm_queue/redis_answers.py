@@ -26,7 +26,7 @@ PULLED_STRINGS = 7
 TEXT, LOGPROBS = "1", "L"
 """Forms of output other than token ids alone."""
 """Of each request in the answer to a pull."""
-_GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "slo_least"})
+_GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "last_deadline", "slo_least"})
 _ON = "+"
 """In front of the queue that a group is on; else it is the last one."""
 
@@ -146,7 +146,8 @@ def applied_chunk(answer: Sequence[bytes]) -> AppliedChunk:
 
 
 def group_record(group_id: str, place: str, waiting: int, fields: dict[str, str]) -> GroupRecord:
-    """`place`: as `groups` has it (`qlm_queue.keys`)."""
+    """`place`: as `groups` has it (`qlm_queue.keys`). What an older version opened has no last deadline."""
+    first_deadline_s = float(fields["first_deadline"])
     return GroupRecord(
         group_id=group_id,
         instance=place[1:] if place.startswith(_ON) else "",
@@ -154,7 +155,8 @@ def group_record(group_id: str, place: str, waiting: int, fields: dict[str, str]
         waiting=waiting,
         live=int(fields["live"]),
         waiting_prompt_tokens=int(fields["prompt_tokens"]),
-        first_deadline_s=float(fields["first_deadline"]),
+        first_deadline_s=first_deadline_s,
+        last_deadline_s=max(first_deadline_s, float(fields.get("last_deadline", "-inf"))),
         slo_least_s=float(fields["slo_least"]),
         meta={name: value for name, value in fields.items() if name not in _GROUP_FIELDS},
     )

@@ -30,7 +30,8 @@ def regrouped(keys: Keys, source: str, into: GroupPlacement, requests: Sequence[
 
 def _placement(group: GroupPlacement) -> list[Any]:
     meta = [text for pair in group.meta.items() for text in pair]
-    return [group.group_id, group.instance, group.before, repr(group.first_deadline_s), repr(group.slo_least_s), len(meta), *meta]
+    times = (group.first_deadline_s, group.last_deadline_s, group.slo_least_s)
+    return [group.group_id, group.instance, group.before, *map(repr, times), len(meta), *meta]
 
 
 def plan_chunk(chunk: PlanChunk) -> list[Any]:

@@ -155,6 +155,7 @@ class _Reader:
                     last_instance=record.last_instance,
                     waiting_prompt_tokens=record.waiting_prompt_tokens,
                     first_deadline_s=record.first_deadline_s,
+                    last_deadline_s=record.last_deadline_s,
                     meta=record.meta,
                     slo_least_s=record.slo_least_s,
                 )

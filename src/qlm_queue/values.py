@@ -130,14 +130,15 @@ class LiveRequest:
 class GroupPlacement:
     """A group that `place` may have to open. `meta` is kept as it is for a rebuild (see `GroupRecord`), and its "model" is what `pull`
     compares; `before`: the group id in front of which it is opened, "" for the end, also used where that group is not on the queue.
-    `first_deadline_s`, `slo_least_s`: the first deadline and the least SLO (seconds) of the requests of this call, both infinite for
-    PRIORITY."""
+    `first_deadline_s`, `last_deadline_s`, `slo_least_s`: the first and the last deadline and the least SLO (seconds) of the requests of
+    this call, infinite for PRIORITY."""
 
     group_id: str
     instance: str
     before: str
     first_deadline_s: float
     meta: Mapping[str, str]
+    last_deadline_s: float = -math.inf
     slo_least_s: float = math.inf
 
 
@@ -162,7 +163,8 @@ class WaitingRequest:
 class GroupRecord:
     """A group as read back. `instance`: its virtual queue, "" while it is not open; `last_instance`: the one it is or was on.
     `slo_least_s`: least of all that `place` and `regroup` told. `first_deadline_s`: set when these open the group; lowered by them while it
-    is open, and to acceptance + `slo_least_s` of a request that returns."""
+    is open, and to acceptance + `slo_least_s` of a request that returns. `last_deadline_s`: last of all that they told, never before the
+    first: no deadline in the group is after it."""
 
     group_id: str
     instance: str
@@ -171,6 +173,7 @@ class GroupRecord:
     live: int
     waiting_prompt_tokens: int
     first_deadline_s: float
+    last_deadline_s: float
     meta: Mapping[str, str]
     slo_least_s: float = math.inf
 

@@ -162,7 +162,8 @@ class QueueMachine(QueueWorld):
         names = sorted(planner.requests)
         start = index % len(names)
         requests = [planner.requests[name] for name in (names + names)[start : start + min(size, len(names))]]
-        opened = placement(group_id, instance, before, float(index), GROUPS[group_id], slo_least_s=5.0 + index % 40)
+        last_s = float(index + index % 7 - 1)
+        opened = placement(group_id, instance, before, float(index), GROUPS[group_id], 5.0 + index % 40, last_s)
         self.place_in(planner.lease, opened, requests, answer)
 
     @rule(index=pick)

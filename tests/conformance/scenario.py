@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -94,6 +95,7 @@ def placement(
     first_deadline_s: float = 100.0,
     model: str = "m",
     slo_least_s: float = 20.0,
+    last_deadline_s: float = -math.inf,
 ) -> GroupPlacement:
     return GroupPlacement(
         group_id=group_id,
@@ -102,6 +104,7 @@ def placement(
         first_deadline_s=first_deadline_s,
         meta={"model": model, "slo_class": "32s"},
         slo_least_s=slo_least_s,
+        last_deadline_s=last_deadline_s,
     )
 
 

@@ -84,11 +84,26 @@ async def test_place_opens_a_group_and_wakes_its_agent(scene: Scenario) -> None:
     assert (found.state, found.group_id) == (RequestState.PLACED, "g")
 
 
+async def test_a_group_keeps_the_last_deadline_that_it_was_told(scene: Scenario) -> None:
+    """Also one that drained and is opened again: of those that run some may return. It is never before the first."""
+    mirror = scene.mirror
+    await scene.accept("r1", "r2", "r3", "r4")
+    for name, first_s, last_s, kept in (("r1", 100.0, -math.inf, 100.0), ("r2", 90.0, 130.0, 130.0), ("r3", 80.0, 120.0, 130.0)):
+        assert await scene.place("g", name, first_deadline_s=first_s, last_deadline_s=last_s) == [StepStatus.DONE]
+        group = (await mirror("overview")).groups["g"]
+        assert (group.first_deadline_s, group.last_deadline_s) == (first_s, kept)
+    assert len(await scene.pull()) == 3
+    assert await scene.place("g", "r4", first_deadline_s=95.0, last_deadline_s=110.0) == [StepStatus.DONE]
+    group = (await mirror("overview")).groups["g"]
+    assert (group.first_deadline_s, group.last_deadline_s) == (95.0, 130.0)
+
+
 async def test_groups_without_a_deadline(scene: Scenario) -> None:
     await scene.accept("r1", "r2")
     await scene.place("g", "r1", first_deadline_s=math.inf)
     await scene.place("g", "r2", first_deadline_s=math.inf)
-    assert (await scene.mirror("overview")).groups["g"].first_deadline_s == math.inf
+    group = (await scene.mirror("overview")).groups["g"]
+    assert (group.first_deadline_s, group.last_deadline_s) == (math.inf, math.inf)
 
 
 async def test_a_group_is_opened_where_the_planner_wants_it(scene: Scenario) -> None:

@@ -32,12 +32,12 @@ async def test_a_group_is_split_behind_itself(scene: Scenario) -> None:
     await scene.queue_up("g2", "r5")
     versions = await scene.versions("a")
     last = (await mirror("overview")).last_event_id
-    into = placement("new", before="g2", first_deadline_s=70.5, slo_least_s=5.0)
+    into = placement("new", before="g2", first_deadline_s=70.5, last_deadline_s=80.25, slo_least_s=5.0)
     assert await _regroup(scene, "g1", into, "r3", "r4") == [DONE, DONE]
     assert await scene.queue_of() == ["g1", "new", "g2"]
     groups = (await mirror("overview")).groups
     assert [(groups[name].waiting, groups[name].live, groups[name].waiting_prompt_tokens) for name in ("g1", "new")] == [(2, 2, 20)] * 2
-    assert (groups["new"].first_deadline_s, groups["new"].slo_least_s) == (70.5, 5.0)
+    assert (groups["new"].first_deadline_s, groups["new"].last_deadline_s, groups["new"].slo_least_s) == (70.5, 80.25, 5.0)
     assert groups["new"].meta == {"model": "m", "slo_class": "32s"}
     assert (await _waiting(scene, "g1"), await _waiting(scene, "new")) == (["r1", "r2"], ["r3", "r4"])
     assert await scene.versions("a") == {"a": versions["a"] + 1}

@@ -17,20 +17,32 @@ STALE_SHARE = 0.5
 
 @dataclass(slots=True)
 class _Alike:
-    """Requests that come at the same place: the first of them as a group of one, the group that they join ("": none), how many there are
-    and what their prompts hold."""
+    """Requests that come at the same place: the first of them as a group of one, the group that they join ("": none), their last deadline,
+    how many there are and what their prompts hold."""
 
     first: GroupView
     joins: str
+    last_deadline_s: float
     waiting: int = 0
     prompt_tokens: int = 0
 
     def group(self, group_id: str) -> GroupView:
-        return replace(self.first, group_id=group_id, waiting=self.waiting, waiting_prompt_tokens=self.prompt_tokens)
+        return replace(
+            self.first,
+            group_id=group_id,
+            waiting=self.waiting,
+            waiting_prompt_tokens=self.prompt_tokens,
+            last_deadline_s=self.last_deadline_s,
+        )
 
     def joined(self, group: GroupView) -> GroupView:
         """The group that they join, with them in it."""
-        return replace(group, waiting=group.waiting + self.waiting, waiting_prompt_tokens=group.waiting_prompt_tokens + self.prompt_tokens)
+        return replace(
+            group,
+            waiting=group.waiting + self.waiting,
+            waiting_prompt_tokens=group.waiting_prompt_tokens + self.prompt_tokens,
+            last_deadline_s=max(group.last_deadline_s, self.last_deadline_s),
+        )
 
 
 class Joined:
@@ -49,7 +61,8 @@ class Joined:
         alike = self._by_instance.setdefault(instance, {})
         known = alike.get(kind)
         if known is None:
-            known = alike[kind] = _Alike(request, joins)
+            known = alike[kind] = _Alike(request, joins, request.first_deadline_s)
+        known.last_deadline_s = max(known.last_deadline_s, request.first_deadline_s)
         known.waiting += 1
         known.prompt_tokens += request.waiting_prompt_tokens
         self._counts[instance] = self.count(instance) + 1

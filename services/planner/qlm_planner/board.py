@@ -5,6 +5,7 @@ Counts change by the planner's own placements at once and by lifecycle events as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,7 @@ class Group:
     band: int
     instance: str
     first_deadline_s: float
+    last_deadline_s: float
     waiting: int = 0
     live: int = 0
     waiting_prompt_tokens: int = 0
@@ -45,6 +47,11 @@ class Group:
     def rank(self) -> int:
         """Lower ranks are served first: the band, and the tier within it."""
         return TIERS * self.band + self.tier
+
+    @property
+    def spread_s(self) -> float:
+        """Seconds from the first deadline to the last; 0 where there is none."""
+        return max(0.0, self.last_deadline_s - self.first_deadline_s) if self.first_deadline_s < math.inf else 0.0
 
     @property
     def urgency(self) -> tuple[int, float, GroupOrder]:
@@ -172,6 +179,7 @@ class Board:
         group.live += 1
         group.waiting_prompt_tokens += prompt_tokens
         group.first_deadline_s = min(group.first_deadline_s, deadline_s)
+        group.last_deadline_s = max(group.last_deadline_s, deadline_s)
 
     def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
         """Waiting requests of a group are in another one on its queue now, which may have been opened for them behind it."""
@@ -279,6 +287,7 @@ class Board:
             band=band_of(traits, self.slo_band),
             instance=row.instance or row.last_instance or UNASSIGNED,
             first_deadline_s=row.first_deadline_s,
+            last_deadline_s=row.last_deadline_s,
             waiting=row.waiting if row.instance else 0,
             live=row.live,
             waiting_prompt_tokens=row.waiting_prompt_tokens,

@@ -118,9 +118,12 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
 
 
 async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
+    last_s: dict[str, float] = {}
     slo_least_s: dict[str, float] = {}
     for each in call.requests:
-        slo_least_s[each.group_id] = min(slo_least_s.get(each.group_id, math.inf), each.arrival.facts.slo.seconds)
+        facts = each.arrival.facts
+        last_s[each.group_id] = max(last_s.get(each.group_id, -math.inf), facts.deadline_s)
+        slo_least_s[each.group_id] = min(slo_least_s.get(each.group_id, math.inf), facts.slo.seconds)
     groups = [
         GroupPlacement(
             group_id=group.group_id,
@@ -128,6 +131,7 @@ async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
             before=group.before,
             first_deadline_s=group.first_deadline_s,
             meta=group.meta,
+            last_deadline_s=last_s.get(group.group_id, -math.inf),
             slo_least_s=slo_least_s.get(group.group_id, math.inf),
         )
         for group in call.groups
@@ -161,13 +165,18 @@ async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
         before=call.into.before,
         first_deadline_s=min((each.deadline_s for each in facts), default=math.inf),
         meta=call.into.meta,
+        last_deadline_s=max((each.deadline_s for each in facts), default=-math.inf),
         slo_least_s=min((each.slo.seconds for each in facts), default=math.inf),
     )
     wanted = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in facts]
     statuses = await queue.regroup(lease, call.source, into, wanted) if wanted else []
     gone = [each for each, status in zip(facts, statuses, strict=True) if status is StepStatus.DONE]
     return Regrouped(
-        call=call, count=len(gone), prompt_tokens=sum(each.prompt_tokens for each in gone), first_deadline_s=into.first_deadline_s
+        call=call,
+        count=len(gone),
+        prompt_tokens=sum(each.prompt_tokens for each in gone),
+        first_deadline_s=into.first_deadline_s,
+        last_deadline_s=into.last_deadline_s,
     )
 
 
@@ -247,6 +256,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
                 live=group.live,
                 waiting_prompt_tokens=group.waiting_prompt_tokens,
                 first_deadline_s=group.first_deadline_s,
+                last_deadline_s=group.last_deadline_s,
                 meta=group.meta,
             )
             for group_id, group in overview.groups.items()

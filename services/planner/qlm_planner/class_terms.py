@@ -35,6 +35,7 @@ from qlm_planner.timeline import (
     OWN,
     OWN_VARIANCE,
     SLO,
+    SPREAD,
     SWAP,
     WARM,
     WEIGHT,
@@ -97,6 +98,7 @@ class GroupColumns:
     count: Floats
     prompt_tokens: Floats
     deadline_s: Floats
+    spread_s: Floats
     slo_s: Floats
     weight: Floats
 
@@ -111,6 +113,7 @@ class GroupColumns:
             count=self.count[chosen],
             prompt_tokens=self.prompt_tokens[chosen],
             deadline_s=self.deadline_s[chosen],
+            spread_s=self.spread_s[chosen],
             slo_s=self.slo_s[chosen],
             weight=self.weight[chosen],
         )
@@ -150,11 +153,12 @@ class ClassTerms:
             numbers = [self._number(group) for group in groups]
         key = np.array(numbers, dtype=np.int64)
         # A list for each field: an array of tuples takes twice as long to make.
-        count, prompt_tokens, deadline_s, slo_s, band, tier = np.array(
+        count, prompt_tokens, deadline_s, spread_s, slo_s, band, tier = np.array(
             [
                 [group.waiting for group in groups],
                 [group.waiting_prompt_tokens for group in groups],
                 [group.first_deadline_s for group in groups],
+                [group.spread_s for group in groups],
                 [group.traits.slo_s for group in groups],
                 [group.band for group in groups],
                 [group.tier for group in groups],
@@ -173,6 +177,7 @@ class ClassTerms:
             count=count,
             prompt_tokens=prompt_tokens,
             deadline_s=deadline_s,
+            spread_s=spread_s,
             slo_s=slo_s,
             weight=np.array(self._weights)[key] if len(groups) else count,
         )
@@ -219,6 +224,7 @@ class ClassTerms:
         ends[BASE], ends[STEP], ends[CHUNK], ends[LONGEST] = shared[BASE_S], step_s, shared[CHUNK_S], made.longest
         rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
         rows[COUNT], rows[DEADLINE], rows[SLO] = count, np.minimum(groups.deadline_s, FAR_S), np.minimum(groups.slo_s, FAR_S)
+        rows[SPREAD] = groups.spread_s
         warm = self._warm(slots)[on, groups.model]
         rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], shared[COLD_S]), shared[WARM_S]
         rows[MODEL], rows[BAND], rows[WEIGHT] = groups.model, groups.band, groups.weight

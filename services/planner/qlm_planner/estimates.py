@@ -35,7 +35,7 @@ PROMPT_STEP = math.log(1.25)
 CLASSES_MAX = 50_000
 """Classes and terms kept for one snapshot; beyond it all are worked out again."""
 
-TermKey = tuple[str, int, int, float, int]
+TermKey = tuple[str, int, int, float, float, int]
 """(incarnation, waiting, their prompt tokens, first deadline, rank): what a group's terms depend on besides its traits and the snapshot."""
 
 
@@ -112,7 +112,7 @@ class Estimates:
 
     def kept_term(self, slot: Slot, group: Group) -> Term:
         """`term`, kept until the group changes: for the groups that stand on the instance's queue."""
-        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.first_deadline_s, group.rank)
+        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.first_deadline_s, group.spread_s, group.rank)
         kept = self._terms.get(group.group_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -143,6 +143,7 @@ class Estimates:
             model_code=self.code(key.model),
             band=group.rank,
             deadline_s=group.first_deadline_s,
+            spread_s=group.spread_s,
             slo_s=group.traits.slo_s,
             count=count,
             work_s=count * (each[PREFILL] + each[DECODE]),

@@ -117,12 +117,13 @@ class ShedAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrouped:
-    """So many requests are in the other group, with so many prompt tokens and this first deadline."""
+    """So many requests are in the other group, with so many prompt tokens and these deadlines."""
 
     call: Regroup
     count: int
     prompt_tokens: int
     first_deadline_s: float
+    last_deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

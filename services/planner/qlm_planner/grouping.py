@@ -108,6 +108,7 @@ class Grouping:
             band=band_of(traits, self.policy.slo_band),
             instance=UNASSIGNED,
             first_deadline_s=facts.deadline_s,
+            last_deadline_s=facts.deadline_s,
             waiting=1,
             live=1,
             waiting_prompt_tokens=facts.prompt_tokens,
@@ -123,6 +124,7 @@ class Grouping:
             band=group.band,
             instance=group.instance,
             first_deadline_s=math.inf,
+            last_deadline_s=-math.inf,
             tier=group.tier,
         )
 

@@ -137,7 +137,7 @@ def best_in_lines(options: Sequence[tuple[Line, Term]], policy: Policy, now_s: f
     tries: list[tuple[int, int, Columns]] = []
     for number, (line, term) in enumerate(options):
         place = by_deadline[number]
-        late = now_s + float(in_turn[number].end_s[place]) > term.deadline_s
+        late = now_s + float(in_turn[number].end_s[place]) - min(term.spread_s, term.work_s) > term.deadline_s
         others = (position for position in candidate_positions(line, term, place, late=late) if position != place)
         tries += [(number, position, line.with_term(position, term)) for position in others]
     tried: list[list[Place]] = [
@@ -219,10 +219,10 @@ def _displaces(line: Line, term: Term) -> bool:
 
 
 def _starves(columns: Columns, position: int, after: Timeline, policy: Policy, now_s: float) -> bool:
-    """A group of the same band with an earlier deadline, now behind, would end later than its bound."""
+    """A group of the same band with an earlier deadline, now behind, would end later than the bound of its last request."""
     behind = slice(position + 1, None)
     deadline_s = columns.deadline_s[behind]
     overtaken = (columns.band[behind] == columns.band[position]) & (deadline_s <= columns.deadline_s[position])
     overtaken &= columns.count[behind] > 0
-    beyond = now_s + after.end_s[behind] > deadline_s + policy.starvation_slos * columns.slo_s[behind]
+    beyond = now_s + after.end_s[behind] > deadline_s + columns.spread_s[behind] + policy.starvation_slos * columns.slo_s[behind]
     return bool((overtaken & beyond).any())

@@ -84,7 +84,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         band=columns.band.astype(np.int32),
         count=columns.count,
         deadline_s=columns.deadline_s - now_s,
-        spread_s=np.zeros(len(groups)),
+        spread_s=columns.spread_s,
         slo_s=columns.slo_s,
         weight=columns.weight,
         **fields,

@@ -16,7 +16,6 @@ from qlm_planner.effects import Shed
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import lines_of, timelines_of
 from qlm_planner.policy import BATCH_MAX, Policy
-from qlm_planner.terms import Term
 
 LOOKS_MIN = 3
 """Looks in a row at which a group is expected to be late before it loses requests."""
@@ -35,24 +34,28 @@ class Shedding:
     def look(self, board: Board, estimates: Estimates, now_s: float) -> None:
         """After an overview. Costs O(groups)."""
         self.due = None
-        late: list[tuple[float, float, Group, Term]] = []
+        late: list[tuple[float, float, Group, bool]] = []
         lines = lines_of(board, estimates)
         for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
             for place, term in enumerate(line.terms):
                 begin_s, end_s = float(times.start_s[place]) + term.own_s, float(times.end_s[place])
                 deviation_s = math.sqrt(float(times.end_variance[place]))
-                expected = term.count * late_share(min(begin_s, end_s), end_s, deviation_s, term.deadline_s - now_s)
+                # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
+                first_s, last_s = min(begin_s, end_s), end_s - term.spread_s
+                share = late_share(min(first_s, last_s), max(first_s, last_s), deviation_s, term.deadline_s - now_s)
+                expected = term.count * share
                 if expected >= 1.0 and term.work_s > 0.0:
                     group = board.groups[term.group_id]
-                    late.append((term.weight * term.count / term.work_s, expected, group, term))
+                    # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait.
+                    oldest = now_s + term.own_s > term.deadline_s or first_s > last_s
+                    late.append((term.weight * term.count / term.work_s, expected, group, oldest))
         self.looks = {group.group_id: self.looks.get(group.group_id, 0) + 1 for _, _, group, _ in late}
         ripe = [each for each in late if self.looks[each[2].group_id] >= LOOKS_MIN]
         if not ripe or now_s < self.next_s:
             return
-        _, expected, group, term = min(ripe, key=lambda each: (each[0], -each[1], each[2].group_id))
+        _, expected, group, oldest = min(ripe, key=lambda each: (each[0], -each[1], each[2].group_id))
         count = min(int(expected), self.policy.shed_max, BATCH_MAX)
-        hopeless = now_s + term.own_s > term.deadline_s
-        self.due = Shed(group_id=group.group_id, keep=group.waiting - count, count=count, oldest=hopeless)
+        self.due = Shed(group_id=group.group_id, keep=group.waiting - count, count=count, oldest=oldest)
 
     def call(self, now_s: float) -> Shed | None:
         """The call to make now, if any: at most `shed_max` requests in `shed_every_s`."""

@@ -129,6 +129,10 @@ class Columns:
         return self._row(DEADLINE)
 
     @property
+    def spread_s(self) -> Floats:
+        return self._row(SPREAD)
+
+    @property
     def slo_s(self) -> Floats:
         return self._row(SLO)
 
@@ -145,9 +149,9 @@ class Columns:
         return row
 
 
-(OWN, OWN_VARIANCE, COUNT, DEADLINE, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT) = range(SUMS + ENDS, SUMS + ENDS + 12)
+(OWN, OWN_VARIANCE, COUNT, DEADLINE, SPREAD, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT) = range(SUMS + ENDS, SUMS + ENDS + 13)
 """Rows behind those of what adds up along a queue, and of what ends a run."""
-FIELDS = SUMS + ENDS + 12
+FIELDS = SUMS + ENDS + 13
 
 
 def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
@@ -158,6 +162,7 @@ def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
         term.own_variance,
         term.count,
         min(term.deadline_s, FAR_S),
+        term.spread_s,
         term.drain_s,
         term.warm_s if term.model in warm_models else term.cold_s,
         term.warm_s,
@@ -275,7 +280,8 @@ def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
     served += start + rows[OWN]
     spread += variance + rows[OWN_VARIANCE]
     spread += _unexplained(served)
-    late, tardiness = _lateness(served - (rows[DEADLINE] - now_s), np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
+    due = rows[DEADLINE] + SHARES * rows[SPREAD] - now_s
+    late, tardiness = _lateness(served - due, np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
     weight = rows[WEIGHT]
     each_of = np.array((late, (weight - 1.0) * late, weight * tardiness, WEIGHTS @ served))
     sums = np.add.reduceat(count * each_of, first, axis=1).T.tolist()

@@ -55,14 +55,25 @@ local function arrived(keys, args)
   return found
 end
 
--- Makes a group ready for the first request that a call places in it: open, with the deadline and the least SLO that the call tells.
+-- A group of a call, whose arguments begin at `at`.
+local function group_at(args, at)
+  return {
+    gid = args[at], instance = args[at + 1], before = args[at + 2], deadline = args[at + 3], last_deadline = args[at + 4],
+    slo_least = args[at + 5], first = at + 7, strings = tonumber(args[at + 6]),
+  }
+end
+
+-- Makes a group ready for the first request that a call places in it: open, with the deadlines and the least SLO that the call tells.
 local function place_first(batch, args, group)
   local prefix = batch.prefix
   local _, meta = group_keys(prefix, group.gid)
-  local stored = redis.call('HMGET', meta, 'first_deadline', 'slo_least')
+  local stored = redis.call('HMGET', meta, 'first_deadline', 'slo_least', 'last_deadline')
   group.is_open = true
   if not stored[2] or tonumber(group.slo_least) < tonumber(stored[2]) then
     redis.call('HSET', meta, 'slo_least', group.slo_least)
+  end
+  if not stored[3] or tonumber(group.last_deadline) > tonumber(stored[3]) then
+    redis.call('HSET', meta, 'last_deadline', group.last_deadline)
   end
   if (place_of(prefix, group.gid) or '') == '' then
     redis.call('HSET', meta, 'first_deadline', group.deadline, unpack(args, group.first, group.first + group.strings - 1))
@@ -73,8 +84,8 @@ local function place_first(batch, args, group)
   end
 end
 
--- args: lease token, number of groups, groups (gid, instance, before, first deadline, least SLO, number of meta strings,
---       meta field and value…)…, requests (queue id, hash key, index of its group)…; answer: a status a request
+-- args: lease token, number of groups, groups (gid, instance, before, first deadline, last deadline, least SLO, number of
+--       meta strings, meta field and value…)…, requests (queue id, hash key, index of its group)…; answer: a status a request
 local function place(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
@@ -84,12 +95,8 @@ local function place(keys, args)
   local group_count = tonumber(args[at + 1])
   at = at + 2
   for index = 1, group_count do
-    local strings = tonumber(args[at + 5])
-    groups[index] = {
-      gid = args[at], instance = args[at + 1], before = args[at + 2], deadline = args[at + 3], slo_least = args[at + 4],
-      first = at + 6, strings = strings,
-    }
-    at = at + 6 + strings
+    groups[index] = group_at(args, at)
+    at = groups[index].first + groups[index].strings
   end
   local statuses = {}
   while at <= #args do

@@ -17,21 +17,17 @@ local function is_alike(prefix, source, group, args)
   return true
 end
 
--- args: lease token, gid that they wait in, the group that they go to (gid, instance, before, first deadline, least SLO, number of meta
---       strings, meta field and value…), requests (queue id, hash key)…; answer: a status a request
+-- args: lease token, gid that they wait in, the group that they go to (gid, instance, before, first deadline, last deadline, least SLO,
+--       number of meta strings, meta field and value…), requests (queue id, hash key)…; answer: a status a request
 local function regroup(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
   if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
-  local source, strings = args[at + 1], tonumber(args[at + 7])
-  local group = {
-    gid = args[at + 2], instance = args[at + 3], before = args[at + 4], deadline = args[at + 5], slo_least = args[at + 6],
-    first = at + 8, strings = strings,
-  }
+  local source, group = args[at + 1], group_at(args, at + 2)
   local batch = open_batch(prefix, bounds)
   local from = FROM_GROUP_TAG .. varint(#source) .. source
   local alike, ids, tokens, statuses = is_alike(prefix, source, group, args), {}, 0, {}
-  for index = at + 8 + strings, #args, 2 do
+  for index = group.first + group.strings, #args, 2 do
     local id, hash_key = args[index], args[index + 1]
     local record = read_request(hash_key)
     local waits = record and record.id == id and record.state == 'P'

@@ -29,7 +29,7 @@ def test_late_requests_are_those_of_each_group() -> None:
     for at, group in enumerate(group for view in views for group in view.groups):
         places = np.arange(group.waiting)
         times = made.table.times(np.full(group.waiting, at), places)
-        last_s = group.first_deadline_s if group.last_deadline_s is None else group.last_deadline_s
+        last_s = max(group.first_deadline_s, group.last_deadline_s)
         deadlines_s = np.linspace(group.first_deadline_s, last_s, group.waiting)
         ends = [Normal(float(mean), float(variance)) for mean, variance in zip(times.completion_s, times.completion_variance, strict=True)]
         left_s = [float(deadline_s) - NOW_S for deadline_s in deadlines_s]

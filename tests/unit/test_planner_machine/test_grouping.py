@@ -100,16 +100,18 @@ async def test_what_makes_requests_different() -> None:
     assert await sizes(world) == [2, 1, 1, 1, 1, 1, 1]
 
 
-async def test_an_earlier_deadline_counts_for_the_group() -> None:
+async def test_the_first_and_the_last_deadline_count_for_the_group() -> None:
     world = World()
     await world.join("a")
     machine = await world.lead()
-    await world.submit("alpha", 60.0)
-    await world.submit("alpha", 40.0)
-    await world.settle()
+    for slo_s in (50.0, 40.0, 60.0, 45.0):
+        await world.submit("alpha", slo_s)
+        await world.settle()
     [found] = machine.board.groups.values()
-    assert found.first_deadline_s == pytest.approx(world.now_s + 40.0)
-    assert (await world.queue.overview()).groups[found.group_id].first_deadline_s == pytest.approx(world.now_s + 40.0)
+    record = (await world.queue.overview()).groups[found.group_id]
+    for each in (found, record):
+        assert (each.first_deadline_s, each.last_deadline_s) == pytest.approx((world.now_s + 40.0, world.now_s + 60.0))
+    assert found.spread_s == pytest.approx(20.0)
 
 
 async def test_new_groups_stand_where_the_machine_put_them() -> None:

@@ -48,6 +48,7 @@ def group(number: int, model: str, deadline_s: float, count: int = 50, *, slo_s:
         band=band_of(traits, 0),
         instance="a",
         first_deadline_s=facts.deadline_s,
+        last_deadline_s=facts.deadline_s,
         waiting=count,
         live=count,
         waiting_prompt_tokens=200 * count,

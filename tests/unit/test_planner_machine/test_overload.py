@@ -92,7 +92,7 @@ def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> 
     own_s = line.terms[0].own_s
     for share, shed in ((0.5, 39), (20.0, 0)):  # one may just be in time
         shedding = Shedding(policy=Policy(shed_max=100))
-        group.first_deadline_s = START_S + share * own_s
+        group.first_deadline_s = group.last_deadline_s = START_S + share * own_s
         for _ in range(LOOKS_MIN):
             shedding.look(board, made, START_S)
         assert (0 if shedding.due is None else shedding.due.count) == shed
@@ -191,12 +191,23 @@ def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
     assert (due.group_id, due.keep) == ("alpha-2", 40 - due.count)
 
 
-@pytest.mark.parametrize(("due_s", "oldest"), [(0.5, True), (5.0, False)])
-def test_who_would_be_late_even_alone_goes_first_else_who_came_last(due_s: float, oldest: bool) -> None:
-    """One request by itself takes a second; the group nine."""
-    due = looked(board_of([slot("a")], {"a": [group(1, "alpha", due_s, 400)]}))
+@pytest.mark.parametrize(("due_s", "spread_s", "oldest"), [(0.5, 0.0, True), (5.0, 0.0, False), (5.0, 3.0, False), (5.0, 20.0, True)])
+def test_who_would_be_late_even_alone_goes_first_else_who_came_last(due_s: float, spread_s: float, oldest: bool) -> None:
+    """One request by itself takes a second, in a full batch three, and the group nine. Where each has more time than those before it, by
+    more than they take, the first are the late ones."""
+    late, before = group(1, "alpha", due_s, 400), group(2, "alpha", 3600.0, 300)
+    late.last_deadline_s += spread_s
+    due = looked(board_of([slot("a")], {"a": [before, late]}))
     assert due is not None
     assert due.oldest is oldest
+
+
+def test_requests_that_are_due_as_they_end_are_not_late() -> None:
+    """Each has its own deadline: a group whose last ones end after the first deadline loses nobody."""
+    each = group(1, "alpha", 5.0, 400)
+    assert looked(board_of([slot("a")], {"a": [each]})) is not None
+    each.last_deadline_s += 9.0
+    assert looked(board_of([slot("a")], {"a": [each]})) is None
 
 
 def test_value_is_weight_for_engine_time() -> None:

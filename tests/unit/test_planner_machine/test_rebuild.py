@@ -67,9 +67,11 @@ async def test_rebuilt_and_lived_on_decide_alike(seed: int) -> None:
     rebuilt.step(world.now_s, UnplacedRead(arrivals=(), read_to=""))
     for load in loads:
         rebuilt.step(world.now_s, load)
-    assert {name: (group.waiting, group.live, group.first_deadline_s) for name, group in lived.board.groups.items()} == {
-        name: (group.waiting, group.live, group.first_deadline_s) for name, group in rebuilt.board.groups.items()
-    }
+    lives, reads = (
+        {name: (group.waiting, group.live, group.first_deadline_s, group.last_deadline_s) for name, group in machine.board.groups.items()}
+        for machine in (lived, rebuilt)
+    )
+    assert lives == reads
     assert lived.board.queues == rebuilt.board.queues
     assert {key: group.group_id for key, group in lived.board.newest.items()} == {
         key: group.group_id for key, group in rebuilt.board.newest.items()

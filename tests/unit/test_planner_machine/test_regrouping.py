@@ -49,7 +49,7 @@ async def agree(world: World) -> None:
     for group_id, record in overview.groups.items():
         group = machine.board.groups[group_id]
         assert (group.waiting, group.live, group.waiting_prompt_tokens) == (record.waiting, record.live, record.waiting_prompt_tokens)
-        assert group.first_deadline_s == pytest.approx(record.first_deadline_s)
+        assert (group.first_deadline_s, group.last_deadline_s) == pytest.approx((record.first_deadline_s, record.last_deadline_s))
 
 
 async def small_batch(world: World, name: str, batch: int) -> None:

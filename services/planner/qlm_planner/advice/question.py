@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +19,16 @@ from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits
 from qlm_planner.insertion import lines_at_once, timelines_of
-from qlm_planner.timeline import COUNT, DEADLINE, OWN
+from qlm_planner.timeline import COUNT, DEADLINE, OWN, SPREAD
 
 CLASSES_MAX = 48
 """Classes of load; those with the least work beyond it count with the others of their model."""
 
 KINDS_MAX = 4
 """Kinds of instances that are tried: those that are registered, then those that profiles know."""
+
+PARTS = 4
+"""Parts of a group that are due one after the other, from its first deadline to its last."""
 
 MISSES_MAX = 100
 """Groups that are named as expected misses, those with the most late requests."""
@@ -36,7 +39,7 @@ LATE_MIN = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A group that is expected to be late: how many of its requests, and by how much the last of them, in seconds."""
+    """A group that is expected to be late: how many of its requests, and by how much the latest of them, in seconds."""
 
     group_id: str
     model: str
@@ -50,7 +53,7 @@ class Miss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadClass:
     """Requests alike. `slo_s`: infinite for those without a deadline. `per_s`: that come in a second. `backlog`: (count, seconds from now
-    to the first deadline) of each group that waits."""
+    until they are due) of what waits."""
 
     model: str
     label: str
@@ -170,8 +173,10 @@ def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, 
         total += times.cost.late
         rows = line.columns.rows
         due_s, end_s = rows[DEADLINE] - now_s, times.end_s
-        begin_s = np.minimum(times.start_s + rows[OWN], end_s)
-        late = rows[COUNT] * late_shares(begin_s, end_s, np.sqrt(times.end_variance), due_s)
+        # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
+        first_s, last_s = np.minimum(times.start_s + rows[OWN], end_s), end_s - rows[SPREAD]
+        latest_s = np.maximum(first_s, last_s)
+        late = rows[COUNT] * late_shares(np.minimum(first_s, last_s), latest_s, np.sqrt(times.end_variance), due_s)
         for place in np.flatnonzero(late >= LATE_MIN).tolist():
             group = board.groups[board.queues[line.slot.facts.name][place]]
             found.append(
@@ -182,10 +187,17 @@ def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, 
                     instance=group.instance,
                     waiting=group.waiting,
                     late=float(late[place]),
-                    over_s=max(0.0, float(end_s[place] - due_s[place])),
+                    over_s=max(0.0, float(latest_s[place] - due_s[place])),
                 )
             )
     return tuple(sorted(found, key=lambda miss: (-miss.late, miss.group_id))[:MISSES_MAX]), total
+
+
+def _due(group: Group, now_s: float) -> Iterator[tuple[float, float]]:
+    """(count, seconds until they are due) of the parts of a group."""
+    parts = PARTS if group.spread_s > 0.0 else 1
+    for part in range(parts):
+        yield group.waiting / parts, group.first_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
 
 
 def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[GroupKey, LoadClass, float]]:
@@ -209,7 +221,7 @@ def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[Grou
             slo_s=math.inf if key.slo_kind is SloKind.PRIORITY else slo_s,
             first_token=key.slo_kind is SloKind.FIRST_TOKEN,
             per_s=rate.per_s if rate else 0.0,
-            backlog=tuple((float(group.waiting), group.first_deadline_s - now_s) for group in groups),
+            backlog=tuple(each for group in groups for each in _due(group, now_s)),
         )
         weight = load.per_s * 60.0 + sum(count for count, _ in load.backlog)
         found.append((weight, key, load, rate.prompt_tokens if rate else tokens))
