@@ -129,7 +129,7 @@ class HardwareProfile:
 
     def recompute_s(self, tokens: float) -> float:
         """Seconds to compute the KV of an evicted request of so many tokens again."""
-        return (1e3 * self.recompute_base_ms + self.recompute_us_per_token * tokens) / 1e6
+        return self.slowdown * (1e3 * self.recompute_base_ms + self.recompute_us_per_token * tokens) / 1e6
 
     def swap_s(self, warm: bool) -> float:
         """Seconds to make this model the active one: S of QLM table 2, from host memory (warm) or from disk."""

@@ -56,10 +56,10 @@ def predict_request(
 ) -> RequestPrediction | None:
     """A new request under earliest deadline first: on each instance that serves the model and is not draining it would come
     before the first group of a later priority band than `band`, or of that band with a first deadline later than `deadline_s` (seconds of
-    the queue's clock; infinite: the end of the band, where PRIORITY requests come). `output_tokens`: expected of this request, where
-    more is known than its class. `now_s`: the queue's clock, to tell where what runs would be evicted for it. None where no such
-    instance can be predicted. Costs O(groups of those instances); for many requests on the same queues see `qlm_core.assessment`. Raises
-    ValueError for counts below 1 and a NaN deadline."""
+    the queue's clock; infinite: the end of the band, where PRIORITY requests come). `output_tokens`: expected of it under its limit,
+    where more is known than its class. `now_s`: the queue's clock, to tell where what runs would be evicted for it. None where no
+    such instance can be predicted. Costs O(groups of those instances); for many requests on the same queues see `qlm_core.assessment`.
+    Raises ValueError for counts below 1 and a NaN deadline."""
     if prompt_tokens < 1 or output_tokens_max < 1 or math.isnan(deadline_s):
         raise ValueError("prompt_tokens and output_tokens_max are >= 1, a deadline is a number")
     request = GroupView(

@@ -16,8 +16,8 @@ class GroupView:
     the last of them in seconds of the queue's clock, and requests have theirs evenly between; a last one before the first is taken to be
     that.
     `output_tokens_max`: no request of the group makes more. `band`: its priority band, lower is served first; all requests with an SLO are
-    in one (0 where nobody configured another). `output_tokens`: expected of a request of it, where the caller knows better than the
-    workload profile."""
+    in one (0 where nobody configured another). `output_tokens`: expected of a request of it under that limit, where the caller knows better
+    than the workload profile."""
 
     group_id: str
     model: str

@@ -117,9 +117,9 @@ def swap_back_s(hardware: HardwareProfile | None) -> float:
 
 def offload_pays(hardware: HardwareProfile) -> tuple[float, float]:
     """From which to which context, in tokens, KV swap costs less than to compute again (figure 4 of the paper); equal bounds: never."""
-    both_ways = 2.0 * hardware.kv_swap.slowdown
-    fixed_us = 1e3 * (both_ways * hardware.kv_swap_base_ms - hardware.recompute_base_ms)
-    each_us = hardware.recompute_us_per_token - both_ways * hardware.kv_swap_us_per_token
+    both_ways, again = 2.0 * hardware.kv_swap.slowdown, hardware.slowdown
+    fixed_us = 1e3 * (both_ways * hardware.kv_swap_base_ms - again * hardware.recompute_base_ms)
+    each_us = again * hardware.recompute_us_per_token - both_ways * hardware.kv_swap_us_per_token
     if each_us > 0.0:
         return max(0.0, fixed_us / each_us), math.inf
     if fixed_us < 0.0:
@@ -143,7 +143,7 @@ def choice_text(hardware: HardwareProfile | None, host_kv_tokens: int) -> str:
         choice = f"KV swap above {first:,.0f} tokens, up to there evict"
     both_ways = 2.0 * hardware.kv_swap.slowdown
     there_and_back = _cost_text(both_ways * hardware.kv_swap_base_ms, both_ways * hardware.kv_swap_us_per_token)
-    again = _cost_text(hardware.recompute_base_ms, hardware.recompute_us_per_token)
+    again = _cost_text(hardware.slowdown * hardware.recompute_base_ms, hardware.slowdown * hardware.recompute_us_per_token)
     return f"{choice} (there and back {there_and_back}, computed again {again}; host memory left for {host_kv_tokens:,} tokens)"
 
 

@@ -18,7 +18,7 @@ from qlm_core.course_reader import CourseReader
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
-from qlm_core.length_curve import LONGEST_OF, longest_among
+from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among
 from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import service
@@ -140,8 +140,8 @@ class QueueReader:
             factor = min(self._sloping[key].along_prompts(prompt), group.output_tokens_max / lengths[1])
             lengths = (lengths[0], factor * lengths[1], factor * factor * lengths[2], lengths[3])
         if group.output_tokens is not None:
-            known = _capped(group.output_tokens, group.output_tokens_max)
-            lengths = (lengths[0], known.mean, known.variance, NOT_OF_CLASS)
+            known = min(max(group.output_tokens.mean, 1.0), group.output_tokens_max)
+            lengths = (lengths[0], known, group.output_tokens.variance, NOT_OF_CLASS)
         return (
             *engine,
             waiting,
@@ -159,7 +159,7 @@ class QueueReader:
         how unlike each other they are beyond that, as a sum of squares, and the most that one of them is expected to have left."""
         model = view.active_model
         workload = self.profiles.workload_for(model, runner.slo_class, runner.token_class)
-        output = _capped(workload.output_tokens, runner.output_tokens_max)
+        output = self._output(model, runner.slo_class, runner.token_class, runner.output_tokens_max)
         left, spread = -1.0, output.variance * runner.count
         unlike = longest = 0.0
         if view.running_output_left is not None:
@@ -216,13 +216,20 @@ class QueueReader:
     def _class(self, model: str, slo_class: str, token_class: str, output_tokens_max: float) -> tuple[float, float, float, float]:
         """Variance of the prompts of a class, mean and variance of its outputs, and where the longest of them are told."""
         workload = self.profiles.workload_for(model, slo_class, token_class)
-        output = _capped(workload.output_tokens, output_tokens_max)
+        output = self._output(model, slo_class, token_class, output_tokens_max)
         # The spread of all of a model's prompts says nothing of one token class.
         spread = workload.prompt_tokens_variance if workload.token_class == token_class else 0.0
         self._longest.append(self.profiles.longest_output_for(model, slo_class, token_class))
         if workload.output_per_prompt_token and workload.token_class == token_class:
             self._sloping[model, slo_class, token_class, output_tokens_max] = workload
         return (spread, output.mean, output.variance, len(self._longest) - 1.0)
+
+    def _output(self, model: str, slo_class: str, token_class: str, most: float) -> Normal:
+        """The outputs of a class under a limit: bounded as lengths are, of which none is below a token."""
+        curve = self.profiles.output_curve_for(model, slo_class, token_class)
+        if most == math.inf or curve.survival(most) <= SHARE_MIN:
+            return self.profiles.workload_for(model, slo_class, token_class).output_tokens
+        return curve.left(0.0, most)
 
     def _made(
         self, views: Sequence[QueueView], groups: Sequence[tuple[float, ...]], runners: Sequence[tuple[float, ...]], sizes: Sequence[int]
@@ -324,14 +331,6 @@ class QueueReader:
 def _columns(rows: Sequence[tuple[float, ...]], width: int) -> Floats:
     """The rows as the columns of an array. (`np.array` takes three times as long.)"""
     return np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width).reshape(len(rows), width).T
-
-
-def _capped(output: Normal, most: float) -> Normal:
-    """An output under a limit: a token at least."""
-    if most == math.inf:
-        return output
-    found = output.capped(most)
-    return found if found.mean >= 1.0 else Normal(1.0, found.variance)
 
 
 def _service_rows(served: ServiceColumns) -> Floats:

@@ -121,7 +121,7 @@ def group_view(record: GroupRecord) -> GroupView:
         token_class=meta.get("token_class", ""),
         waiting=record.waiting,
         waiting_prompt_tokens=record.waiting_prompt_tokens,
-        first_deadline_s=_deadline_s(record),
+        first_deadline_s=math.inf if kind == SloKind.PRIORITY else record.next_deadline_s,
         last_deadline_s=record.last_deadline_s,
         band=_band(meta),
     )

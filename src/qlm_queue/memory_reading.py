@@ -80,7 +80,7 @@ def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None =
             VirtualQueueRecord(instance=name, version=queue.version, group_ids=tuple(queue.group_ids), running=_running(state, name))
             for name, queue in sorted(state.queues.items())
         ],
-        groups={group_id: _group_record(state.groups[group_id]) for group_id in chosen},
+        groups={group_id: _group_record(state, state.groups[group_id]) for group_id in chosen},
         instances=[
             InstanceRecord(
                 name=name,
@@ -100,7 +100,7 @@ def _running(state: MemoryState, instance: str) -> int:
     return 0 if registered is None else len(state.running.get(registered.incarnation, {}))
 
 
-def _group_record(group: StoredGroup) -> GroupRecord:
+def _group_record(state: MemoryState, group: StoredGroup) -> GroupRecord:
     return GroupRecord(
         group_id=group.group_id,
         instance=group.instance,
@@ -109,6 +109,7 @@ def _group_record(group: StoredGroup) -> GroupRecord:
         live=group.live,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
         first_deadline_s=group.first_deadline_s,
+        next_deadline_s=state.next_deadline_s(group),
         last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
         meta=dict(group.meta),
         slo_least_s=group.slo_least_s,

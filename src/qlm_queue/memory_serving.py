@@ -68,13 +68,12 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
 
 
 def _head(state: MemoryState, group: StoredGroup) -> HeadGroup:
-    first = state.by_number[group.members[0]]
     return HeadGroup(
         group_id=group.group_id,
         model=group.model,
         waiting=len(group.members),
         waiting_prompt_tokens=group.waiting_prompt_tokens,
-        first_deadline_s=max(group.first_deadline_s, first.accepted_s + group.slo_least_s),
+        first_deadline_s=state.next_deadline_s(group),
         meta=dict(group.meta),
     )
 

@@ -220,6 +220,12 @@ class MemoryState:
             return None
         return None if stored is None else stored.record
 
+    def next_deadline_s(self, group: StoredGroup) -> float:
+        """No deadline of the requests that wait in a group is before it."""
+        if not group.members or group.slo_least_s == math.inf:
+            return group.first_deadline_s
+        return max(group.first_deadline_s, self.by_number[group.members[0]].accepted_s + group.slo_least_s)
+
     def holder(self, role: str, now_s: float) -> StoredLease | None:
         """The live lease of a role."""
         lease = self.leases.get(role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,13 +127,13 @@ def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
 def head_group(answer: Sequence[Any]) -> HeadGroup:
     """From `head_answer` of the scripts."""
     group_id, place, waiting, accepted_ms, fields = answer
-    group = group_record(group_id.decode(), place.decode(), waiting, pairs_of(fields))
+    group = group_record(group_id.decode(), place.decode(), waiting, int(accepted_ms), pairs_of(fields))
     return HeadGroup(
         group_id=group.group_id,
         model=group.meta.get("model", ""),
         waiting=group.waiting,
         waiting_prompt_tokens=group.waiting_prompt_tokens,
-        first_deadline_s=max(group.first_deadline_s, int(accepted_ms) / 1000 + group.slo_least_s),
+        first_deadline_s=group.next_deadline_s,
         meta=group.meta,
     )
 
@@ -145,9 +146,11 @@ def applied_chunk(answer: Sequence[bytes]) -> AppliedChunk:
     )
 
 
-def group_record(group_id: str, place: str, waiting: int, fields: dict[str, str]) -> GroupRecord:
-    """`place`: as `groups` has it (`qlm_queue.keys`). What an older version opened has no last deadline."""
-    first_deadline_s = float(fields["first_deadline"])
+def group_record(group_id: str, place: str, waiting: int, accepted_ms: int, fields: dict[str, str]) -> GroupRecord:
+    """`place`: as `groups` has it (`qlm_queue.keys`); `accepted_ms`: of the first that waits. What an older version opened has no last
+    deadline."""
+    first_deadline_s, slo_least_s = float(fields["first_deadline"]), float(fields["slo_least"])
+    due_s = accepted_ms / 1000 + slo_least_s if waiting and slo_least_s < math.inf else first_deadline_s
     return GroupRecord(
         group_id=group_id,
         instance=place[1:] if place.startswith(_ON) else "",
@@ -156,15 +159,19 @@ def group_record(group_id: str, place: str, waiting: int, fields: dict[str, str]
         live=int(fields["live"]),
         waiting_prompt_tokens=int(fields["prompt_tokens"]),
         first_deadline_s=first_deadline_s,
+        next_deadline_s=max(first_deadline_s, due_s),
         last_deadline_s=max(first_deadline_s, float(fields.get("last_deadline", "-inf"))),
-        slo_least_s=float(fields["slo_least"]),
+        slo_least_s=slo_least_s,
         meta={name: value for name, value in fields.items() if name not in _GROUP_FIELDS},
     )
 
 
 def group_records(answer: Sequence[Any]) -> list[GroupRecord]:
     """From `group_answer` of the scripts, one for each."""
-    return [group_record(gid.decode(), place.decode(), waiting, pairs_of(fields)) for gid, place, waiting, fields in answer]
+    return [
+        group_record(gid.decode(), place.decode(), waiting, int(first.partition(b"-")[0] or 0), pairs_of(fields))
+        for gid, place, waiting, first, fields in answer
+    ]
 
 
 def overview(answer: Sequence[Any]) -> Overview:

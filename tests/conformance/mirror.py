@@ -15,7 +15,17 @@ from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
-from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, HeadGroup, LiveRequest, Overview, StreamEntry, TerminalRecord
+from qlm_queue.values import (
+    AcceptReceipt,
+    ControlEntry,
+    Emission,
+    GroupRecord,
+    HeadGroup,
+    LiveRequest,
+    Overview,
+    StreamEntry,
+    TerminalRecord,
+)
 
 from .subjects import MemorySubject, Subject
 
@@ -156,8 +166,11 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             fields.pop("accepted_s", None)
+            # What follows from the clock of the queue is compared with that alone.
             if isinstance(value, HeadGroup):
-                fields.pop("first_deadline_s")  # follows from the clock of the queue
+                fields.pop("first_deadline_s")
+            if isinstance(value, GroupRecord):
+                fields.pop("next_deadline_s")
             if "queue_id" in fields:
                 fields["queue_id"] = number(fields["queue_id"])
             return type(value).__name__, _plain(fields, numbers, payloads)

@@ -82,9 +82,12 @@ async def test_models_are_looked_up_over_the_first_groups(scene: Scenario) -> No
 
 
 async def head_deadline(scene: Scenario, lease: Lease | None = None) -> float:
+    """As its agent is told of it, and everybody else."""
     result = await scene.mirror("pull", lease or scene.agent, "", ROOMY)
     assert result.head is not None
     deadline_s: float = result.head.first_deadline_s
+    group = (await scene.mirror.real.queue.overview()).groups[result.head.group_id]
+    assert group.next_deadline_s == pytest.approx(deadline_s, rel=0, abs=0.01)
     return deadline_s
 
 
@@ -96,6 +99,11 @@ async def test_the_deadline_of_the_head_is_that_of_its_waiting_requests(scene: S
     await scene.queue_up("g", "r3", first_deadline_s=10.0, slo_least_s=30.0)
     await scene.queue_up("g", "r4", first_deadline_s=10.0, slo_least_s=35.0)
     assert await head_deadline(scene) == scene.receipts["r2"].accepted_s + 30.0
+
+
+async def test_without_an_slo_the_head_has_the_deadline_of_its_group(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1", "r2", first_deadline_s=10.0, slo_least_s=math.inf)
+    assert await head_deadline(scene) == 10.0
 
 
 async def test_the_head_has_the_deadline_of_its_group_where_that_is_later(scene: Scenario) -> None:

@@ -58,8 +58,10 @@ class Rig:
         self._planner = await self.queue.acquire_lease(PLANNER_ROLE, "test", LEASE_S, "")
         self.incarnation, self._agent = await self.queue.register(facts.name, "test", instance_wire.to_body(facts), LEASE_S)
 
-    async def accept(self, count: int, *, model: str = "chat", prompt_tokens: int = 500, deadline_in_s: float = 3_600.0) -> str:
-        """Requests in a group of their own."""
+    async def accept(
+        self, count: int, *, model: str = "chat", prompt_tokens: int = 500, deadline_in_s: float = 3_600.0, spread_s: float = 0.0
+    ) -> str:
+        """Requests in a group of their own, the last due `spread_s` after the first."""
         assert self._planner is not None
         group_id = f"g{next(self._numbers)}"
         placements = []
@@ -84,6 +86,7 @@ class Rig:
             instance=A100.name,
             before="",
             first_deadline_s=receipt.accepted_s + deadline_in_s,
+            last_deadline_s=receipt.accepted_s + deadline_in_s + spread_s,
             meta=meta,
         )
         await self.queue.place(self._planner, [group], placements)

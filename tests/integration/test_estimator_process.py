@@ -343,6 +343,15 @@ async def test_groups_are_assessed_by_the_leader_and_by_a_standby(server: Embedd
         await standby.stop()
 
 
+async def test_each_request_of_a_group_is_late_by_its_own_deadline(rig: Rig, estimator: Estimator) -> None:
+    """Half of them were due before they came, the other half are in hours: as they are told by the queue, not by the first alone."""
+    await rig.accept(40, deadline_in_s=-3_600.0, spread_s=7_200.0)
+    async with estimator.stub() as stub:
+        found = await stub.Assess(estimator_pb2.AssessRequest(), timeout=PATIENCE_S)
+    assert found.waiting == 40
+    assert found.late_expected == pytest.approx(20.0, abs=4.0)
+
+
 async def test_hostile_assessments_are_refused(estimator: Estimator) -> None:
     for fields, reason in (({"groups_max": 10_001}, "INVALID_FIELD"), ({"instances": ["nobody"]}, "UNKNOWN_INSTANCE")):
         async with estimator.stub() as stub:

@@ -161,6 +161,7 @@ def _group(group_id: str, model: str, **meta: str) -> GroupRecord:
         live=6,
         waiting_prompt_tokens=400,
         first_deadline_s=123.0,
+        next_deadline_s=123.0,
         last_deadline_s=150.0,
         meta={"model": model, "slo_kind": "completion", "slo_class": "64s", "token_class": "256", "tenant_class": "1", **meta},
     )

@@ -47,6 +47,7 @@ def outlook(groups: Sequence[GroupView] = (), instance: InstanceFacts = INSTANCE
             live=view.waiting,
             waiting_prompt_tokens=view.waiting_prompt_tokens,
             first_deadline_s=view.first_deadline_s,
+            next_deadline_s=view.first_deadline_s,
             last_deadline_s=max(view.first_deadline_s, view.last_deadline_s),
             meta={"model": MODEL},
         )

@@ -33,6 +33,7 @@ def _group(group_id: str, *, instance: str = "a", waiting: int = 4, live: int = 
         live=live,
         waiting_prompt_tokens=100 * waiting,
         first_deadline_s=100.0 + int(group_id),
+        next_deadline_s=110.0 + int(group_id),
         last_deadline_s=130.0 + int(group_id),
         meta=own | meta,
     )
@@ -68,11 +69,11 @@ def test_bands_are_those_that_the_planner_wrote(meta: Mapping[str, str], band: i
     assert view.groups[0].band == band
 
 
-def test_a_group_is_due_from_its_first_deadline_to_its_last() -> None:
+def test_a_group_is_due_from_the_first_that_waits_to_its_last() -> None:
     """One whose PRIORITY has none never is."""
     (view, _) = queue_views(_overview(_group("1"), _group("2", slo_kind="priority", slo_class="p0"), running={"a": 0, "b": 0}))
     assert [(group.first_deadline_s, max(group.first_deadline_s, group.last_deadline_s)) for group in view.groups] == [
-        (101.0, 131.0),
+        (111.0, 131.0),
         (math.inf, math.inf),
     ]
 

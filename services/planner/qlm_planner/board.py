@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
-from qlm_core.request import SloKind
 from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
-from qlm_planner.group_meta import GroupOrder, GroupTraits, from_meta, order_of
+from qlm_planner.group_meta import GroupOrder, GroupTraits, band_of, from_meta, order_of
 from qlm_planner.snapshot import GroupRow, Snapshot
 
 AGED, USUAL, BEHIND = range(3)
@@ -24,8 +23,9 @@ TIERS = 3
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `tier`: its place
-    within its band (`qlm_planner.ranks`)."""
+    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
+    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits. `tier`: its place within its band
+    (`qlm_planner.ranks`)."""
 
     group_id: str
     order: GroupOrder
@@ -33,6 +33,7 @@ class Group:
     band: int
     instance: str
     first_deadline_s: float
+    next_deadline_s: float
     last_deadline_s: float
     waiting: int = 0
     live: int = 0
@@ -50,8 +51,8 @@ class Group:
 
     @property
     def spread_s(self) -> float:
-        """Seconds from the first deadline to the last; 0 where there is none."""
-        return max(0.0, self.last_deadline_s - self.first_deadline_s) if self.first_deadline_s < math.inf else 0.0
+        """Seconds from the deadline of the first that waits to the last; 0 where there is none."""
+        return max(0.0, self.last_deadline_s - self.next_deadline_s) if self.next_deadline_s < math.inf else 0.0
 
     @property
     def urgency(self) -> tuple[int, float, GroupOrder]:
@@ -179,6 +180,7 @@ class Board:
         group.live += 1
         group.waiting_prompt_tokens += prompt_tokens
         group.first_deadline_s = min(group.first_deadline_s, deadline_s)
+        group.next_deadline_s = min(group.next_deadline_s, deadline_s)
         group.last_deadline_s = max(group.last_deadline_s, deadline_s)
 
     def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
@@ -227,6 +229,7 @@ class Board:
         slot = self._owner(change.incarnation)
         match change.kind:
             case ChangeKind.PULLED:
+                group.next_deadline_s += group.spread_s / max(1, group.waiting - 1)
                 self._leave(group, change.prompt_tokens)
                 if slot is not None:
                     slot.running += 1
@@ -287,6 +290,7 @@ class Board:
             band=band_of(traits, self.slo_band),
             instance=row.instance or row.last_instance or UNASSIGNED,
             first_deadline_s=row.first_deadline_s,
+            next_deadline_s=row.next_deadline_s,
             last_deadline_s=row.last_deadline_s,
             waiting=row.waiting if row.instance else 0,
             live=row.live,
@@ -376,6 +380,7 @@ class Board:
     def _return(self, group: Group, change: Change) -> None:
         """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue
         does it."""
+        group.next_deadline_s = group.first_deadline_s  # until an overview tells
         group.waiting += 1
         group.waiting_prompt_tokens += change.prompt_tokens
         if group.instance not in self.queues:
@@ -391,8 +396,3 @@ class Board:
         group.live = max(0, group.live - 1)
         if group.live == 0 and not group.open:
             self.groups.pop(group.group_id, None)
-
-
-def band_of(traits: GroupTraits, slo_band: int) -> int:
-    """Lower bands are served first: PRIORITY requests by their number, all with an SLO in one configured band."""
-    return traits.priority if traits.key.slo_kind is SloKind.PRIORITY else slo_band

@@ -256,6 +256,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
                 live=group.live,
                 waiting_prompt_tokens=group.waiting_prompt_tokens,
                 first_deadline_s=group.first_deadline_s,
+                next_deadline_s=group.next_deadline_s,
                 last_deadline_s=group.last_deadline_s,
                 meta=group.meta,
             )

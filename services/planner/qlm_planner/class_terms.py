@@ -157,7 +157,7 @@ class ClassTerms:
             [
                 [group.waiting for group in groups],
                 [group.waiting_prompt_tokens for group in groups],
-                [group.first_deadline_s for group in groups],
+                [group.next_deadline_s for group in groups],
                 [group.spread_s for group in groups],
                 [group.traits.slo_s for group in groups],
                 [group.band for group in groups],

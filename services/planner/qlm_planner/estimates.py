@@ -112,7 +112,7 @@ class Estimates:
 
     def kept_term(self, slot: Slot, group: Group) -> Term:
         """`term`, kept until the group changes: for the groups that stand on the instance's queue."""
-        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.first_deadline_s, group.spread_s, group.rank)
+        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.next_deadline_s, group.spread_s, group.rank)
         kept = self._terms.get(group.group_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -142,7 +142,7 @@ class Estimates:
             model=key.model,
             model_code=self.code(key.model),
             band=group.rank,
-            deadline_s=group.first_deadline_s,
+            deadline_s=group.next_deadline_s,
             spread_s=group.spread_s,
             slo_s=group.traits.slo_s,
             count=count,

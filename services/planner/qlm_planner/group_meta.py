@@ -27,6 +27,11 @@ def traits_of(request: RequestFacts) -> GroupTraits:
     return GroupTraits(key=group_key(request), slo_s=request.slo.seconds, priority=request.slo.priority)
 
 
+def band_of(traits: GroupTraits, slo_band: int) -> int:
+    """Lower bands are served first: PRIORITY requests by their number, all with an SLO in one configured band."""
+    return traits.priority if traits.key.slo_kind is SloKind.PRIORITY else slo_band
+
+
 def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
     """`model` is what `pull` compares. `band`: for who predicts; the planner derives it again, as its settings may have changed."""
     key = traits.key

@@ -9,12 +9,12 @@ from itertools import islice
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group, band_of
+from qlm_planner.board import Board, Group
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.classing import Classing
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import GroupTraits, group_id_of, to_meta, traits_of
+from qlm_planner.group_meta import GroupTraits, band_of, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place, lines_at_once
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
@@ -108,6 +108,7 @@ class Grouping:
             band=band_of(traits, self.policy.slo_band),
             instance=UNASSIGNED,
             first_deadline_s=facts.deadline_s,
+            next_deadline_s=facts.deadline_s,
             last_deadline_s=facts.deadline_s,
             waiting=1,
             live=1,
@@ -124,6 +125,7 @@ class Grouping:
             band=group.band,
             instance=group.instance,
             first_deadline_s=math.inf,
+            next_deadline_s=math.inf,
             last_deadline_s=-math.inf,
             tier=group.tier,
         )

@@ -184,15 +184,18 @@ class Leadership:
 
     async def _read_profiles(self) -> None:
         """The shipped profiles at once, then those that the estimator publishes, as they change."""
-        version = -1
+        version = unreadable = -1
         while True:
+            found = -1
             try:
                 found, body = await self._queue.read_profiles()
                 profiles = from_body(body) if found else self._shipped
             except Unavailable as error:
                 structlog.get_logger().debug("profiles_not_read", error=str(error))
             except ValueError as error:
-                structlog.get_logger().error("profiles_unreadable", error=str(error))
+                if found != unreadable:
+                    structlog.get_logger().error("profiles_unreadable", version=found, error=str(error))
+                unreadable = found
             else:
                 if profiles.version != version:
                     version = profiles.version

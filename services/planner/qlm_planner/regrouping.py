@@ -63,6 +63,7 @@ class Regrouping:
         into = board.groups.get(call.into.group_id, made)
         if source is not None and into is not None and event.count:
             into.first_deadline_s = min(into.first_deadline_s, event.first_deadline_s)
+            into.next_deadline_s = min(into.next_deadline_s, event.first_deadline_s)
             into.last_deadline_s = max(into.last_deadline_s, event.last_deadline_s)
             board.regroup(source, into, event.count, event.prompt_tokens)
             if into is made:

@@ -38,6 +38,7 @@ class GroupRow:
     live: int
     waiting_prompt_tokens: int
     first_deadline_s: float
+    next_deadline_s: float
     last_deadline_s: float
     meta: Mapping[str, str]
 

@@ -27,7 +27,7 @@ class Term:
     along a queue (the rows of `qlm_core.queue_model`), `ends`: what it adds to the end of its run (those of `qlm_core.run_lengths`).
     `own_s`, `own_variance`: from a request's start to what its SLO bounds. `drain_s`: from the group's last start to its last end.
     `cold_s`, `warm_s`: making its model the active one. `model_code`: stands for the model in arrays.
-    `deadline_s`, `spread_s`: the first deadline, and seconds from it to the last; requests have theirs evenly between, in order.
+    `deadline_s`, `spread_s`: of the first request, and seconds from it to the last; the others have theirs evenly between.
     `band`: the rank of the group (its band and its tier there); of what runs the band alone, as agents know it. `weight`: of a late
     request and of a request-second of tardiness."""
 

@@ -127,7 +127,6 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
 
 def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> None:
     notes = Console(stderr=True, soft_wrap=True)
-
     text: list[str] = []
 
     def tell(waiting: qlm.Outlook) -> None:

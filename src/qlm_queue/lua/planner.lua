@@ -212,10 +212,11 @@ local function waiting(keys, args)
   return found
 end
 
--- A group as others read it: id, where it is as stored, waiting, its record.
+-- A group as others read it: id, where it is as stored, waiting, the queue id of its first waiting request (none: ''), its record.
 local function group_answer(prefix, gid, stored)
   local members, meta = group_keys(prefix, gid)
-  return { gid, stored, redis.call('ZCARD', members), redis.call('HGETALL', meta) }
+  local first = redis.call('ZRANGE', members, 0, 0)[1] or ''
+  return { gid, stored, redis.call('ZCARD', members), first, redis.call('HGETALL', meta) }
 end
 
 -- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id

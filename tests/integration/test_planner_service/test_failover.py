@@ -202,8 +202,10 @@ async def test_profiles_that_cannot_be_read_leave_the_last_ones(cluster: Cluster
                 return any(log["event"] == "profiles_unreadable" for log in logs)
 
             await until(said, "it is said")
-        await cluster.submit("vicuna-13b", count=10)
-        await until(cluster.all_placed, "placed all the same")
+            await cluster.submit("vicuna-13b", count=10)
+            await until(cluster.all_placed, "placed all the same")
+            await asyncio.sleep(0.3)
+        assert [log["version"] for log in logs if log["event"] == "profiles_unreadable"] == [7], "once for what is there"
         assert shell.term is not None
         assert await cluster.serve("a") == 20
 

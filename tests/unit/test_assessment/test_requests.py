@@ -8,7 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qlm_core.distribution import Normal
 from qlm_core.prediction import group_times
+from qlm_core.queue_columns import SERVICE
+from qlm_core.queue_reader import QueueReader
 
 from .queues import CATALOGUE, SHIPPED, TWO, assessed, group_of, instance_of, view_of
 
@@ -101,3 +104,20 @@ def test_impossible_places_are_refused(place: float) -> None:
 def test_impossible_probabilities_are_refused(probability: float) -> None:
     with pytest.raises(ValueError, match="probability"):
         assessed(*TWO).table.times([0], [0]).wait_quantile_s(probability)
+
+
+@pytest.mark.parametrize("most", [1, 16, 64, 256, 1_024])
+def test_an_output_under_a_limit_is_as_long_as_its_class_makes_them_up_to_that(most: int) -> None:
+    """Nearly all of a chat's answers are longer than 16 tokens: one that may have so many takes them. Against draws of the curve."""
+    curve = SHIPPED.output_curve_for("chat", "64s", "1024")
+    drawn = [min(curve.quantile((number + 0.5) / 2_000), most) for number in range(2_000)]
+    rows = QueueReader(CATALOGUE, SHIPPED).request_rows([view_of("a")], replace(group_of("", 1), output_tokens_max=float(most)))
+    output, variance = rows[SERVICE : SERVICE + 2, 0].tolist()
+    assert output == pytest.approx(np.mean(drawn), rel=0.02)
+    assert math.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.05, abs=0.3)
+
+
+def test_what_is_told_of_an_output_stays_within_its_limit() -> None:
+    for told, expected in ((Normal(300.0, 400.0), 256.0), (Normal(0.0, 0.0), 1.0), (Normal(90.0, 400.0), 90.0)):
+        request = replace(group_of("", 1), output_tokens_max=256.0, output_tokens=told)
+        assert QueueReader(CATALOGUE, SHIPPED).request_rows([view_of("a")], request)[SERVICE, 0] == expected

@@ -73,6 +73,7 @@ def add_group(board: Board, number: int, request: RequestFacts, instance: str, w
         band=0,
         instance=instance,
         first_deadline_s=request.deadline_s,
+        next_deadline_s=request.deadline_s,
         last_deadline_s=request.deadline_s + 0.1 * (number % 4) * min(request.slo.seconds, 1e6),
         waiting=waiting,
         live=waiting,
@@ -135,7 +136,7 @@ def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> N
     assert made.hardware(slot.facts, "alpha") == learned[0]
     group = queue[0]
     for change in (
-        {"first_deadline_s": START_S + 5.0},
+        {"next_deadline_s": START_S + 5.0},
         {"last_deadline_s": START_S + 9.0},
         {"waiting": 3},
         {"waiting_prompt_tokens": 9},

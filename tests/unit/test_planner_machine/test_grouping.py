@@ -12,6 +12,7 @@ from qlm_core.request import SloKind
 from qlm_planner.effects import Place
 from qlm_planner.group_meta import from_meta, group_id_of, order_of, to_meta
 from qlm_planner.policy import Policy
+from qlm_queue.values import Owned
 
 from .test_insertion import group
 from .world import LEASE_S, MODELS, World, hardware
@@ -112,6 +113,33 @@ async def test_the_first_and_the_last_deadline_count_for_the_group() -> None:
     for each in (found, record):
         assert (each.first_deadline_s, each.last_deadline_s) == pytest.approx((world.now_s + 40.0, world.now_s + 60.0))
     assert found.spread_s == pytest.approx(20.0)
+
+
+async def test_deadlines_of_those_that_are_pulled_do_not_count_for_those_that_wait() -> None:
+    """They are taken to lie evenly until an overview tells; one that returns may be the first of all."""
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    began_s = world.now_s
+    for _ in range(5):
+        await world.submit("alpha", 40.0)
+        await world.settle()
+        await world.advance(1.0)
+    [found] = machine.board.groups.values()
+    pulled = await world.pull("a", "alpha", 2)
+    await world.settle()
+    assert (found.first_deadline_s, found.next_deadline_s, found.last_deadline_s) == pytest.approx(
+        (began_s + 40.0, began_s + 42.0, began_s + 44.0), abs=0.3
+    )
+    await world.advance(20.0)
+    [found] = machine.board.groups.values()
+    record = (await world.queue.overview()).groups[found.group_id]
+    assert found.next_deadline_s == record.next_deadline_s == pytest.approx(began_s + 42.0, abs=0.3)
+    back = Owned(queue_id=pulled[0].queue_id, key=pulled[0].key, attempt=pulled[0].attempt)
+    await world.queue.unpull(world.agents["a"][0], [back])
+    await world.settle()
+    [found] = machine.board.groups.values()
+    assert found.next_deadline_s == found.first_deadline_s == pytest.approx(began_s + 40.0, abs=0.3)
 
 
 async def test_new_groups_stand_where_the_machine_put_them() -> None:

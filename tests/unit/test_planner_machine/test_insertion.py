@@ -9,9 +9,9 @@ import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Group, Slot, band_of
+from qlm_planner.board import Group, Slot
 from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import traits_of
+from qlm_planner.group_meta import band_of, traits_of
 from qlm_planner.insertion import Line, best_place
 from qlm_planner.policy import Policy
 
@@ -48,6 +48,7 @@ def group(number: int, model: str, deadline_s: float, count: int = 50, *, slo_s:
         band=band_of(traits, 0),
         instance="a",
         first_deadline_s=facts.deadline_s,
+        next_deadline_s=facts.deadline_s,
         last_deadline_s=facts.deadline_s,
         waiting=count,
         live=count,

@@ -92,7 +92,7 @@ def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> 
     own_s = line.terms[0].own_s
     for share, shed in ((0.5, 39), (20.0, 0)):  # one may just be in time
         shedding = Shedding(policy=Policy(shed_max=100))
-        group.first_deadline_s = group.last_deadline_s = START_S + share * own_s
+        group.first_deadline_s = group.next_deadline_s = group.last_deadline_s = START_S + share * own_s
         for _ in range(LOOKS_MIN):
             shedding.look(board, made, START_S)
         assert (0 if shedding.due is None else shedding.due.count) == shed

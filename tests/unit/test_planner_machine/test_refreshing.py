@@ -147,11 +147,12 @@ async def test_a_page_mends_the_counts_of_its_groups() -> None:
     wrong = next(iter(board.groups))
     board.groups[wrong].waiting += 3
     board.groups[wrong].live += 5
-    board.groups[wrong].first_deadline_s = board.groups[wrong].last_deadline_s = 1.0
+    board.groups[wrong].first_deadline_s = board.groups[wrong].next_deadline_s = board.groups[wrong].last_deadline_s = 1.0
     asked = (wrong, "nobody")
     assert refresh(board, snapshot_of(await world.queue.overview(asked), asked), (), world.now_s)
     assert picture(board) == picture(fresh)
     assert board.groups[wrong].first_deadline_s == fresh.groups[wrong].first_deadline_s
+    assert board.groups[wrong].next_deadline_s == fresh.groups[wrong].next_deadline_s
     assert board.groups[wrong].last_deadline_s == fresh.groups[wrong].last_deadline_s
 
 

@@ -16,9 +16,9 @@ from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView, group_times
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Group, Slot, band_of
+from qlm_planner.board import Group, Slot
 from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import traits_of
+from qlm_planner.group_meta import band_of, traits_of
 from qlm_planner.insertion import Line
 from qlm_planner.policy import Policy
 from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
@@ -54,6 +54,7 @@ def group(number: int, model: str, count: int, slo_s: float = 60.0, kind: SloKin
         band=band_of(traits, 0),
         instance="a",
         first_deadline_s=facts.deadline_s,
+        next_deadline_s=facts.deadline_s,
         last_deadline_s=facts.deadline_s,
         waiting=count,
         live=count,

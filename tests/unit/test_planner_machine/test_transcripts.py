@@ -82,6 +82,7 @@ def snapshot(
                 live=10,
                 waiting_prompt_tokens=2000,
                 first_deadline_s=START_S + 60.0 + number,
+                next_deadline_s=START_S + 60.0 + number,
                 last_deadline_s=START_S + 70.0 + number,
                 meta=to_meta(traits, 0),
             )

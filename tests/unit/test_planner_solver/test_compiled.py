@@ -111,6 +111,8 @@ def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped()
 def test_what_lacks_a_part_is_not_complete(tmp_path: Path) -> None:
     assert not complete(tmp_path)
     assert not complete(None)
+    mark_complete(tmp_path)
+    assert not complete(tmp_path), "nothing could be kept"
     (tmp_path / "solver").mkdir()
     parts = [tmp_path / "solver" / name for name in ("cost.nbi", "cost.1.nbc")]
     for part in parts:

@@ -118,7 +118,7 @@ class _Play:
                     if load.per_s > 0.0:
                         self._come(number, self.now_s + load.slo_s, load.per_s * self.step_s)
             elif self.now_s > last_due_s or not any(amount > LITTLE for amount in self.amounts):
-                break  # what still waits is late anyway
+                break
             self._serve()
         self._end_what_waits()
         return Forecast(

@@ -14,10 +14,10 @@ from qlm_core.prediction import Service
 from qlm_core.request import SloKind
 from qlm_planner.advice.demand import Demand, Rate
 from qlm_planner.advice.late_share import late_shares
-from qlm_planner.board import Board, Group, Slot, band_of
+from qlm_planner.board import Board, Group, Slot
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import GroupTraits
+from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.insertion import lines_at_once, timelines_of
 from qlm_planner.timeline import COUNT, DEADLINE, OWN, SPREAD
 
@@ -197,7 +197,7 @@ def _due(group: Group, now_s: float) -> Iterator[tuple[float, float]]:
     """(count, seconds until they are due) of the parts of a group."""
     parts = PARTS if group.spread_s > 0.0 else 1
     for part in range(parts):
-        yield group.waiting / parts, group.first_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
+        yield group.waiting / parts, group.next_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
 
 
 def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[GroupKey, LoadClass, float]]:

@@ -114,10 +114,13 @@ def _locked(handle: int, wait_s: float) -> bool:
 
 def complete(folder: Path | None = FOLDER) -> bool:
     """Whether all that was there at the end of a warm-up still is: of this code, this Python and numba, for this processor."""
+    if folder is None:
+        return False
     try:
-        return folder is not None and all((folder / name).exists() for name in _mark(folder).read_text(encoding="utf-8").splitlines())
+        kept = _mark(folder).read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
+    return bool(kept) and all((folder / name).exists() for name in kept)
 
 
 def mark_complete(folder: Path) -> None:
