@@ -164,9 +164,9 @@ class HardwareProfile:
         return self.slowdown / self.prior_share - 1.0, 1.0 / self.prior_share - 1.0
 
     def scaled(self, time_scale: float) -> HardwareProfile:
-        """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it."""
+        """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it, up to FIGURE_MAX."""
         if not (math.isfinite(time_scale) and time_scale > 0.0):
             raise ValueError(f"a time scale is finite and > 0, got {time_scale}")
         if time_scale == 1.0:
             return self
-        return replace(self, **{name: getattr(self, name) / time_scale for name in _TIMES})
+        return replace(self, **{name: min(getattr(self, name) / time_scale, FIGURE_MAX) for name in _TIMES})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
 from qlm_core.hardware_prior import hardware_prior
+from qlm_core.hardware_profile import FIGURE_MAX
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelFacts, ModelSpec
 from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
@@ -94,6 +95,12 @@ def test_a_time_scale_divides_every_duration(scale: float) -> None:
     assert fast.swap_s(warm=False) == pytest.approx(_row().swap_s(warm=False) / scale)
     assert fast.kv_swap_us_per_token == pytest.approx(_row().kv_swap_us_per_token / scale)
     assert fast.kv_capacity_tokens == _row().kv_capacity_tokens
+
+
+def test_figures_that_may_be_stay_what_may_be_by_a_slow_clock() -> None:
+    """An absurd row that was imported must not stop whoever predicts with it."""
+    slow = replace(_row(), decode_a_ms=FIGURE_MAX, kv_swap_base_ms=2e6).scaled(1e-6)
+    assert (slow.decode_a_ms, slow.kv_swap_base_ms) == (FIGURE_MAX, FIGURE_MAX)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
