@@ -241,3 +241,18 @@ def test_those_who_join_a_group_are_in_it() -> None:
         ("+1", 1, 1_000),
         ("second", 20, 2_000),
     ]
+
+
+def test_those_who_join_have_their_own_deadlines() -> None:
+    """Of those in a group the last one counts, of those that are alike the first and the last."""
+    there = replace(group("there", 10, 1_050.0), last_deadline_s=1_052.0)
+    joined = Joined()
+    for deadline_s in (1_060.0, 1_055.0):
+        joined.add(INSTANCE.name, "in it", group("", 1, deadline_s), "there")
+    for deadline_s in (1_070.0, 1_080.0, 1_075.0):
+        joined.add(INSTANCE.name, "alike", group("", 1, deadline_s))
+    groups = joined.on(QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=(there,))).groups
+    assert [(each.waiting, each.first_deadline_s, each.last_deadline_s) for each in groups] == [
+        (12, 1_050.0, 1_060.0),
+        (3, 1_070.0, 1_080.0),
+    ]

@@ -15,6 +15,7 @@ from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable
 from qlm_planner.events import LoadReported
 from qlm_planner.leadership import Leadership
+from qlm_planner.shell import PlannerShell
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
@@ -143,17 +144,22 @@ async def test_a_leader_whose_lease_is_gone_leads_no_more_until_it_wins_another(
         assert await cluster.ended(keys)
 
 
+async def _led(shell: PlannerShell) -> Leadership:
+    """Its term, once it has caught up."""
+
+    async def leads() -> bool:
+        return shell.term is not None and shell.term.caught_up.is_set()
+
+    await until(leads, "it leads")
+    assert shell.term is not None
+    return shell.term
+
+
 async def test_a_replan_that_is_asked_for_as_the_lease_ends_is_answered(cluster: Cluster) -> None:
     """No decision is made any more that could answer it."""
     await cluster.join("a")
     async with cluster.planner() as shell:
-
-        async def leads() -> bool:
-            return shell.term is not None and shell.term.caught_up.is_set()
-
-        await until(leads, "it leads")
-        term = shell.term
-        assert term is not None
+        term = await _led(shell)
         async with term._turn:
             asked = asyncio.create_task(term.replan())
             await asyncio.sleep(0)
@@ -166,13 +172,7 @@ async def test_what_comes_from_outside_is_refused_when_too_much_waits(cluster: C
     """And taken again when it has been worked off. What the queue answers always finds room."""
     await cluster.join("a")
     async with cluster.planner(inbox_max=5) as shell:
-
-        async def leads() -> bool:
-            return shell.term is not None and shell.term.caught_up.is_set()
-
-        await until(leads, "it leads")
-        term = shell.term
-        assert term is not None
+        term = await _led(shell)
         async with term._turn:
             with pytest.raises(Unavailable, match="too much"):
                 _tell_much(term)

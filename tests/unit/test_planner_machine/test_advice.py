@@ -14,12 +14,13 @@ from qlm_planner.advice.demand import KEYS_MAX, Demand
 from qlm_planner.advice.forecast import forecast
 from qlm_planner.advice.late_share import late_share, late_shares
 from qlm_planner.advice.question import CLASSES_MAX, Question, question_of
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.insertion import lines_of
 from qlm_planner.plan_view import plan_view
 
-from .world import LEASE_S, World, profiles
-
-START_S = 1_000.0
+from .test_insertion import estimates, group
+from .test_policy_choices import board_of, slot
+from .world import LEASE_S, START_S, World, profiles
 
 
 def arrival(number: int, at_s: float, *, model: str = "alpha", slo_s: float = 60.0, tokens: int = 200) -> RequestFacts:
@@ -340,3 +341,15 @@ async def test_a_cluster_that_is_enough_is_not_asked_about() -> None:
     await world.submit("alpha", slo_s=600.0, count=100)
     await world.settle()
     assert not (await asked(world, {("alpha", 600.0): 1.0})).worth_asking
+
+
+def test_each_request_of_a_group_is_due_by_its_own_deadline() -> None:
+    """What waits is due in parts, from the first deadline to the last; a group that ends as it is due is no miss."""
+    each = group(1, "alpha", 5.0, 400)
+    board, terms = board_of([slot("a")], {"a": [each]}), ClassTerms(estimates=estimates())
+    [miss] = question_of(board, terms, Demand(START_S), START_S).misses
+    assert miss.late > 200.0
+    each.last_deadline_s += 8.0
+    asked = question_of(board, terms, Demand(START_S), START_S)
+    assert not asked.misses
+    assert [load.backlog for load in asked.classes] == [((100.0, 6.0), (100.0, 8.0), (100.0, 10.0), (100.0, 12.0))]
