@@ -22,7 +22,15 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the idle class is Li
 
 async def test_it_is_the_same_advice() -> None:
     question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
-    assert await advise_apart(question) == advise(question)
+    assert (await advise_apart(question)).advice == advise(question)
+
+
+async def test_it_tells_how_long_it_had_a_core() -> None:
+    question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
+    spent_s = [os.times().children_user + os.times().children_system]
+    worked = await advise_apart(question)
+    spent_s.append(os.times().children_user + os.times().children_system)
+    assert 0.0 < worked.core_s <= spent_s[1] - spent_s[0] + 0.1
 
 
 async def test_a_process_that_fails_is_said() -> None:
@@ -61,7 +69,7 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @linux
 async def test_it_runs_behind_all_others(classes: list[int]) -> None:
     question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
-    assert await advise_apart(question) == advise(question)
+    assert (await advise_apart(question)).advice == advise(question)
     assert classes[0] == os.SCHED_IDLE
 
 
@@ -76,7 +84,7 @@ async def test_one_that_gets_no_core_is_replaced_by_a_nice_one(
     while not classes:
         await asyncio.sleep(0.001)
     begun[0].send_signal(signal.SIGSTOP)
-    assert await talk == advise(question)
+    assert (await talk).advice == advise(question)
     assert classes == [os.SCHED_IDLE, os.SCHED_OTHER]
     assert [process.returncode for process in begun] == [-signal.SIGKILL, 0]
 

@@ -65,6 +65,14 @@ class Advice:
         return "the instances are enough"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worked:
+    """Advice, and the time on a core that it took: less than the time that it was waited for, where others had the cores."""
+
+    advice: Advice
+    core_s: float
+
+
 def advise(question: Question, share: float = SHARE) -> Advice:
     """Pure; costs a bounded number of forecasts: about 2 log2(ADDED_MAX) for each kind."""
     base = forecast(question, question.fleet)

@@ -1,8 +1,9 @@
 """Advice worked out in a process of its own: forecasts for a fleet of 100 instances take a core for tens of seconds, and a thread of the
 planner would take that from every decision meanwhile, a turn of the interpreter's lock at a time.
 
-One process for each piece of advice, of the lowest priority. It starts in a second, is asked every ten at the most (`watch`), and leaves
-nothing behind. Where others leave it next to no time, another takes its place that is only nice: advice is needed most where all is busy.
+One process for each piece of advice, of the lowest priority. It starts in a second of a core, is asked every ten at the most (`watch`),
+and leaves nothing behind. Where others leave it next to no time, another takes its place that is only nice: advice is needed most where
+all is busy.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import pickle
 import signal
 import sys
+import time
 from pathlib import Path
 
 import structlog
 
-from qlm_planner.advice.advising import Advice, advise
+from qlm_planner.advice.advising import Worked, advise
 from qlm_planner.advice.question import Question
 
 TIMEOUT_S = 300.0
@@ -40,7 +42,7 @@ class _StarvedError(Exception):
     """The process is hardly ever let to a core."""
 
 
-async def advise_apart(question: Question) -> Advice:
+async def advise_apart(question: Question) -> Worked:
     """`advise`, elsewhere. Raises AdviceGoneError; no process is left in any case, also where this is cancelled."""
     body = pickle.dumps(question, protocol=pickle.HIGHEST_PROTOCOL)
     try:
@@ -55,7 +57,7 @@ async def advise_apart(question: Question) -> Advice:
         raise AdviceGoneError(f"no advice within {TIMEOUT_S:g} s") from None
 
 
-async def _advised(body: bytes, *, idle: bool) -> Advice:
+async def _advised(body: bytes, *, idle: bool) -> Worked:
     """By one process, which has ended when this ends. `idle`: of the idle class; raises _StarvedError where that is not enough."""
     pipe = asyncio.subprocess.PIPE
     # Nothing of the planner's own output is inherited: who reads that would wait for this process where the planner is killed.
@@ -75,9 +77,9 @@ async def _advised(body: bytes, *, idle: bool) -> Advice:
     if process.returncode != 0:
         lines = said.decode(errors="replace").splitlines()
         raise AdviceGoneError(f"the process ended with {process.returncode}: {lines[-1] if lines else 'it said nothing'}")
-    advice = pickle.loads(answer)
-    assert isinstance(advice, Advice), "it answers what it was asked"
-    return advice
+    worked = pickle.loads(answer)
+    assert isinstance(worked, Worked), "it answers what it was asked"
+    return worked
 
 
 async def _kept_going(pid: int, talk: asyncio.Task[tuple[bytes, bytes]]) -> None:
@@ -112,7 +114,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the planner, which is told too, ends it
     sink = sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever prints does not print into the answer
-    sink.write(pickle.dumps(advise(pickle.load(sys.stdin.buffer)), protocol=pickle.HIGHEST_PROTOCOL))
+    advice = advise(pickle.load(sys.stdin.buffer))
+    sink.write(pickle.dumps(Worked(advice=advice, core_s=time.process_time()), protocol=pickle.HIGHEST_PROTOCOL))
     sink.flush()
 
 

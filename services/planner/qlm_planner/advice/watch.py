@@ -8,14 +8,17 @@ from typing import Protocol
 
 import structlog
 
-from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.advising import Advice, Worked
 from qlm_planner.advice.question import Question
 
 PAUSE_SHARE = 10.0
-"""The pause after advice is so many times as long as it took, at the least: it never takes more of the process."""
+"""The pause after advice is so many times as long as it had a core, at the least: it never takes more of it. How long it was waited for
+does not count: where all is busy that is long, and advice must not be the rarer for it."""
 
+FAILED_MAX_S = 6.0
+"""What failed counts as long as it was waited for, up to this."""
 
-Work = Callable[[Question], Awaitable[Advice]]
+Work = Callable[[Question], Awaitable[Worked]]
 """`advise`, where it keeps nobody waiting (`apart`)."""
 
 
@@ -52,17 +55,21 @@ class AdviceWatch:
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._every_s)
-            began_s = clock()
+            began_s, advice = clock(), None
             try:
                 async with self._turn:
+                    began_s = clock()
                     question = await asyncio.to_thread(self._ask)
-                worth = question is not None and question.worth_asking
-                advice = await self._work(question) if question is not None and worth else None
+                core_s = clock() - began_s
+                if question is not None and question.worth_asking:
+                    worked = await self._work(question)
+                    advice = worked.advice
+                    core_s += worked.core_s
             except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
                 structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
-                advice = None
+                core_s = min(FAILED_MAX_S, clock() - began_s)
             self._tell(advice)
-            await asyncio.sleep(max(0.0, PAUSE_SHARE * (clock() - began_s) - self._every_s))
+            await asyncio.sleep(max(0.0, PAUSE_SHARE * core_s - self._every_s))
 
     def _tell(self, advice: Advice | None) -> None:
         if advice is not None or self.latest is not None:
