@@ -123,8 +123,9 @@ class ScriptedAgent:
             self.running[pulled.queue_id] = Running(pulled, request, answer, len(pulled.progress) // 4)
 
     async def step(self, count: int = 1) -> None:
-        """So many more tokens of every running request, in one frame each; ends those that have none left."""
-        emissions, completions = [], []
+        """So many more tokens of every running request, in one frame each; ends those that have none left. What the queue did not take (it
+        raises Unavailable) comes again the next time."""
+        emitting, emissions, completions = list[Running](), list[Emission](), []
         for running in self.running.values():
             tokens = running.answer[running.sent : running.sent + count]
             sampling = running.request.sampling
@@ -150,15 +151,17 @@ class ScriptedAgent:
                 text=self.tells_text,
                 logprobs=records,
             )
-            running.sent += len(tokens)
-            if running.sent < len(running.answer):
+            if running.sent + len(tokens) < len(running.answer):
+                emitting.append(running)
                 emissions.append(emission)
                 continue
-            usage = Usage(prompt_tokens=running.request.admission.prompt_tokens, output_tokens=running.sent)
+            usage = Usage(prompt_tokens=running.request.admission.prompt_tokens, output_tokens=running.sent + len(tokens))
             result = Result(model=MODEL, finish_reason=FinishReason.FINISH_REASON_LENGTH, usage=usage)
             completions.append(Completion(last=emission, state=RequestState.COMPLETED, result=result.SerializeToString(), event=b""))
         for start in range(0, len(emissions), BATCH_MAX):
             await self.queue.emit(self.incarnation, emissions[start : start + BATCH_MAX])
+            for running in emitting[start : start + BATCH_MAX]:
+                running.sent += count
         for start in range(0, len(completions), BATCH_MAX):
             await self.queue.complete(self.incarnation, completions[start : start + BATCH_MAX])
         for completion in completions:

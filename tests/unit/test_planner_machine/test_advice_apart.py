@@ -79,12 +79,16 @@ async def test_one_that_gets_no_core_is_replaced_by_a_nice_one(
 ) -> None:
     """As where all cores are busy: advice is needed most there."""
     monkeypatch.setattr(apart, "LOOK_S", 0.2)
+    had_s = 40.0  # of a core, until the first look
+    monkeypatch.setattr(apart, "_core_s", lambda pid: had_s)
     question = await asked(await cluster("a"), {("alpha", 30.0): 150.0})
     talk = asyncio.create_task(advise_apart(question))
     while not classes:
         await asyncio.sleep(0.001)
     begun[0].send_signal(signal.SIGSTOP)
-    assert (await talk).advice == advise(question)
+    worked = await talk
+    assert worked.advice == advise(question)
+    assert worked.core_s > had_s, "both count"
     assert classes == [os.SCHED_IDLE, os.SCHED_OTHER]
     assert [process.returncode for process in begun] == [-signal.SIGKILL, 0]
 

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm_planner.advice.advising import Advice, Option, Worked, advise
+from qlm_planner.advice.apart import AdviceGoneError
 from qlm_planner.advice.question import Miss, Question
 from qlm_planner.advice.watch import PAUSE_SHARE, AdviceWatch
 from qlm_planner.advice.wire import to_proto
@@ -115,8 +116,9 @@ async def test_a_log_line_says_it_when_it_changes(monkeypatch: pytest.MonkeyPatc
     assert said == 2 * [watch.latest.line]
 
 
-async def pauses(asks: int, waited_s: float, core_s: float) -> list[float]:
-    """From the start of each piece of advice to that of the next, in seconds, where each is waited for and has a core so long."""
+async def pauses(asks: int, waited_s: float, core_s: float, error: Exception | None = None) -> list[float]:
+    """From the start of each piece of advice to that of the next, in seconds, where each is waited for and has a core so long, or raises
+    the error then."""
     begun_s = list[float]()
     clock = asyncio.get_running_loop().time
     question = dataclasses.replace(await asked(await cluster("a"), {("alpha", 600.0): 1.0}), late=50.0)
@@ -125,6 +127,8 @@ async def pauses(asks: int, waited_s: float, core_s: float) -> list[float]:
     async def slow(question: Question) -> Worked:
         begun_s.append(clock())
         await asyncio.sleep(waited_s)
+        if error is not None:
+            raise error
         return worked
 
     watch = AdviceWatch(lambda: question, slow, asyncio.Lock(), 0.001, PlannerMetrics(), asyncio.Event())
@@ -145,6 +149,13 @@ async def test_it_never_takes_more_than_a_share_of_the_time() -> None:
 async def test_where_others_have_the_cores_it_is_not_asked_less_often() -> None:
     waited_s = 0.5
     assert min(await pauses(4, waited_s, 0.001)) < 0.5 * PAUSE_SHARE * waited_s
+
+
+async def test_after_a_failure_it_pauses_too_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_s, counted_s = 0.2, 0.05
+    monkeypatch.setattr("qlm_planner.advice.watch.FAILED_MAX_S", counted_s)
+    between_s = min(await pauses(4, waited_s, 0.0, AdviceGoneError("it died")))
+    assert waited_s + PAUSE_SHARE * counted_s <= between_s < PAUSE_SHARE * waited_s
 
 
 async def test_nonsense_costs_advice_and_nothing_else() -> None:

@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -39,7 +40,11 @@ class AdviceGoneError(Exception):
 
 
 class _StarvedError(Exception):
-    """The process is hardly ever let to a core."""
+    """The process is hardly ever let to a core. `core_s`: how long it was."""
+
+    def __init__(self, core_s: float) -> None:
+        super().__init__()
+        self.core_s = core_s
 
 
 async def advise_apart(question: Question) -> Worked:
@@ -49,10 +54,11 @@ async def advise_apart(question: Question) -> Worked:
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await _advised(body, idle=sys.platform == "linux")
-            except _StarvedError:
+            except _StarvedError as starved:
                 # An unprivileged process cannot be taken out of the idle class again.
                 structlog.get_logger().info("advice_starved", look_s=LOOK_S)
-                return await _advised(body, idle=False)
+                worked = await _advised(body, idle=False)
+                return replace(worked, core_s=starved.core_s + worked.core_s)
     except TimeoutError:
         raise AdviceGoneError(f"no advice within {TIMEOUT_S:g} s") from None
 
@@ -88,7 +94,7 @@ async def _kept_going(pid: int, talk: asyncio.Task[tuple[bytes, bytes]]) -> None
     while not (await asyncio.wait([talk], timeout=LOOK_S))[0]:
         before_s, spent_s = spent_s, _core_s(pid)
         if spent_s - before_s < STARVED_SHARE * LOOK_S:
-            raise _StarvedError
+            raise _StarvedError(spent_s)
 
 
 def _behind_all(pid: int, *, idle: bool) -> None:

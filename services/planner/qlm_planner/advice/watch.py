@@ -55,7 +55,7 @@ class AdviceWatch:
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._every_s)
-            began_s, advice = clock(), None
+            advice = None
             try:
                 async with self._turn:
                     began_s = clock()
