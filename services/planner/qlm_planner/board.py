@@ -5,104 +5,19 @@ Counts change by the planner's own placements at once and by lifecycle events as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qlm_core.group import GroupKey
-from qlm_core.instance import UNASSIGNED, InstanceFacts, instance_of
+from qlm_core.instance import UNASSIGNED, instance_of
+from qlm_core.request import RequestFacts
 from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
-from qlm_planner.group_meta import GroupOrder, GroupTraits, band_of, from_meta, order_of
+from qlm_planner.group_meta import band_of, from_meta, order_of
+from qlm_planner.items import AGED, BEHIND, TIERS, USUAL, Group, Running, Slot
 from qlm_planner.snapshot import GroupRow, Snapshot
 
-AGED, USUAL, BEHIND = range(3)
-"""Tiers of a band, the first served first: who has waited too long, everybody else, and who has had more than its share."""
-TIERS = 3
-
-
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
-    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits. `tier`: its place within its band
-    (`qlm_planner.ranks`)."""
-
-    group_id: str
-    order: GroupOrder
-    traits: GroupTraits
-    band: int
-    instance: str
-    first_deadline_s: float
-    next_deadline_s: float
-    last_deadline_s: float
-    waiting: int = 0
-    live: int = 0
-    waiting_prompt_tokens: int = 0
-    tier: int = USUAL
-
-    @property
-    def open(self) -> bool:
-        return self.waiting > 0
-
-    @property
-    def rank(self) -> int:
-        """Lower ranks are served first: the band, and the tier within it."""
-        return TIERS * self.band + self.tier
-
-    @property
-    def spread_s(self) -> float:
-        """Seconds from the deadline of the first that waits to the last; 0 where there is none."""
-        return max(0.0, self.last_deadline_s - self.next_deadline_s) if self.next_deadline_s < math.inf else 0.0
-
-    @property
-    def urgency(self) -> tuple[int, float, GroupOrder]:
-        """Sorts as earliest deadline first inside ranks; the older group first where deadlines are equal."""
-        return (self.rank, self.first_deadline_s, self.order)
-
-
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """Requests of one group that an instance runs. `deadline_s`: the first of the group."""
-
-    traits: GroupTraits
-    band: int
-    deadline_s: float
-    count: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Slot:
-    """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
-    of the groups `runners`. `active_model`: reported by its agent, or that of the last group it pulled from; "" where neither is known."""
-
-    facts: InstanceFacts
-    alive: bool = True
-    lost_s: float | None = None
-    running: int = 0
-    runners: dict[str, Running] = field(default_factory=dict)
-    active_model: str = ""
-    warm_models: tuple[str, ...] = ()
-
-    @property
-    def serving(self) -> bool:
-        """It may be given groups."""
-        return self.alive and not self.facts.draining
-
-    def took(self, group: Group, count: int) -> None:
-        """Requests of a group run here now."""
-        kept = self.runners.get(group.group_id)
-        if kept is None:
-            kept = self.runners[group.group_id] = Running(traits=group.traits, band=group.band, deadline_s=group.first_deadline_s)
-        kept.count += count
-
-    def let_go(self, group_id: str) -> None:
-        """One request of a group runs here no more."""
-        self.running = max(0, self.running - 1)
-        kept = self.runners.get(group_id)
-        if kept is not None:
-            kept.count -= 1
-            if kept.count <= 0:
-                del self.runners[group_id]
+__all__ = ["AGED", "BEHIND", "TIERS", "USUAL", "Board", "Group", "Running", "Slot"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,14 +89,15 @@ class Board:
         if instance in self.versions:
             self.versions[instance] += 1
 
-    def add_request(self, group: Group, prompt_tokens: int, deadline_s: float) -> None:
+    def add_request(self, group: Group, facts: RequestFacts) -> None:
         self.revision += 1
         group.waiting += 1
         group.live += 1
-        group.waiting_prompt_tokens += prompt_tokens
-        group.first_deadline_s = min(group.first_deadline_s, deadline_s)
-        group.next_deadline_s = min(group.next_deadline_s, deadline_s)
-        group.last_deadline_s = max(group.last_deadline_s, deadline_s)
+        group.waiting_prompt_tokens += facts.prompt_tokens
+        group.slo_least_s = min(group.slo_least_s, facts.slo.seconds)
+        group.first_deadline_s = min(group.first_deadline_s, facts.deadline_s)
+        group.next_deadline_s = min(group.next_deadline_s, facts.deadline_s)
+        group.last_deadline_s = max(group.last_deadline_s, facts.deadline_s)
 
     def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
         """Waiting requests of a group are in another one on its queue now, which may have been opened for them behind it."""
@@ -295,6 +211,7 @@ class Board:
             waiting=row.waiting if row.instance else 0,
             live=row.live,
             waiting_prompt_tokens=row.waiting_prompt_tokens,
+            slo_least_s=row.slo_least_s,
             tier=USUAL if old is None else old.tier,
         )
 

@@ -258,6 +258,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
                 first_deadline_s=group.first_deadline_s,
                 next_deadline_s=group.next_deadline_s,
                 last_deadline_s=group.last_deadline_s,
+                slo_least_s=group.slo_least_s,
                 meta=group.meta,
             )
             for group_id, group in overview.groups.items()

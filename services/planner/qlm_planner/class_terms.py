@@ -159,7 +159,7 @@ class ClassTerms:
                 [group.waiting_prompt_tokens for group in groups],
                 [group.next_deadline_s for group in groups],
                 [group.spread_s for group in groups],
-                [group.traits.slo_s for group in groups],
+                [group.slo_least_s for group in groups],
                 [group.band for group in groups],
                 [group.tier for group in groups],
             ],

@@ -35,8 +35,9 @@ PROMPT_STEP = math.log(1.25)
 CLASSES_MAX = 50_000
 """Classes and terms kept for one snapshot; beyond it all are worked out again."""
 
-TermKey = tuple[str, int, int, float, float, int]
-"""(incarnation, waiting, their prompt tokens, first deadline, rank): what a group's terms depend on besides its traits and the snapshot."""
+TermKey = tuple[str, int, int, float, float, float, int]
+"""(incarnation, waiting, their prompt tokens, next deadline, seconds to the last one, least SLO, rank): what a group's terms depend on
+besides its traits and the snapshot."""
 
 
 Likeness = tuple[object, ...]
@@ -112,7 +113,15 @@ class Estimates:
 
     def kept_term(self, slot: Slot, group: Group) -> Term:
         """`term`, kept until the group changes: for the groups that stand on the instance's queue."""
-        key = (slot.facts.incarnation, group.waiting, group.waiting_prompt_tokens, group.next_deadline_s, group.spread_s, group.rank)
+        key = (
+            slot.facts.incarnation,
+            group.waiting,
+            group.waiting_prompt_tokens,
+            group.next_deadline_s,
+            group.spread_s,
+            group.slo_least_s,
+            group.rank,
+        )
         kept = self._terms.get(group.group_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -144,7 +153,7 @@ class Estimates:
             band=group.rank,
             deadline_s=group.next_deadline_s,
             spread_s=group.spread_s,
-            slo_s=group.traits.slo_s,
+            slo_s=group.slo_least_s,
             count=count,
             work_s=count * (each[PREFILL] + each[DECODE]),
             each=each,

@@ -77,7 +77,7 @@ class Grouping:
         traits = self.classing.traits(facts, board, estimates, now_s)
         group = board.newest.get(traits.key.joining)
         if group is not None and self._has_room(group, facts, board, estimates):
-            board.add_request(group, facts.prompt_tokens, facts.deadline_s)
+            board.add_request(group, facts)
             return group
         self.made += 1
         group = self._alone(self.made, facts, traits)
@@ -113,6 +113,7 @@ class Grouping:
             waiting=1,
             live=1,
             waiting_prompt_tokens=facts.prompt_tokens,
+            slo_least_s=facts.slo.seconds,
         )
 
     def part_of(self, group: Group) -> Group:
@@ -127,6 +128,7 @@ class Grouping:
             first_deadline_s=math.inf,
             next_deadline_s=math.inf,
             last_deadline_s=-math.inf,
+            slo_least_s=group.slo_least_s,
             tier=group.tier,
         )
 

@@ -36,7 +36,7 @@ def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) 
     """Where a group stands within its band now."""
     if group.traits.key.tenant_class in above:
         return BEHIND
-    slo_s = group.traits.slo_s
+    slo_s = group.slo_least_s
     aged = math.isfinite(slo_s) and now_s >= group.first_deadline_s + (policy.wait_max_slos - 1.0 - MARGIN_SLOS) * slo_s
     return AGED if aged else USUAL
 

@@ -40,6 +40,7 @@ class GroupRow:
     first_deadline_s: float
     next_deadline_s: float
     last_deadline_s: float
+    slo_least_s: float
     meta: Mapping[str, str]
 
 

@@ -16,7 +16,7 @@ from qlm_planner.ranks import MARGIN_SLOS, in_rank, set_tiers, tier_of
 
 from .small_cluster import REQUEST_S, SEATS, STEP_S, SWAP_S, Job, Served, SmallCluster
 from .test_insertion import group
-from .world import LEASE_S, START_S
+from .world import LEASE_S, START_S, World
 
 POLICY = Policy(lease_ttl_s=LEASE_S)
 
@@ -114,3 +114,25 @@ def test_without_the_bound_they_would_starve() -> None:
     assert bounded.longest_wait_s[16.0] <= 3.0 * 16.0
     assert bounded.swaps <= unbounded.swaps + 2
     assert SWAP_S < MARGIN_SLOS * 16.0, "what the margin is for"
+
+
+async def test_the_shortest_slo_of_a_group_bounds_its_wait() -> None:
+    """17 s and 32 s are of one class: the bound of the short one comes before a group of the long one alone is moved up. A later leader
+    knows that too."""
+    world = World(POLICY)
+    await world.join("a")
+    await world.lead()
+    await world.advance(2.0 * LEASE_S)
+    for slo_s in (32.0, 17.0):
+        await world.submit("alpha", slo_s)
+        await world.settle()
+    assert world.machine is not None
+    [only] = world.machine.board.groups.values()
+    assert (only.waiting, only.tier) == (2, USUAL)
+    await world.advance((POLICY.wait_max_slos - MARGIN_SLOS) * 17.0 - 1.0)
+    assert [each.tier for each in world.machine.board.groups.values()] == [USUAL]
+    await world.advance(2.0)
+    assert [each.tier for each in world.machine.board.groups.values()] == [AGED]
+    await world.lead()
+    await world.advance(1.0)
+    assert [each.tier for each in world.machine.board.groups.values()] == [AGED]

@@ -84,6 +84,7 @@ def snapshot(
                 first_deadline_s=START_S + 60.0 + number,
                 next_deadline_s=START_S + 60.0 + number,
                 last_deadline_s=START_S + 70.0 + number,
+                slo_least_s=traits.slo_s,
                 meta=to_meta(traits, 0),
             )
     facts = [

@@ -122,7 +122,7 @@ class ByDeadline:
         if place:
             before = self.board.groups[queue.terms[place - 1].group_id]
             if before.traits.key == traits_of(facts).key and self._has_room(queue.slot, before, facts):
-                self.board.add_request(before, facts.prompt_tokens, facts.deadline_s)
+                self.board.add_request(before, facts)
                 queue.grown(place - 1, self.estimates.term(queue.slot, before))
                 return before
         self.open(queue, place, alone, term)

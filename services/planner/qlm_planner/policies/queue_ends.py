@@ -47,7 +47,7 @@ class QueueEnds:
         if last is not None and last.traits.key == traits_of(facts).key:
             mean_tokens = last.waiting_prompt_tokens / max(1, last.waiting)
             if last.live < self.estimates.limits(slot, last.traits.key, last.traits.slo_s, mean_tokens).live:
-                self.board.add_request(last, facts.prompt_tokens, facts.deadline_s)
+                self.board.add_request(last, facts)
                 return last
         alone.instance = queue
         self.board.open_group(alone, len(ids))

@@ -47,7 +47,7 @@ class FixedBatches:
         traits = traits_of(facts)
         batch = board.newest.get(traits.key)
         if batch is not None and batch.live == batch.waiting and batch.live < self._size(batch):
-            board.add_request(batch, facts.prompt_tokens, facts.deadline_s)
+            board.add_request(batch, facts)
             self.by_deadline.grown(batch)
             return batch
         found = first_end(self.by_deadline.queues, estimates, alone)
