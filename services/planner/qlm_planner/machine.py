@@ -394,4 +394,5 @@ class PlannerMachine:
             if chunk is not None or self._writing.under_way:
                 return chunk
             self.reshaping.reached(self.board, now_s)
+            self._doubt = self._doubt or self.reshaping.homeless_left
         return None

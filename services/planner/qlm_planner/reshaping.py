@@ -82,9 +82,9 @@ class Reshaping:
     instances that served then, None before the first. `asks`: replans that were asked for; `working`: those that the change answers.
     `due`: why a replan is due at the next overview, whatever it shows. `held`: an answer of the solver that waits for the end of a change.
     `stalled`: a chunk was not applied; what becomes of the change is seen at the next overview. `unsettled`: groups came since the order
-    was looked at. `done`: changes that ended, to be told. `baseline`: the comparison policy that decides instead, if any. `fallback`:
-    decides while misses are expected that no order avoids, under `Overload.EDF`. `late_looks`: overviews that expected misses, less those
-    that did not."""
+    was looked at. `homeless_left`: more groups need a home than one change gives. `done`: changes that ended, to be told. `baseline`: the
+    comparison policy that decides instead, if any. `fallback`: decides while misses are expected that no order avoids, under
+    `Overload.EDF`. `late_looks`: overviews that expected misses, less those that did not."""
 
     policy: Policy
     terms: ClassTerms
@@ -104,6 +104,7 @@ class Reshaping:
     held: Answer | None = None
     stalled: bool = False
     unsettled: bool = False
+    homeless_left: bool = False
     repaired_s: float = -math.inf
     replanned_s: float = -math.inf
     answers: dict[int, int] = field(default_factory=dict)
@@ -176,8 +177,10 @@ class Reshaping:
             self.attempts = 0
             return
         by_age = baseline is not None and baseline.by_age
-        moving = homeless(board, estimates, lost_too=not in_grace and not taking_back, by_age=by_age)[: self.policy.relocate_max]
+        moving = homeless(board, estimates, lost_too=not in_grace and not taking_back, by_age=by_age)
+        self.homeless_left = len(moving) > self.policy.relocate_max
         if moving:
+            moving = moving[: self.policy.relocate_max]
             self.begin(PlanCause.RELOCATE, relocate(board, estimates, moving, now_s, baseline), now_s)
         elif baseline is not None:
             self._follow(baseline, board, estimates, now_s, backlog=backlog)

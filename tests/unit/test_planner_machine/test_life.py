@@ -324,3 +324,20 @@ async def test_a_requeued_group_of_a_lower_band_gives_way() -> None:
     assert (await world.queues())["a"] == ["alpha", "beta"]
     await world.advance(1.0)
     assert (await world.queues())["a"] == ["beta", "alpha"]
+
+
+async def test_groups_of_a_lost_instance_do_not_wait_for_regular_looks() -> None:
+    """A change of the plan gives few of them a home; the next one follows at once."""
+    world = World(Policy(lease_ttl_s=LEASE_S, delta=1e-3, relocate_max=5))
+    for name in ("a", "b"):
+        await world.join(name)
+    machine = await world.lead()
+    await world.advance(2 * LEASE_S)
+    for _ in range(60):
+        await world.submit()
+        await world.settle()
+    assert len(machine.board.queues["a"]) == 30
+    await world.kill("a")
+    await world.advance(2 * machine.policy.overview_every_s)
+    assert machine.board.queues["a"] == []
+    assert len(machine.board.queues["b"]) == 60
