@@ -5,12 +5,13 @@ Counts change by the planner's own placements at once and by lifecycle events as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, instance_of
-from qlm_core.request import RequestFacts
+from qlm_core.request import RequestFacts, SloKind
 from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
 from qlm_planner.group_meta import band_of, from_meta, order_of
@@ -145,7 +146,8 @@ class Board:
         slot = self._owner(change.incarnation)
         match change.kind:
             case ChangeKind.PULLED:
-                group.next_deadline_s += group.spread_s / max(1, group.waiting - 1)
+                if not group.answered:
+                    group.next_deadline_s += group.spread_s / max(1, group.waiting - 1)
                 self._leave(group, change.prompt_tokens)
                 if slot is not None:
                     slot.running += 1
@@ -269,6 +271,7 @@ class Board:
         if not group.open:
             return
         group.waiting -= 1
+        group.answered = max(0, group.answered - 1)
         group.waiting_prompt_tokens = max(0, group.waiting_prompt_tokens - prompt_tokens)
         if group.waiting == 0:
             queue = self.queues[group.instance]
@@ -297,7 +300,11 @@ class Board:
     def _return(self, group: Group, change: Change) -> None:
         """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue
         does it."""
-        group.next_deadline_s = group.first_deadline_s  # until an overview tells
+        if change.evicted and group.traits.key.slo_kind is SloKind.FIRST_TOKEN:  # who is evicted has made output
+            group.next_deadline_s = group.next_deadline_s if group.open else math.inf
+            group.answered += 1
+        else:
+            group.next_deadline_s = group.first_deadline_s  # until an overview tells
         group.waiting += 1
         group.waiting_prompt_tokens += change.prompt_tokens
         if group.instance not in self.queues:

@@ -16,8 +16,10 @@ TIERS = 3
 @dataclass(slots=True, kw_only=True)
 class Group:
     """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
-    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits. `tier`: its place within its band
-    (`qlm_planner.ranks`). `slo_least_s`: of its requests, down to half of that of the first one, which its traits tell."""
+    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits and can miss it, infinite where none
+    can. `tier`: its place within its band (`qlm_planner.ranks`). `slo_least_s`: of its requests, down to half of that of the first one,
+    which its traits tell. `answered`: of those that wait, how many have their first token, which is all that their SLO bounds, and gave
+    way later."""
 
     group_id: str
     order: GroupOrder
@@ -30,6 +32,7 @@ class Group:
     waiting: int = 0
     live: int = 0
     waiting_prompt_tokens: int = 0
+    answered: int = 0
     slo_least_s: float = math.inf
     tier: int = USUAL
 
@@ -49,6 +52,14 @@ class Group:
     def spread_s(self) -> float:
         """Seconds from the deadline of the first that waits to the last; 0 where there is none."""
         return max(0.0, self.last_deadline_s - self.next_deadline_s) if self.next_deadline_s < math.inf else 0.0
+
+    def told_next(self, deadline_s: float) -> None:
+        """The queue says when the first that waits is due. Those that are answered came first."""
+        self.next_deadline_s = deadline_s
+        self.answered = min(self.answered, self.waiting)
+        if self.answered:
+            left = self.waiting - self.answered
+            self.next_deadline_s = deadline_s + self.spread_s * self.answered / (self.waiting - 1) if left else math.inf
 
     @property
     def urgency(self) -> tuple[int, float, GroupOrder]:

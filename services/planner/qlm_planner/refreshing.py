@@ -186,7 +186,7 @@ def _take_groups(board: Board, snapshot: Snapshot, since: Mapping[str, Since], w
         group.live = live
         group.waiting_prompt_tokens = max(0, row.waiting_prompt_tokens + told.prompt_tokens)
         group.first_deadline_s, group.last_deadline_s = row.first_deadline_s, row.last_deadline_s
-        group.next_deadline_s = row.next_deadline_s
+        group.told_next(row.next_deadline_s)
         group.slo_least_s = min(row.slo_least_s, group.traits.slo_s)
         _run(board, group, runners.get(group_id, []))
 

@@ -47,7 +47,8 @@ class Shedding:
                 if expected >= 1.0 and term.work_s > 0.0:
                     group = board.groups[term.group_id]
                     # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait.
-                    oldest = now_s + term.own_s > term.deadline_s or first_s > last_s
+                    # Who is answered stands in front and is not late.
+                    oldest = not group.answered and (now_s + term.own_s > term.deadline_s or first_s > last_s)
                     late.append((term.weight * term.count / term.work_s, expected, group, oldest))
         self.looks = {group.group_id: self.looks.get(group.group_id, 0) + 1 for _, _, group, _ in late}
         ripe = [each for each in late if self.looks[each[2].group_id] >= LOOKS_MIN]

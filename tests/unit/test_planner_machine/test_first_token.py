@@ -1,0 +1,83 @@
+"""Requests whose SLO bounds their first token, and that gave way when they had it: nothing of theirs can be late any more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from qlm_core.overload import Overload
+from qlm_core.request import RequestState, SloKind
+from qlm_planner.board import Group
+from qlm_planner.policy import Policy
+from qlm_queue.values import Owned, Pulled, RequeueCause
+
+from .world import LEASE_S, START_S, World
+
+SLO_S = 5.0
+
+
+async def gave_way(policy: Policy, cause: RequeueCause = RequeueCause.EVICTED) -> tuple[World, list[Pulled]]:
+    """Twenty that ran for three seconds, and are back behind others of another model."""
+    world = World(policy)
+    incarnation = await world.join("a")
+    await world.lead()
+    await world.advance(2 * LEASE_S)
+    await world.submit("alpha", SLO_S, count=20, kind=SloKind.FIRST_TOKEN)
+    await world.settle()
+    pulled = await world.pull("a", "alpha", 20)
+    await world.advance(1.0)
+    await world.submit("beta", 30.0, count=30)
+    await world.advance(2.0)
+    owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
+    await world.queue.requeue(incarnation, owned, cause, b"")
+    await world.settle()
+    return world, pulled
+
+
+def alpha(world: World) -> Group:
+    assert world.machine is not None
+    [found] = [group for group in world.machine.board.groups.values() if group.traits.key.model == "alpha"]
+    return found
+
+
+@pytest.mark.parametrize(("cause", "late"), [(RequeueCause.EVICTED, 0.0), (RequeueCause.LOST, 20.0)])
+async def test_who_is_answered_is_not_late(cause: RequeueCause, late: float) -> None:
+    """Who came back otherwise may have no token yet."""
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), cause)
+    await world.advance(4.0)
+    assert world.machine is not None
+    assert world.machine.reshaping.predicted.late == pytest.approx(late, abs=0.1)
+
+
+async def test_who_joins_them_has_a_deadline() -> None:
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S))
+    group = alpha(world)
+    assert (group.waiting, group.answered, group.next_deadline_s) == (20, 20, math.inf)
+    await world.advance(1.0)
+    assert group.next_deadline_s == math.inf, "a look changes nothing about that"
+    due_s = group.first_deadline_s + 0.4 * SLO_S
+    group.waiting, group.last_deadline_s = 25, due_s
+    group.told_next(group.first_deadline_s)
+    assert group.first_deadline_s < group.next_deadline_s < due_s
+    assert group.answered == 20
+
+
+async def test_they_run_again_and_end() -> None:
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S))
+    await world.complete("a", await world.pull("a", "beta", 30))
+    first = await world.pull("a", "alpha", 15)
+    await world.settle()
+    assert (alpha(world).waiting, alpha(world).answered) == (5, 5)
+    await world.complete("a", [*first, *await world.pull("a", "alpha", 5)])
+    await world.advance(1.0)
+    assert world.machine is not None
+    assert not world.machine.board.groups
+
+
+async def test_they_are_not_shed() -> None:
+    world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S, overload=Overload.SHED))
+    await world.advance(6.0)
+    found = [await world.queue.find(each.key) for each in pulled]
+    assert {each.state for each in found if each is not None} == {RequestState.PLACED}
+    assert world.now_s > START_S + 2 * LEASE_S + SLO_S
