@@ -73,6 +73,15 @@ def from_body(body: bytes) -> ProfileSnapshot:
     return from_proto(message)
 
 
+def pair_rows_from_body(body: bytes, gpu: str, n_gpu: int) -> tuple[HardwareProfile, ...]:
+    """Only the rows of these GPUs that are of no single instance, of what `from_body` reads. Raises ValueError as it does."""
+    try:
+        message = estimator_pb2.ProfileSnapshot.FromString(body)
+    except DecodeError as error:
+        raise ValueError("not a ProfileSnapshot message") from error
+    return tuple(_hardware(row) for row in message.hardware if (row.gpu, row.n_gpu, row.instance) == (gpu, n_gpu, ""))
+
+
 def _hardware_message(row: HardwareProfile) -> estimator_pb2.HardwareProfile:
     message = estimator_pb2.HardwareProfile(**_values(row, _HARDWARE))
     for name in TIMED_OPERATIONS:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from qlm_agent.engine import FailureKind, FinishReason, Tier
+from qlm_core.profile import HardwareProfile
 
 
 class Outcome(Enum):
@@ -130,6 +131,13 @@ class Told:
     run_id: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareTold:
+    """The rows of this agent's GPUs as they are known now, by model and by its clock, in the place of those before."""
+
+    hardware: Mapping[str, HardwareProfile]
+
+
 # The engine --------------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +245,7 @@ Event = (
     | CallAnswered
     | CallLost
     | Told
+    | HardwareTold
     | EngineTold
     | RunsOffloaded
     | RunsRestored

@@ -25,6 +25,7 @@ from qlm_agent.events import (
     EngineEnd,
     EngineTold,
     Event,
+    HardwareTold,
     ItemsAnswered,
     LeaseWasLost,
     LoadAsked,
@@ -150,6 +151,9 @@ class AgentMachine:
                     self._owned(event.owned, effects)
             case Told():
                 self._told(now_s, event, effects)
+            case HardwareTold():
+                self.expectations.hardware = event.hardware
+                self.swapping.weights_told({model: row.weights_gb for model, row in event.hardware.items()})
             case Registered():
                 self._link.answered()
                 if self._registration.registered(now_s, event):

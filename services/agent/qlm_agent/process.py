@@ -36,6 +36,7 @@ class AgentProcess:
             lease_renew_s=config.queue.lease_renew_s,
             heartbeat_s=agent.heartbeat_s,
             drain_finish_s=agent.drain_finish_s,
+            profiles={name: model.spec.profile for name, model in models.items()},
         )
         self._queue = queue
         self._advertise = agent.advertise

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import structlog
@@ -43,6 +43,7 @@ from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, LoadAske
 from qlm_agent.held_run import HeldRun
 from qlm_agent.machine import AgentMachine, Life
 from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.profile_watch import watch_profiles
 from qlm_agent.runs import Fate
 from qlm_agent.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry import AgentTelemetry
@@ -54,12 +55,14 @@ from qlm_queue.port import Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSettings:
-    """`drain_finish_s`: how long runs may go on when the process stops."""
+    """`drain_finish_s`: how long runs may go on when the process stops. `profiles`: by model, the names of their rows in the profiles that
+    the estimator publishes."""
 
     lease_ttl_s: float = 3.0
     lease_renew_s: float = 1.0
     heartbeat_s: float = 1.0
     drain_finish_s: float = 20.0
+    profiles: Mapping[str, str] = field(default_factory=dict)
 
 
 class AgentShell:
@@ -80,6 +83,7 @@ class AgentShell:
         self.machine = AgentMachine(machine_settings)
         self._queue = queue
         self._engine = engine
+        self._hardware = machine_settings.hardware
         self._settings = settings
         self._telemetry = telemetry
         self._now_s = now_s
@@ -153,6 +157,7 @@ class AgentShell:
                     group.create_task(self._driver.drive(), name="engine-calls"),
                     group.create_task(control_events(self._queue, self.facts.name, after, self._step), name="control"),
                     group.create_task(announcer.run(), name="announcer"),
+                    group.create_task(self._watch_profiles(), name="profiles"),
                     group.create_task(self._keep_time(), name="timer"),
                     group.create_task(self._stop_on(stop), name="stop"),
                 ]
@@ -291,6 +296,9 @@ class AgentShell:
         if isinstance(answer, Registered):
             await self._watch_lease(answer.incarnation)
         self._step(answer)
+
+    async def _watch_profiles(self) -> None:
+        await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)
 
     # The lease --------------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ class Swapping:
     def is_warm(self, model: str) -> bool:
         return model in self._warm
 
+    def weights_told(self, weights_gb: Mapping[str, float]) -> None:
+        """Of all models whose weights are known now."""
+        self._weights_gb = weights_gb
+
     def decide(self, now_s: float, order: Sequence[str], *, engine_empty: bool) -> list[Effect]:
         """`order`: models by when they are wanted, the next first; `engine_empty`: no run is on the GPU, and no pull under way may bring
         one."""
