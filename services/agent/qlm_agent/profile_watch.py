@@ -1,5 +1,5 @@
-"""What was measured of the agent's GPUs (`qlm profile`) and told the queue (`qlm profiles import`): the estimator publishes it, and the agent
-decides by it who gives way and how. Without it the rows that the agent started with hold, shipped or from facts."""
+"""What was measured of the agent's GPUs (`qlm profile`) and told the queue (`qlm profiles import`): the estimator publishes it, and the
+agent decides by it who gives way and how. Without it the rows that the agent started with hold, shipped or from facts."""
 
 from __future__ import annotations
 
