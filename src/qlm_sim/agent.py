@@ -94,6 +94,7 @@ class SimAgent:
             tells_text=False,
             lease_ttl_s=site.description.lease_ttl_s,
             lease_renew_s=site.description.lease_renew_s,
+            slo_band=description.agent.slo_band,
             nonce=f"{description.name}-{site.new_id()}",
             engine_clock=process.now_s,
             keep=self._keep,

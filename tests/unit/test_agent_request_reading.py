@@ -11,6 +11,7 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_agent.effects import CompleteItem
 from qlm_agent.engine import ChatPrompt, EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engine_policy import SequenceView, UrgencyFirst
 from qlm_agent.events import QueueHead
 from qlm_agent.frames_wire import output_piece
 from qlm_agent.held_run import HeldRun
@@ -31,7 +32,7 @@ def message(**fields: object) -> request_pb2.Request:
     return request_pb2.Request(**{"model": "m", "tokens": TOKENS, "admission": admission, **fields})  # type: ignore[arg-type]
 
 
-def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logprobs: bytes = b"") -> HeldRun:
+def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logprobs: bytes = b"", slo_band: int = 0) -> HeldRun:
     pulled = Pulled(
         queue_id="5-0",
         key=RequestKey("t", "r"),
@@ -45,7 +46,7 @@ def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logpro
         progress=progress,
         logprobs=logprobs,
     )
-    return read_pulled(pulled, tells_text=tells_text, pulled_s=1001.0, engine_clock_s=-900.0)
+    return read_pulled(pulled, tells_text=tells_text, pulled_s=1001.0, engine_clock_s=-900.0, slo_band=slo_band)
 
 
 def test_a_request_as_the_engine_takes_it() -> None:
@@ -73,6 +74,26 @@ def test_priority_has_no_deadline() -> None:
     held = read(body.SerializeToString())
     assert held.request is not None
     assert (held.request.deadline_s, held.request.priority, held.slo_class) == (math.inf, -3, "p-3")
+
+
+def test_an_slo_has_the_band_of_the_slos() -> None:
+    strict = message()
+    strict.admission.slo.CopyFrom(request_pb2.Slo(kind=request_pb2.SLO_KIND_PRIORITY, priority=3))
+    bodies = {"slo": message(), "strict": strict}
+    found = {name: read(body.SerializeToString(), slo_band=5).request for name, body in bodies.items()}
+    views = [
+        SequenceView(
+            run_id=name,
+            arrival=1,
+            deadline_s=request.deadline_s,
+            priority=request.priority,
+            prompt_tokens=3,
+            produced_tokens=0,
+        )
+        for name, request in found.items()
+        if request is not None
+    ]
+    assert UrgencyFirst().order(0.0, views) == ["strict", "slo"]
 
 
 def test_sampling_says_what_can_be_resumed() -> None:

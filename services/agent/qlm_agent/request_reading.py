@@ -18,8 +18,9 @@ from qlm_process.tracing import context_of
 from qlm_queue.values import HeadGroup, Pulled
 
 
-def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float) -> HeldRun:
-    """`engine_clock_s`: what to add to the queue's clock to get the engine's. A body that cannot be read gives a run with a refusal."""
+def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float, slo_band: int = 0) -> HeldRun:
+    """`engine_clock_s`: what to add to the queue's clock to get the engine's; `slo_band`: of requests with an SLO. A body that cannot be
+    read gives a run with a refusal."""
     try:
         message = request_pb2.Request.FromString(pulled.body)
     except DecodeError:
@@ -31,7 +32,8 @@ def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clo
     request = None
     if not refusal:
         deadline_s = slo.deadline_s(pulled.accepted_s) + engine_clock_s if slo is not None else math.inf
-        request = _engine_request(message, pulled, output, deadline_s, slo)
+        band = slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else slo_band
+        request = _engine_request(message, pulled, output, deadline_s, band)
     return HeldRun(
         run_id=run_id_of(pulled.queue_id, pulled.attempt),
         pulled=pulled,
@@ -110,7 +112,7 @@ def _slo(message: request_pb2.Request) -> Slo | None:
     return Slo(kind=kind, seconds=slo.seconds) if math.isfinite(slo.seconds) and slo.seconds > 0.0 else None
 
 
-def _engine_request(message: request_pb2.Request, pulled: Pulled, output: HeldOutput, deadline_s: float, slo: Slo | None) -> EngineRequest:
+def _engine_request(message: request_pb2.Request, pulled: Pulled, output: HeldOutput, deadline_s: float, band: int) -> EngineRequest:
     return EngineRequest(
         run_id=run_id_of(pulled.queue_id, pulled.attempt),
         model=message.model,
@@ -122,7 +124,7 @@ def _engine_request(message: request_pb2.Request, pulled: Pulled, output: HeldOu
         sampling=_sampling(message.sampling),
         arrival=pulled.acceptance_number,
         deadline_s=deadline_s,
-        priority=0 if slo is None else slo.priority,
+        priority=band,
     )
 
 

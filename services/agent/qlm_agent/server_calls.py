@@ -52,11 +52,13 @@ class ServerCalls:
         tells_text: bool,
         lease_ttl_s: float,
         lease_renew_s: float,
+        slo_band: int = 0,
         nonce: str = "",
         engine_clock: Callable[[], float] = time.monotonic,
         keep: Callable[[Lease], LeaseKeeper] | None = None,
     ) -> None:
-        """`nonce`: what tells this process from others of its name, "" for a new one. `keep`: makes the keeper of a lease."""
+        """`slo_band`: of requests with an SLO, for the engine's policy. `nonce`: what tells this process from others of its name, "" for a
+        new one. `keep`: makes the keeper of a lease."""
         self._queue = queue
         self._held = held
         self._telemetry = telemetry
@@ -64,6 +66,7 @@ class ServerCalls:
         self._tells_text = tells_text
         self._lease_ttl_s = lease_ttl_s
         self._lease_renew_s = lease_renew_s
+        self._slo_band = slo_band
         self._engine_clock = engine_clock
         self._keep = keep or self._kept
         self._process_nonce = nonce or new_nonce()
@@ -161,7 +164,13 @@ class ServerCalls:
             run_id = run_id_of(pulled.queue_id, pulled.attempt)
             held = self._held.get(run_id)
             if held is None:
-                held = read_pulled(pulled, tells_text=self._tells_text, pulled_s=now_s, engine_clock_s=self._engine_clock() - now_s)
+                held = read_pulled(
+                    pulled,
+                    tells_text=self._tells_text,
+                    pulled_s=now_s,
+                    engine_clock_s=self._engine_clock() - now_s,
+                    slo_band=self._slo_band,
+                )
                 self._held[run_id] = held
                 new.append(held)
             runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._tells_text))))

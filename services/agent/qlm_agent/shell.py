@@ -98,6 +98,7 @@ class AgentShell:
             tells_text=engine.tells_text,
             lease_ttl_s=settings.lease_ttl_s,
             lease_renew_s=settings.lease_renew_s,
+            slo_band=machine_settings.slo_band,
         )
         self._driver = EngineDriver(
             engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation

@@ -48,6 +48,18 @@ async def test_output_tokens_max_cuts(rig: Rig) -> None:
     await rig.assert_whole(names)
 
 
+async def test_the_engine_orders_by_the_band_of_the_slos(rig: Rig) -> None:
+    """Its policy must not put requests with an SLO before strict priorities that go before them."""
+    agent = await rig.agent(slo_band=5)
+    names = await rig.accept(1, answer=2_000)
+    await rig.place(names)
+    held = agent.process.shell._held
+    await until(lambda: held, "the request is pulled")
+    (request,) = [each.request for each in held.values()]
+    assert request is not None
+    assert request.priority == 5
+
+
 async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     agent = await rig.agent()
     first, second, third = await rig.accept(5, model="m"), await rig.accept(5, model="n"), await rig.accept(5, model="m")
