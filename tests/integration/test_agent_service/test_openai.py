@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from qlm.api.v1 import request_pb2
 from qlm_core.request import RequestState
@@ -25,7 +27,7 @@ def text_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningTextServer]:
     server.kill()
 
 
-async def serving(rig: Rig, server: RunningTextServer) -> RunningAgent:
+async def serving(rig: Rig, server: RunningTextServer, **settings: Any) -> RunningAgent:
     openai = {
         "base_url": server.url,
         "api_key_env": "SERVER_KEY",
@@ -33,7 +35,7 @@ async def serving(rig: Rig, server: RunningTextServer) -> RunningAgent:
         "models": {"m": {"remote": MODEL}, "n": {"remote": OTHER_MODEL}},
         "poll_s": 0.2,
     }
-    return await rig.agent(engine="openai", openai=openai, batch_max=4)
+    return await rig.agent(engine="openai", openai=openai, batch_max=4, **settings)
 
 
 async def accept_text(rig: Rig, count: int, answer: int) -> list[str]:
@@ -71,3 +73,18 @@ async def test_requests_survive_the_death_of_the_server(rig: Rig, text_server: R
         head = text_prompt(number, 10, ANSWER).split("[")[0]
         assert list(result.output_pieces) == [answer_word(MODEL, head, place) for place in range(ANSWER)]
         assert result.attempts <= 2
+
+
+async def test_a_server_whose_kv_nobody_knows_says_so_and_fails_no_request(rig: Rig, text_server: RunningTextServer) -> None:
+    with capture_logs() as logs:
+        agent = await serving(rig, text_server, gpu="a GPU that nobody knows", models=["m", "n"])
+        names = await accept_text(rig, 2, 20)
+        await rig.place(names)
+
+        def failed() -> float:
+            return agent.value("qlm_agent_ended_requests_total", state="FAILED")
+
+        await until(lambda: failed() or any(log["event"] == "model_not_loaded" for log in logs), "it is tried")
+    assert not failed(), "no request is to blame"
+    (why,) = {log["error"] for log in logs if log["event"] == "model_not_loaded"}
+    assert "agent.openai.kv_capacity_tokens" in why

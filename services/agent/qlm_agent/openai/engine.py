@@ -87,6 +87,12 @@ class OpenAiEngine:
             await watch.look()  # how much KV there is
             if not watch.up:
                 raise ModelLoadFailed(f"{self._models[model].server.base_url} went away while {model} was loaded")
+            if not self._capacity(model):
+                self._tiers.lost()
+                raise ModelLoadFailed(
+                    f"{model}: neither {self._models[model].server.base_url}/metrics nor a profile says how much KV there is: "
+                    "set agent.openai.kv_capacity_tokens"
+                )
         return self._clock() - began_s
 
     # Runs -------------------------------------------------------------------------------------------------------------
@@ -136,11 +142,16 @@ class OpenAiEngine:
             return self._stats(active, own.runs, 0, 0, 0, 0)
         watch = self._watch(active)
         last = watch.last
-        capacity = (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[active]
+        capacity = self._capacity(active)
         unheard = sum(not run.told for run, _ in self._runs.values())
         waiting = min(unheard, last.waiting) if last else 0
         used = min(capacity, own.kv_tokens + watch.others.kv_tokens)
         return self._stats(active, own.runs - waiting + watch.others.runs, waiting, used, capacity, last.preemptions if last else 0)
+
+    def _capacity(self, model: str) -> int:
+        """Tokens of KV, 0 where nobody knows."""
+        last = self._watch(model).last
+        return (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
 
     def _stats(self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int) -> EngineStats:
         return EngineStats(
