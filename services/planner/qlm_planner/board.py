@@ -15,10 +15,8 @@ from qlm_core.request import RequestFacts, SloKind
 from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
 from qlm_planner.group_meta import band_of, from_meta, order_of
-from qlm_planner.items import AGED, BEHIND, TIERS, USUAL, Group, Running, Slot
+from qlm_planner.items import USUAL, Group, Slot
 from qlm_planner.snapshot import GroupRow, Snapshot
-
-__all__ = ["AGED", "BEHIND", "TIERS", "USUAL", "Board", "Group", "Running", "Slot"]
 
 
 @dataclass(slots=True, kw_only=True)

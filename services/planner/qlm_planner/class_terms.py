@@ -20,8 +20,9 @@ from qlm_core.length_curve import LONGEST_OF
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE
 from qlm_core.request import SloKind
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP
-from qlm_planner.board import TIERS, Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
+from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine
 from qlm_planner.timeline import (

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from qlm_core.group import LEARNED, MEGA, group_key
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.classes import Centre, Classifier, Family, Samples, family_of, sample_of
 from qlm_planner.effects import LearnClasses
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits
+from qlm_planner.items import Group
 from qlm_planner.mega import MegaRule
 from qlm_planner.policy import Policy, TokenClasses
 from qlm_planner.tenants import TenantClasses

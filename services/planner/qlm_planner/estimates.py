@@ -24,7 +24,8 @@ from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_model import DECODE, PREFILL
 from qlm_core.request import SloKind
-from qlm_planner.board import Board, Group, Running, Slot
+from qlm_planner.board import Board
+from qlm_planner.items import Group, Running, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.tenants import weight_of
 from qlm_planner.terms import Engine, Limits, Sums, Term, each_of, ends_of, left_of, weightless

@@ -9,13 +9,14 @@ from itertools import islice
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.classing import Classing
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place, lines_at_once
+from qlm_planner.items import Group
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import tier_of

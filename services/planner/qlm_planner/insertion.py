@@ -20,9 +20,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms, serving
 from qlm_planner.estimates import Estimates
+from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.terms import Engine, Term
 from qlm_planner.timeline import FAR_S, FIELDS, WORK, Columns, Timeline, timeline, timelines

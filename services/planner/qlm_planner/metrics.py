@@ -6,7 +6,6 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.advice.advising import Advice
-from qlm_planner.board import AGED
 from qlm_planner.classing import KINDS
 from qlm_planner.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.events import (
@@ -22,6 +21,7 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
+from qlm_planner.items import AGED
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.tenants import limited_tenant
 from qlm_process.metrics import Metrics

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from qlm_core.request import SloKind
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line
+from qlm_planner.items import Group
 
 Z_P90 = 1.2815515655446004
 """The standard normal's 90% quantile."""

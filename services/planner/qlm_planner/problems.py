@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_core.queue_model import VARIANCE
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.class_terms import BATCH, LEFT_TOKENS, STEP_S, ClassTerms, GroupColumns, serving, terms
 from qlm_planner.estimates import Estimates
+from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.solver.problem import Orders, Problem, ProblemError, Weights
 from qlm_planner.terms import Engine

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from qlm_planner.board import AGED, BEHIND, USUAL, Board, Group
+from qlm_planner.board import Board
+from qlm_planner.items import AGED, BEHIND, USUAL, Group
 from qlm_planner.policy import Policy
 
 MARGIN_SLOS = 0.75

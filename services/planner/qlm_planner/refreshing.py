@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qlm_core.instance import UNASSIGNED
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.events import ChangeKind, EventEntry
+from qlm_planner.items import Group, Slot
 from qlm_planner.snapshot import Snapshot
 
 PAGE_GROUPS = 250

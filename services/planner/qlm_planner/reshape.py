@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from qlm_core.instance import UNASSIGNED
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line, best_place, lines_of
+from qlm_planner.items import Group
 from qlm_planner.judging import Target, current
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.queue_ends import position_by_age

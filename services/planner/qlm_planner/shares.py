@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Slot
+from qlm_planner.items import Slot
 from qlm_planner.tenants import Tenants, limited_tenant
 
 PARTS = 12

@@ -10,7 +10,7 @@ from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.prediction import Service
 from qlm_core.profile import HardwareProfile
 from qlm_core.queue_model import DECODE, PREFILL
-from qlm_planner.board import Group
+from qlm_planner.items import Group
 
 Sums = tuple[float, float, float, float, float, float]
 """What adds up along a queue, in the order of the rows of `qlm_core.queue_model`."""

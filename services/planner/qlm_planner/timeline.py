@@ -33,7 +33,7 @@ from qlm_core.queue_model import (
     run_waits,
 )
 from qlm_core.run_lengths import ENDS, run_lengths
-from qlm_planner.board import TIERS
+from qlm_planner.items import TIERS
 from qlm_planner.policy import Policy
 from qlm_planner.terms import NOTHING, Engine, Term
 

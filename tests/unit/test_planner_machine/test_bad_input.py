@@ -15,10 +15,10 @@ from qlm_core.group import GroupKey
 from qlm_core.hardware_profile import FIGURE_MAX
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
-from qlm_planner.board import Slot
 from qlm_planner.class_terms import ROWS, ClassTerms
 from qlm_planner.effects import Outcome, ReadUnplaced
 from qlm_planner.events import ProfilesRead, ReplanAsked
+from qlm_planner.items import Slot
 from qlm_planner.plan_view import plan_view
 from qlm_queue.values import Acceptance
 

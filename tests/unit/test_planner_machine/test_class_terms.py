@@ -13,10 +13,11 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner import class_terms
-from qlm_planner.board import TIERS, Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import group_id_of, traits_of
+from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.judging import plan_cost, plan_costs
 from qlm_planner.policy import Policy
 from qlm_planner.timeline import Columns, Cost, timelines

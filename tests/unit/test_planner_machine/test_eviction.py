@@ -12,10 +12,10 @@ import pytest
 from qlm_core.clearing import Head, would_clear
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_core.request import SloKind
-from qlm_planner.board import Group
 from qlm_planner.effects import PlanCause
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line, best_place
+from qlm_planner.items import Group
 from qlm_planner.policy import Policy
 from qlm_planner.timeline import Timeline
 from qlm_queue.values import Owned, Pulled, RequeueCause

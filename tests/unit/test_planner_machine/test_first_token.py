@@ -8,7 +8,7 @@ import pytest
 
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, SloKind
-from qlm_planner.board import Group
+from qlm_planner.items import Group
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned, Pulled, RequeueCause
 

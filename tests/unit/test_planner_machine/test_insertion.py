@@ -9,10 +9,10 @@ import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Group, Slot
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import band_of, traits_of
 from qlm_planner.insertion import Line, best_place
+from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
 
 from .world import CATALOGUE, MODELS, START_S, profiles

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from qlm_core.instance import InstanceFacts
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import lines_of
+from qlm_planner.items import Group, Slot
 from qlm_planner.policies.balancers import LeastLoaded
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import Edf, by_deadline

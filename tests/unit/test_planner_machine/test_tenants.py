@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import SloKind
-from qlm_planner.board import BEHIND, USUAL, Group, Running, Slot
 from qlm_planner.config import PlannerConfig, PlannerSettings
 from qlm_planner.group_meta import GroupTraits, from_meta, to_meta
 from qlm_planner.insertion import best_place
+from qlm_planner.items import BEHIND, USUAL, Group, Running, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.shares import LOOK_MAX_S, PARTS, Shares
 from qlm_planner.tenants import (

@@ -16,10 +16,10 @@ from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView, group_times
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Group, Slot
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import band_of, traits_of
 from qlm_planner.insertion import Line
+from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
 

@@ -14,11 +14,12 @@ from qlm_core.prediction import Service
 from qlm_core.request import SloKind
 from qlm_planner.advice.demand import Demand, Rate
 from qlm_planner.advice.late_share import late_shares
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.insertion import lines_at_once, timelines_of
+from qlm_planner.items import Group, Slot
 from qlm_planner.timeline import COUNT, DEADLINE, OWN, SPREAD
 
 CLASSES_MAX = 48

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line
+from qlm_planner.items import Group
 
 Orders = Mapping[str, Sequence[str]]
 """Group ids by queue, first served first; queues that are not named stay as they are."""

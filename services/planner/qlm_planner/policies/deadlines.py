@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
-from qlm_planner.board import TIERS, Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
+from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.terms import Term

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line
+from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged
 from qlm_planner.policies.tails import Tail

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group, Slot
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
 from qlm_planner.insertion import Line
+from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Home
 
 

@@ -19,9 +19,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board, Group
+from qlm_planner.board import Board
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
+from qlm_planner.items import Group
 from qlm_planner.policies.baseline import Orders, Seating
 from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, by_deadline, first_end, heads_and_rest, orders_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.queue_tail import QueueTail
-from qlm_planner.board import Slot
+from qlm_planner.items import Slot
 from qlm_planner.terms import Engine, Term
 
 
