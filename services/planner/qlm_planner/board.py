@@ -144,7 +144,9 @@ class Board:
         slot = self._owner(change.incarnation)
         match change.kind:
             case ChangeKind.PULLED:
-                if not group.answered:
+                if group.answered:
+                    group.answered -= 1
+                else:
                     group.next_deadline_s += group.spread_s / max(1, group.waiting - 1)
                 self._leave(group, change.prompt_tokens)
                 if slot is not None:
@@ -265,11 +267,12 @@ class Board:
                     slot.took(group, count)
 
     def _leave(self, group: Group, prompt_tokens: int) -> None:
-        """One waiting request fewer; the group leaves its queue with the last one."""
+        """One waiting request fewer; the group leaves its queue with the last one. Who is answered stands in front, and leaves last of all
+        where nobody pulled it."""
         if not group.open:
             return
         group.waiting -= 1
-        group.answered = max(0, group.answered - 1)
+        group.answered = min(group.answered, group.waiting)
         group.waiting_prompt_tokens = max(0, group.waiting_prompt_tokens - prompt_tokens)
         if group.waiting == 0:
             queue = self.queues[group.instance]

@@ -44,9 +44,9 @@ class Shedding:
                 # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
                 first_s, last_s = min(begin_s, end_s), end_s - term.spread_s
                 share = late_share(min(first_s, last_s), max(first_s, last_s), deviation_s, term.deadline_s - now_s)
-                expected = term.count * share
+                group = board.groups[term.group_id]
+                expected = (term.count - group.answered) * share
                 if expected >= 1.0 and term.work_s > 0.0:
-                    group = board.groups[term.group_id]
                     # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait.
                     # Who is answered stands in front and is not late.
                     oldest = not group.answered and (now_s + term.own_s > term.deadline_s or first_s > last_s)

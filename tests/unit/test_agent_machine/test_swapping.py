@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlm_agent.engine import Tier
-from qlm_agent.events import LoadAsked, Message, ModelNotLoaded, Outcome, Told
+from qlm_agent.events import HardwareTold, LoadAsked, Message, ModelNotLoaded, Outcome, Told
 
 from .transcript import HARDWARE, Transcript, ended, profile, pulled
 
@@ -172,6 +172,13 @@ def test_a_warm_head_need_not_wait_for_another_model_that_is_being_warmed() -> N
     assert t.loaded("o", Tier.WARM, active="", warm=("m", "n", "o")) == []
     assert t.machine.swapping.swapping_to == "n"
     assert t.loaded("n", warm=("m", "o"))[0] == "pull n x1"
+
+
+def test_weights_that_are_told_later_count() -> None:
+    t = Transcript("m", "n", "o", host_memory_gb=40.0, batch_max=1)
+    t.serve()
+    t.answer_pull(pulled("1"), head="m", ahead=("n", "o"))
+    assert t.step(HardwareTold(hardware={name: profile(name) for name in "mno"})) == ["load n warm"]
 
 
 def test_warming_ahead_can_be_switched_off() -> None:

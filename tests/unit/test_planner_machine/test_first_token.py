@@ -17,13 +17,13 @@ from .world import LEASE_S, START_S, World
 SLO_S = 5.0
 
 
-async def gave_way(policy: Policy, cause: RequeueCause = RequeueCause.EVICTED) -> tuple[World, list[Pulled]]:
-    """Twenty that ran for three seconds, and are back behind others of another model."""
+async def gave_way(policy: Policy, cause: RequeueCause = RequeueCause.EVICTED, *, behind: int = 0) -> tuple[World, list[Pulled]]:
+    """Twenty that ran for three seconds, and are back behind others of another model. `behind`: more of their group that have not run."""
     world = World(policy)
     incarnation = await world.join("a")
     await world.lead()
     await world.advance(2 * LEASE_S)
-    await world.submit("alpha", SLO_S, count=20, kind=SloKind.FIRST_TOKEN)
+    await world.submit("alpha", SLO_S, count=20 + behind, kind=SloKind.FIRST_TOKEN)
     await world.settle()
     pulled = await world.pull("a", "alpha", 20)
     await world.advance(1.0)
@@ -81,3 +81,12 @@ async def test_they_are_not_shed() -> None:
     found = [await world.queue.find(each.key) for each in pulled]
     assert {each.state for each in found if each is not None} == {RequestState.PLACED}
     assert world.now_s > START_S + 2 * LEASE_S + SLO_S
+
+
+async def test_of_their_group_only_those_are_shed_that_wait_for_their_first_token() -> None:
+    world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S, overload=Overload.SHED), behind=10)
+    assert (alpha(world).waiting, alpha(world).answered) == (30, 20)
+    await world.advance(6.0)
+    found = [await world.queue.find(each.key) for each in pulled]
+    assert {each.state for each in found if each is not None} == {RequestState.PLACED}
+    assert alpha(world).waiting < 30

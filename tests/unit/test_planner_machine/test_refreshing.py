@@ -147,6 +147,7 @@ async def test_a_page_mends_the_counts_of_its_groups() -> None:
     wrong = next(iter(board.groups))
     board.groups[wrong].waiting += 3
     board.groups[wrong].live += 5
+    board.groups[wrong].slo_least_s /= 2.0
     board.groups[wrong].first_deadline_s = board.groups[wrong].next_deadline_s = board.groups[wrong].last_deadline_s = 1.0
     asked = (wrong, "nobody")
     assert refresh(board, snapshot_of(await world.queue.overview(asked), asked), (), world.now_s)
@@ -154,6 +155,7 @@ async def test_a_page_mends_the_counts_of_its_groups() -> None:
     assert board.groups[wrong].first_deadline_s == fresh.groups[wrong].first_deadline_s
     assert board.groups[wrong].next_deadline_s == fresh.groups[wrong].next_deadline_s
     assert board.groups[wrong].last_deadline_s == fresh.groups[wrong].last_deadline_s
+    assert board.groups[wrong].slo_least_s == fresh.groups[wrong].slo_least_s
 
 
 async def test_a_group_that_ended_unseen_is_forgotten_by_the_page_that_names_it() -> None:
