@@ -1,9 +1,9 @@
 """Terms of many groups at once: what `Estimates.term` says of one, on arrays.
 
 A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
-clusters, so a group that is taken into another one keeps its terms. What its groups share is worked out once
-for each snapshot of the profiles and kept as a column of a table; what a group adds (its count, its prompt tokens, its deadline) are
-arrays. So the terms of 10,000 groups cost a few operations on arrays, however often their counts change.
+clusters, so a group that is taken into another one keeps its terms. What its groups share is worked out once for each snapshot of the
+profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the terms of 10,000 groups cost a few
+operations on arrays, however often their counts change.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ ROWS = LONGEST_AT + len(LONGEST_OF)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupColumns:
-    """Groups [groups] as arrays: the number of the key, the size of the mean prompt, and what a group adds to its class. `band`:
-    the rank."""
+    """Groups [groups] as arrays: the number of the key, the size of the mean prompt, what a group adds to its class. `band`: the rank."""
 
     ids: list[str]
     key: Integers
