@@ -65,7 +65,8 @@ class ClusterStateFile:
         os.replace(fresh, self.path)
 
     def read(self) -> ClusterState:
-        """The state, with pid 0 for processes that are not there any more. Raises ConfigError where no `qlm up` runs here."""
+        """The state, with pid 0 for processes that are not there any more, and not ready where `qlm up` has not noticed that yet. Raises
+        ConfigError where no `qlm up` runs here."""
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             processes = tuple(ProcessState(**each) for each in document.pop("processes"))
@@ -76,7 +77,8 @@ class ClusterStateFile:
             raise ConfigError(f"{self.path}: not a state file of this version of `qlm up`: {error}") from error
         if not _alive(state.pid):
             raise ConfigError(f"{self.path}: left by a `qlm up` that is gone (process {state.pid})")
-        return replace(state, processes=tuple(_without_dead(state.processes)))
+        there = tuple(_without_dead(state.processes))
+        return replace(state, processes=there, ready=state.ready and there == state.processes)
 
     def remove(self) -> None:
         """Nothing where it is not there."""

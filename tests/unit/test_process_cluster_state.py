@@ -44,11 +44,13 @@ def test_what_is_written_is_read_and_removed(tmp_path: Path) -> None:
         file.read()
 
 
-def test_a_dead_process_has_no_pid(tmp_path: Path) -> None:
+def test_a_dead_process_has_no_pid_and_its_cluster_is_not_ready(tmp_path: Path) -> None:
     file = ClusterStateFile(tmp_path)
-    file.write(replace(STATE, processes=(replace(STATE.processes[1], pid=dead_pid()),)))
-    (process,) = file.read().processes
+    file.write(replace(STATE, processes=(STATE.processes[0], replace(STATE.processes[1], pid=dead_pid()))))
+    state = file.read()
+    process = state.processes[1]
     assert (process.pid, process.serving, process.running) == (0, False, False)
+    assert not state.ready
 
 
 def test_a_file_that_was_left_or_is_of_another_version_is_refused(tmp_path: Path) -> None:
