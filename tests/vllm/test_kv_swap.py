@@ -224,6 +224,34 @@ def test_abort_frees_all_that_it_holds(vllm: InProcess, when: str) -> None:
     assert other == vllm.undisturbed(prompt=prompt_of(8, 100), answer=50)
 
 
+def test_nobody_finds_blocks_that_an_abort_left_empty(vllm: InProcess) -> None:
+    prompt = prompt_of(9, 100)
+    expected = vllm.undisturbed(prompt=prompt, answer=20)
+    vllm.add("r", prompt=prompt, answer=50)
+    vllm.step(4)
+    offload(vllm, "r")
+    fill_gpu(vllm)
+    assert vllm.scheduler.restore(["r"]) == ["r"]
+    vllm.abort("r")
+    vllm.finished.add("r")
+    vllm.add("same", prompt=prompt, answer=20)
+    assert vllm.finish("same") == [expected]
+
+
+def test_blocks_that_came_back_are_found_again(vllm: InProcess) -> None:
+    vllm.add("r", prompt=prompt_of(9, 100), answer=50)
+    vllm.step(4)
+    offload(vllm, "r")
+    fill_gpu(vllm)
+    assert vllm.scheduler.restore(["r"]) == ["r"]
+    vllm.step()
+    vllm.add("same", prompt=prompt_of(9, 100), answer=20)
+    vllm.step()
+    cached = vllm.core.vllm_config.cache_config.enable_prefix_caching
+    assert vllm.scheduled == {"r": 1, "same": 100 % BLOCK_TOKENS if cached else 100}
+    vllm.finish("r", "same")
+
+
 def test_preemption_for_want_of_kv_beside_those_that_are_away(vllm: InProcess) -> None:
     expected = [vllm.undisturbed(prompt=prompt_of(number, 180), answer=120) for number in range(4)]
     for number in range(4):

@@ -161,6 +161,7 @@ class SwapScheduling(PolicyScheduling):
             num_new_computed_tokens=hit_tokens,
             new_computed_blocks=hit,
             num_external_computed_tokens=computed - hit_tokens,
+            delay_cache_blocks=True,  # nobody may find them before they are filled, which an abort prevents; their next step caches them
             has_scheduled_reqs=bool(self.running),
         )
         if taken is None:
