@@ -162,6 +162,9 @@ class SleepingRunner:
     def offloaded(self) -> Collection[str]:
         return []
 
+    def leaving(self) -> Collection[str]:
+        return []
+
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
         return []
 

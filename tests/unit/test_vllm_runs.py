@@ -30,6 +30,9 @@ class CountingRunner:
     eos_ids: frozenset[int] = frozenset({2})
     left: dict[str, tuple[int, int]] = field(default_factory=dict)  # next token, tokens left
     away: set[str] = field(default_factory=set)
+    on_the_way: set[str] = field(default_factory=set)  # to be away, where `leaves_late`; those make nothing from then on
+    leaves_late: bool = False
+    stopped: set[str] = field(default_factory=set)
     paused: bool = False
     steps: int = 0
     hangs: threading.Event | None = None
@@ -73,6 +76,8 @@ class CountingRunner:
         self.steps += 1
         made = []
         for run_id, (token, left) in list(self.left.items()):
+            if run_id in self.stopped:
+                continue
             total = 10 + token - 100 + 1
             ends = left == 1 or total >= self.kv_limit_tokens
             said = record_of(token, self.tops[run_id]) if run_id in self.tops else b""
@@ -86,11 +91,16 @@ class CountingRunner:
         self.paused = paused
 
     def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
-        self.away |= set(run_ids)
+        to = self.on_the_way if self.leaves_late else self.away
+        to |= set(run_ids)
+        self.stopped |= self.on_the_way
         return run_ids
 
     def offloaded(self) -> Collection[str]:
         return self.away
+
+    def leaving(self) -> Collection[str]:
+        return self.on_the_way
 
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
         return []
@@ -313,6 +323,21 @@ async def test_an_offload_answers_with_who_is_away(process: Process) -> None:
     process.add("r", 40)
     answer = await process.child.call("offload", runs=["r"])
     assert answer["runs"] == ["r"]
+
+
+async def test_an_offload_waits_for_who_is_on_the_way_and_not_for_who_lost_its_kv(process: Process) -> None:
+    process.runner.leaves_late = True
+    for run_id in ("leaves", "loses its KV"):
+        process.add(run_id, 40)
+    answer = asyncio.create_task(process.child.call("offload", runs=["leaves", "loses its KV"]))
+    await process.until(lambda: len(process.runner.on_the_way) == 2)
+    process.runner.on_the_way.discard("loses its KV")
+    await process.child.call("ping")
+    assert not answer.done()
+    process.runner.away.add("leaves")
+    process.runner.on_the_way.discard("leaves")
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await answer)["runs"] == ["leaves"]
 
 
 async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> None:

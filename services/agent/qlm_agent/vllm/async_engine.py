@@ -44,7 +44,7 @@ class AsyncRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told: dict[str, int] = {}  # tokens of runs that are with vLLM
         self._leaving: set[str] = set()  # runs whose KV is on the way to host memory
-        self._swap: dict[str, Any] = {"away": {}, "used": 0, "capacity": 0, "moving": False}
+        self._swap: dict[str, Any] = {"away": {}, "leaving": [], "used": 0, "capacity": 0, "moving": False}
         self._swap_changes = False  # what is known of KV in host memory may have changed
         self._running = self._waiting = self._waiting_max = self._preemptions = 0
         self._kv_usage = 0.0
@@ -155,6 +155,9 @@ class AsyncRunner:
     def offloaded(self) -> Collection[str]:
         return [run_id for run_id, tokens in self._swap["away"].items() if self._told.get(run_id, tokens) >= tokens]
 
+    def leaving(self) -> Collection[str]:
+        return self._leaving | (self._swap["away"].keys() - set(self.offloaded()))
+
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
         if not self._swap["capacity"]:
             return []
@@ -203,7 +206,7 @@ class AsyncRunner:
 
     def _look_at_swap(self) -> None:
         self._swap = self._call("qlm_swap_state")
-        self._leaving = {run_id for run_id in self._leaving if run_id in self._tasks and run_id not in self._swap["away"]}
+        self._leaving = {run_id for run_id in self._leaving if run_id in self._tasks and run_id in self._swap["leaving"]}
         self._swap_changes = self._swap["moving"] or bool(self._leaving)
 
     def _forget(self, run_id: str) -> asyncio.Task[None] | None:

@@ -142,12 +142,12 @@ class ChildLoop:
             self._tell([made])
 
     def _end_moves(self) -> None:
-        """Answers offloads that are over: each of their runs is in host memory, or has ended."""
+        """Answers offloads that are over: none of their runs is on its way to host memory."""
         if not self._moves or self._runner is None or self._runs is None:
             return
-        away = self._runner.offloaded()
+        away, leaving = self._runner.offloaded(), self._runner.leaving()
         for call, run_ids in list(self._moves.items()):
-            if all(run_id in away or not self._runs.knows(run_id) for run_id in run_ids):
+            if not any(run_id in leaving and self._runs.knows(run_id) for run_id in run_ids):
                 del self._moves[call]
                 done = [run_id for run_id in run_ids if run_id in away]
                 self._send(Frame({"t": "answer", "id": call, "runs": done, **self._stats()}))

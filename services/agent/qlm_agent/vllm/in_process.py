@@ -153,6 +153,10 @@ class InProcessRunner:
         away: set[str] = self._scheduler.offloaded()
         return away
 
+    def leaving(self) -> Collection[str]:
+        leaving: set[str] = self._scheduler.leaving()
+        return leaving
+
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
         back: list[str] = self._scheduler.restore(run_ids)
         return back

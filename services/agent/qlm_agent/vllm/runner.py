@@ -139,6 +139,9 @@ class Runner(Protocol):
     def offloaded(self) -> Collection[str]:
         """Whose KV is in host memory."""
 
+    def leaving(self) -> Collection[str]:
+        """Whose KV is on the way there; those that neither are nor were aborted go on as they were."""
+
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Those that are back in the batch."""
 

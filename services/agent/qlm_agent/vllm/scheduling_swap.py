@@ -59,6 +59,10 @@ class SwapScheduling(PolicyScheduling):
         """Whose KV is in host memory now."""
         return {self._urgencies[request_id].run_id for request_id in self._away if request_id in self._stored}
 
+    def leaving(self) -> set[str]:
+        """Whose KV is on the way to host memory; one that loses it on the way goes on without leaving."""
+        return {self._urgencies[each].run_id for each in (*self._leaving, *(self._away.keys() - self._stored))}
+
     def restore(self, run_ids: Iterable[str]) -> list[str]:
         """Brings requests back whose offload was asked, and returns those that are; the others stay away: no seat or no KV free."""
         back = []
@@ -80,6 +84,7 @@ class SwapScheduling(PolicyScheduling):
         """See `scheduling_calls.qlm_swap_state`."""
         return {
             "away": {run_id: self.requests[self._by_run_id[run_id]].num_output_tokens for run_id in self.offloaded()},
+            "leaving": sorted(self.leaving()),
             "used": self.host_kv_used_tokens(),
             "capacity": self.host_kv_capacity_tokens(),
             "moving": bool(self._leaving) or (self._swap is not None and self._swap.has_pending_push_work()),
