@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import aiohttp
@@ -24,13 +25,14 @@ from qlm_agent.engine import (
     Tier,
     TokenPrompt,
 )
+from qlm_agent.openai import run as run_module
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.settings import OpenAiSettings
 from qlm_core.errors import ConfigError
 from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer, shared_text_server
-from text_server import KEY, MODEL, OTHER_MODEL, text_prompt
+from text_server import KEY, LIMITED_S, MODEL, OTHER_MODEL, text_prompt
 
 DEADLINE_S = 30.0
 PATIENT = {"call_timeout_s": 20.0, "first_token_timeout_s": 20.0, "stall_timeout_s": 20.0, "poll_s": 0.2, "tell_every_s": 0.001}
@@ -170,6 +172,19 @@ async def test_what_passes_is_tried_again(server: RunningTextServer, engine: Ope
     await engine.add(run("r"))
     assert (await answers.end("r")).finish is FinishReason.STOP
     assert len(answers.text["r"].split()) == 20
+
+
+async def test_the_pause_that_a_server_asks_for_is_kept(
+    server: RunningTextServer, engine: OpenAiEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "RETRY_MIN_S", 0.001)
+    monkeypatch.setattr(run_module, "RETRY_MAX_S", 0.001)
+    answers = Answers(engine)
+    await fault(server, "limited", 2)
+    began_s = time.monotonic()
+    await engine.add(run("r"))
+    assert (await answers.end("r")).finish is FinishReason.STOP
+    assert time.monotonic() - began_s >= 2 * LIMITED_S
 
 
 async def test_a_bug_breaks_its_run_alone(engine: OpenAiEngine) -> None:

@@ -29,6 +29,8 @@ MODEL, OTHER_MODEL = "text-model", "other-model"
 PROMPT = re.compile(r"^(?P<head>.*?)\[(?P<answer>\d+) words\](?P<made>.*)$", re.DOTALL)
 WORDS_BEFORE_FAULT = 5
 WORD_S = 0.001
+LIMITED_S = 0.1
+"""What `limited` says in Retry-After."""
 KEY = "server-key"
 
 
@@ -138,7 +140,7 @@ class TextServer:
             case "busy":
                 return _error(503, "overloaded")
             case "limited":
-                return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": "0.1"})
+                return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": str(LIMITED_S)})
             case "refused":
                 return _error(400, "no such thing")
             case "broken":

@@ -20,6 +20,7 @@ from qlm_core.simulated_model import TOKEN_BYTES, chat_text
 
 TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
+"""Pauses before the second and later tries, where the server does not ask for longer ones."""
 
 BROKEN_FINISHES = frozenset({"abort", "error"})
 """How servers end an answer that they did not finish."""
@@ -97,7 +98,7 @@ class Run:
                 if self._heard or not error.passing or attempt == TRIES_MAX:
                     raise
                 asked_s = error.retry_after_s if isinstance(error, ServerRefused) else 0.0
-                await asyncio.sleep(min(RETRY_MAX_S, max(asked_s, RETRY_MIN_S * 2 ** (attempt - 1))))
+                await asyncio.sleep(max(asked_s, min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - 1))))
 
     async def _prompt(self) -> str | Sequence[int]:
         """Prompt and output so far, as the server takes them."""
