@@ -105,6 +105,15 @@ async def test_a_server_that_only_says_that_it_sleeps_is_found_out(site: Site) -
     assert site.engine.stats().active_model == "a"
 
 
+async def test_a_server_that_fell_asleep_all_the_same_is_woken_again(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.fault("a", "sleep_says_no")
+    with pytest.raises(ModelLoadFailed, match="it says no"):
+        await site.engine.load_model("b", Tier.ACTIVE)
+    assert site.engine.stats().active_model == "a"
+    assert "/wake_up?tags=kv_cache" in await site.calls("a"), "runs would wait for a server that sleeps"
+
+
 @pytest.mark.parametrize("options", [("--no-sleep-mode",)])
 async def test_a_server_that_frees_nothing_is_refused(site: Site) -> None:
     with pytest.raises(ModelLoadFailed, match="without --enable-sleep-mode"):

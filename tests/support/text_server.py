@@ -8,7 +8,8 @@ output is the same however often it is interrupted. What follows the bracket is 
 `silent` (no answer), `nonsense`, `no_choice`, `error_event`, `abort` (a finish reason), `no_finish`. `GET /open`: how many run.
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
-(says yes and stays awake), `wake_fails` (500), `wakes_broken` (completions fail from then on). `GET /calls`: what it was told, in order.
+(says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on).
+`GET /calls`: what it was told, in order.
 
 It has metrics once it was told them (`POST /metrics`, as they are to be read).
 """
@@ -112,7 +113,7 @@ class TextServer:
         self._calls.append(request.path_qs)
         if "sleepless" not in self._faults:
             self._asleep = {"weights", "kv_cache"}
-        return web.json_response({"status": "sleeping"})
+        return _error(500, "it says no") if "sleep_says_no" in self._faults else web.json_response({"status": "sleeping"})
 
     async def _wake_up(self, request: web.Request) -> web.Response:
         self._calls.append(request.path_qs)

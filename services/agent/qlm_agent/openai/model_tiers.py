@@ -89,9 +89,9 @@ class ModelTiers:
         if model == old:
             return
         if self._sleeps:
-            for other in [old] if old else [each for each in self._models if each != model]:
-                await self._fall_asleep(other)
             try:
+                for other in [old] if old else [each for each in self._models if each != model]:
+                    await self._fall_asleep(other)
                 await self._wake(model)
             except (ServerError, ModelLoadFailed):
                 await self._go_back(old)
