@@ -194,6 +194,13 @@ vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="None"} 1.0
         read_load("<html>no metrics</html>")
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+@pytest.mark.parametrize("name", ["vllm:num_requests_running", "vllm:num_preemptions_total", "vllm:kv_cache_usage_perc"])
+def test_a_load_that_is_no_number_is_none(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match="no number"):
+        read_load(f"vllm:kv_cache_usage_perc 0.5\n{name} {value}\n")
+
+
 def test_statuses_say_whether_another_attempt_may_succeed() -> None:
     statuses = (400, 401, 404, 413, 422, 429, 500, 503)
     refused = {status for status in statuses if ServerRefused("no", status).kind is FailureKind.REFUSED}

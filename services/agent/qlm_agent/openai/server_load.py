@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,6 +38,8 @@ def read_load(metrics: str) -> ServerLoad | None:
                 capacity += _whole(sample.labels.get("num_gpu_blocks", "")) * _whole(sample.labels.get("block_size", ""))
     if not usages:
         return None
+    if not all(math.isfinite(value) for value in (*sums.values(), *usages)):
+        raise ValueError("a load that is no number")
     return ServerLoad(
         running=int(sums[RUNNING]),
         waiting=int(sums[WAITING]),
