@@ -15,6 +15,7 @@ from qlm_agent.engine import Tier
 from qlm_agent.vllm import engine as vllm_engine
 from qlm_agent.vllm.child import Child
 from qlm_agent.vllm.engine import EngineLost, VllmEngine
+from qlm_agent.vllm.frames import Frame
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
@@ -43,10 +44,10 @@ class TimedTemplate(ThreadTemplate):
 class Rig:
     """An engine with one model, which is active."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keep_cold: bool = True) -> None:
         self.gpu = Gpu(models=1.5, weights_bytes=WEIGHTS_BYTES, kv_bytes=KV_BYTES)
         self.template = TimedTemplate(self.gpu)
-        settings = VllmSettings(device="cuda", kv_cache_gb=(KV_BYTES + 1) / 1e9, restarts_max=RESTARTS_MAX)
+        settings = VllmSettings(device="cuda", kv_cache_gb=(KV_BYTES + 1) / 1e9, restarts_max=RESTARTS_MAX, keep_cold=keep_cold)
         models = {"a": VllmModel(name="a", weights=model_folder(folder / "a"), context_tokens_max=64)}
         self.engine = VllmEngine(models, settings, batch_max=4, template=cast(Template, self.template))
 
@@ -96,3 +97,18 @@ async def test_after_too_many_attempts_the_engine_is_lost(rig: Rig) -> None:
         async with asyncio.timeout(DEADLINE_S):
             await rig.engine.outputs()
     assert len(rig.template.started_s) == 1 + RESTARTS_MAX
+
+
+async def test_processes_that_made_room_are_forgotten_and_what_they_preempted_is_not(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep_cold=False)
+    for _ in range(3):
+        await rig.engine.load_model("a", Tier.ACTIVE)
+        child = rig.child
+        assert child is not None
+        child.stats = {**child.stats, "preemptions": 2}
+        rig.engine._stepped(child, Frame({"t": "step", "made": []}))
+        await rig.engine.load_model("a", Tier.COLD)
+        assert child.ended
+    assert rig.engine.stats().preemptions == 6
+    assert not rig.engine._seen
+    await rig.engine.stop()

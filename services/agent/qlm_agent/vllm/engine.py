@@ -85,6 +85,8 @@ class VllmEngine:
             took_s = await self._placement.load(model, tier)
         finally:
             self._begin_restart_if_dead()
+        for ended in [each for each in self._seen if each.ended]:
+            self._preemptions += self._seen.pop(ended)
         child = self._placement.child(model)
         if child is not None:
             self._send(child)  # what waited for its process
