@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qlm_agent.engine import FailureKind, Sampling
+from qlm_agent.engine import EngineRequest, FailureKind, Sampling, TokenPrompt
 from qlm_agent.logprobs import record
 from qlm_agent.openai.errors import NotServable, ServerRefused
 from qlm_agent.openai.event_stream import LINE_BYTES_MAX, EventStream
 from qlm_agent.openai.logprobs import records_of
 from qlm_agent.openai.request_body import completion_body
+from qlm_agent.openai.run import RemoteModel, Run
+from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.openai.server_load import ServerLoad, read_load
 from qlm_agent.openai.settings import EXTRA_PARAMETERS
-from qlm_agent.stop_strings import Piece, StopStrings
+from qlm_agent.stop_strings import Found, Piece, StopStrings
 
 STREAM = b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
 
@@ -84,6 +89,46 @@ def test_token_ids_go_with_their_text() -> None:
     assert told == []
     assert found is not None
     assert (found.last, found.at) == (Piece("x STOP y", (5, 6, 7)), 2)
+
+
+class Decoder:
+    """A server that decodes these words; `strips`: it leaves out the space before a first word, as Llama 2's tokenizer does."""
+
+    def __init__(self, words: Sequence[str], *, strips: bool) -> None:
+        self._words = words
+        self._strips = strips
+
+    async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
+        text = "".join(self._words[token] for token in token_ids)
+        return text.removeprefix(" ") if self._strips else text
+
+
+@pytest.mark.parametrize("strips", [True, False])
+@pytest.mark.parametrize(
+    ("words", "stop", "told"),
+    [
+        ([" #", "##", " more"], "###", 0),
+        ([" a", "#", "##"], "###", 1),
+        ([" a", " b", "# #"], "# #", 2),
+        (["a", " #", "##"], "###", 1),
+        ([" ", "#", "##"], "###", 1),
+    ],
+)
+async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], stop: str, told: int, strips: bool) -> None:
+    model = RemoteModel(
+        name="m",
+        remote="m",
+        server=cast(OpenAiServer, Decoder(words, strips=strips)),
+        context_tokens=100,
+        tells_text=False,
+        parameters=(),
+        ends=set(),
+    )
+    request = EngineRequest(run_id="r", model="m", prompt=TokenPrompt(ids=[1]), prompt_tokens=1, output_tokens_max=9)
+    run = Run(request, model, lambda output, urgent: None, asyncio.Event(), lambda: asyncio.sleep(0.0), lambda: 0.0)
+    ids, text = tuple(range(len(words))), "".join(words)
+    made = await run._until(Found(Piece(text, ids), text.index(stop)))
+    assert made.token_ids == ids[:told]
 
 
 def test_everything_that_was_asked_is_in_the_body() -> None:

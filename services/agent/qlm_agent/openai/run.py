@@ -202,7 +202,8 @@ class Run:
         count = 0
         while found.at and count < len(last.token_ids) - 1:
             text = await self.model.server.detokenize(self.model.remote, last.token_ids[: count + 1])
-            if len(text) > found.at:
+            dropped = last.text.startswith(" ") and not text.startswith(" ")  # decoders leave out the space before a first word
+            if len(text) + dropped > found.at:
                 break
             count += 1
         return Piece("", last.token_ids[:count])
