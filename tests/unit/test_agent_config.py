@@ -11,6 +11,7 @@ from qlm_agent.config import AgentConfig, instance_facts, machine_settings, serv
 from qlm_core.errors import ConfigError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
+from sleeping_gpu import WEIGHTS_BYTES, model_folder
 
 YAML = """
 models:
@@ -97,6 +98,14 @@ def test_a_real_engine_serves_what_has_weights_with_a_rough_profile_from_facts()
     assert models["tiny"].profile is not None
     settings = machine_settings(config.agent, models)
     assert (settings.host_memory_gb, list(settings.hardware)) == (3.0, ["tiny"])
+
+
+def test_the_machine_counts_weights_as_vllm_does(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    models = served_models(real(weights=folder, facts=FACTS), shipped_snapshot())
+    config = real(weights=folder, facts=FACTS)
+    assert machine_settings(config.agent, models).weights_gb == {"tiny": WEIGHTS_BYTES / 1e9}
+    assert machine_settings(config.agent, served_models(real(weights="gone", facts=FACTS), shipped_snapshot())).weights_gb == {}
 
 
 def test_a_real_engine_can_be_measured_before_anything_is_known_of_it() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from qlm_agent.engine import ModelLoadFailed
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.openai.settings import OpenAiSettings
 from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
 from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
+from qlm_agent.vllm.folder import ModelFolder
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import why_none
@@ -170,6 +173,7 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) ->
         poll_s=agent.poll_s,
         drain_finish_s=agent.drain_finish_s,
         hardware={name: model.profile.scaled(scale) for name, model in models.items() if model.profile is not None},
+        weights_gb=_weights_gb(agent, models),
         host_memory_gb=_host_memory_gb(agent),
         slo_band=agent.slo_band,
         evict=agent.evict,
@@ -179,6 +183,16 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) ->
         offloaded_max_s=agent.offloaded_max_s,
         operations=agent.operations,
     )
+
+
+def _weights_gb(agent: AgentSettings, models: Mapping[str, ServedModel]) -> Mapping[str, float]:
+    """Of vllm's models the size of their files, which is what it keeps to: were they less in the machine, one warm model would push out
+    the other for ever. A model whose files cannot be read fails when it is loaded."""
+    found: dict[str, float] = {}
+    for name, model in models.items() if agent.engine == "vllm" else ():
+        with suppress(ModelLoadFailed):
+            found[name] = ModelFolder.read(name, model.weights).weights_bytes / 1e9
+    return found
 
 
 def _host_memory_gb(agent: AgentSettings) -> float:

@@ -12,6 +12,7 @@ then registers again as a new incarnation.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import assert_never
 
 from qlm_agent.delivery import Delivery
@@ -55,6 +56,7 @@ from qlm_agent.restoring import Restoring
 from qlm_agent.runs import Ending, Fate, ReturnCause, Run, RunTable
 from qlm_agent.server_link import ServerLink
 from qlm_agent.swapping import Swapping
+from qlm_core.profile import HardwareProfile
 
 __all__ = ["AgentMachine", "Life"]
 
@@ -77,7 +79,7 @@ class AgentMachine:
         self.pulling = Pulling(settings, self.runs, self._link, self.expectations)
         self.preempting = Preempting(settings, self.runs, self.delivery, self.expectations, self.operations)
         self.restoring = Restoring(settings, self.runs, self.delivery, self.operations)
-        weights_gb = {model: row.weights_gb for model, row in settings.hardware.items()}
+        weights_gb = self._weights_gb(settings.hardware)
         self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
         self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
         self.paused = False
@@ -153,7 +155,7 @@ class AgentMachine:
                 self._told(now_s, event, effects)
             case HardwareTold():
                 self.expectations.hardware = event.hardware
-                self.swapping.weights_told({model: row.weights_gb for model, row in event.hardware.items()})
+                self.swapping.weights_told(self._weights_gb(event.hardware))
             case Registered():
                 self._link.answered()
                 if self._registration.registered(now_s, event):
@@ -186,6 +188,9 @@ class AgentMachine:
                 pass
             case _:
                 assert_never(event)
+
+    def _weights_gb(self, hardware: Mapping[str, HardwareProfile]) -> Mapping[str, float]:
+        return {**{model: row.weights_gb for model, row in hardware.items()}, **self._settings.weights_gb}
 
     def _told(self, now_s: float, event: Told, effects: list[Effect]) -> None:
         run = self.runs.get(event.run_id)

@@ -16,10 +16,11 @@ class MachineSettings:
     server. `drain_finish_s`: how long runs may go on where a drain does not say. `give_up_s`: how long after the end of a drain it tries
     to give back what is left before it stops anyway.
 
-    `hardware`: by model, on this agent's GPUs and by its clock. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the
-    band of requests with an SLO among those with strict priorities, as the planner has it. `evict`, `kv_swap`, `warm_ahead`: whether it
-    does so. `displacements_max`: how often a request gives way to others. `offloaded_max_s`: after so long in host memory a run counts as
-    more urgent than whatever is at the head. `operations`: LSOs beyond the five, by name."""
+    `hardware`: by model, on this agent's GPUs and by its clock. `weights_gb`: by model, as the engine counts them, where that is known; the
+    others as `hardware` says. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the band of requests with an SLO among
+    those with strict priorities, as the planner has it. `evict`, `kv_swap`, `warm_ahead`: whether it does so. `displacements_max`: how
+    often a request gives way to others. `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at
+    the head. `operations`: LSOs beyond the five, by name."""
 
     models: tuple[str, ...]
     batch_max: int = 256
@@ -31,6 +32,7 @@ class MachineSettings:
     drain_finish_s: float = 30.0
     give_up_s: float = 10.0
     hardware: Mapping[str, HardwareProfile] = field(default_factory=dict)
+    weights_gb: Mapping[str, float] = field(default_factory=dict)
     host_memory_gb: float = 0.0
     slo_band: int = 0
     evict: bool = True

@@ -181,6 +181,15 @@ def test_weights_that_are_told_later_count() -> None:
     assert t.step(HardwareTold(hardware={name: profile(name) for name in "mno"})) == ["load n warm"]
 
 
+def test_weights_that_the_engine_counts_itself_go_before_those_of_profiles() -> None:
+    """Else what the machine takes to fit pushes out the model before it, which is warmed again, for ever."""
+    t = Transcript("m", "n", "o", hardware=HARDWARE, weights_gb=dict.fromkeys("mno", 15.0), host_memory_gb=40.0, batch_max=1)
+    t.serve()
+    assert t.answer_pull(pulled("1"), head="m", ahead=("n", "o")) == ["start 1", "load n warm"]
+    assert t.loaded("n", Tier.WARM, active="m", warm=("n",)) == []
+    assert t.step(HardwareTold(hardware={name: profile(name) for name in "mno"})) == []
+
+
 def test_warming_ahead_can_be_switched_off() -> None:
     t = Transcript("m", "n", "o", hardware=HARDWARE, warm_ahead=False, batch_max=1)
     t.serve()
