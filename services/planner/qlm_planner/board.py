@@ -110,6 +110,10 @@ class Board:
         into.live += count
         into.waiting_prompt_tokens += prompt_tokens
         gone = min(count, source.waiting)
+        answered = max(0, source.answered - (source.waiting - gone))
+        if answered:  # they stood in front, and the last of all go
+            into.answered += answered
+            into.told_next(into.next_deadline_s)
         source.live -= gone
         if gone:
             source.waiting -= gone - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from qlm_core.overload import Overload
 from qlm_core.request import RequestState, SloKind
 from qlm_planner.items import Group
 from qlm_planner.policy import Policy
+from qlm_process.instance_wire import to_body
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, START_S, World
@@ -73,6 +75,18 @@ async def test_they_run_again_and_end() -> None:
     await world.advance(1.0)
     assert world.machine is not None
     assert not world.machine.board.groups
+
+
+async def test_those_that_are_split_off_are_answered_in_their_new_group() -> None:
+    """Their instance runs fewer at once now."""
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=2)
+    assert world.machine is not None
+    facts = replace(world.machine.board.slots["a"].facts, batch_max=2)
+    await world.queue.describe(world.agents["a"][1], to_body(facts))
+    await world.advance(2.0)
+    parts = [group for group in world.machine.board.groups.values() if group.traits.key.model == "alpha"]
+    assert [(each.waiting, each.answered) for each in parts] == [(8, 8), (8, 8), (6, 4)]
+    assert [each.next_deadline_s < math.inf for each in parts] == [False, False, True]
 
 
 async def test_they_are_not_shed() -> None:
