@@ -39,14 +39,19 @@ KINDS_MAX = 32
 KindKey = tuple[object, ...]
 
 
+Able = tuple[str, int, tuple[str, ...]]
+"""What an instance can hold: its GPU, how many of it, its models."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draft:
-    """A problem and what its numbers stand for: `groups` their ids, `queues` the instances, `orders` the queues as they are, `heads` of
-    them ("" for none)."""
+    """A problem and what its numbers stand for: `groups` their ids, `queues` the instances, `able` what these can hold, `orders` the queues
+    as they are, `heads` of them ("" for none)."""
 
     problem: Problem
     groups: tuple[str, ...]
     queues: tuple[str, ...]
+    able: tuple[Able, ...]
     orders: Orders
     heads: tuple[str, ...]
     made_s: float
@@ -107,6 +112,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         problem=problem,
         groups=tuple(columns.ids),
         queues=tuple(slot.facts.name for slot in slots),
+        able=tuple(_able(slot) for slot in slots),
         orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
         heads=tuple(heads),
         made_s=now_s,
@@ -128,9 +134,11 @@ def weights_of(policy: Policy) -> Weights:
 def reconciled(board: Board, draft: Draft, orders: Orders) -> dict[str, list[str]]:
     """Queues as the orders want them, for the board as it is now. Groups that left it since, or moved where the draft does not reach, are
     left out; groups that came to a queue, or were not ordered, stand behind who is before them now, if that stays on their queue, else in
-    front of the first that is less urgent. A head that came to its place since stays there: its requests run."""
+    front of the first that is less urgent. A head that came to its place since stays there: its requests run. An instance that serves no
+    more, or has other models by now, is out of reach."""
     wanted = draft.lists(orders)
-    reach = {name for name in wanted if (slot := board.slots.get(name)) is not None and slot.serving}
+    able = dict(zip(draft.queues, draft.able, strict=True))
+    reach = {name for name in wanted if (slot := board.slots.get(name)) is not None and slot.serving and _able(slot) == able[name]}
     target = {name: list(queue) for name, queue in board.queues.items()}
     home: dict[str, str] = {}
     for name in sorted(reach):
@@ -152,6 +160,10 @@ def reconciled(board: Board, draft: Draft, orders: Orders) -> dict[str, list[str
         if any(left > right for left, right in pairwise(ranks)):
             target[name].sort(key=lambda group_id: board.groups[group_id].rank)
     return target
+
+
+def _able(slot: Slot) -> Able:
+    return (slot.facts.gpu, slot.facts.n_gpu, slot.facts.models)
 
 
 def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str]) -> None:

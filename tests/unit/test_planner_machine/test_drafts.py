@@ -124,6 +124,16 @@ def test_an_instance_that_is_gone_keeps_what_it_had() -> None:
     assert not set(target["i-1"]) & set(target["i-0"])
 
 
+def test_an_instance_that_lost_a_model_meanwhile_is_given_nothing() -> None:
+    board, made = random_board(4), estimates()
+    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    assert found is not None
+    lists = found.orders.lists()
+    board.slots["i-0"].facts = replace(board.slots["i-0"].facts, models=("alpha",))
+    target = reconciled(board, found, Orders.of([[*lists[0], *lists[1]], [], *lists[2:]]))
+    assert {name: target[name] for name in ("i-0", "i-1")} == {name: board.queues[name] for name in ("i-0", "i-1")}
+
+
 def test_a_head_that_came_to_its_place_meanwhile_stays_there() -> None:
     board, made = random_board(4), estimates()
     found = draft(board, made, ClassTerms(estimates=made), START_S)
