@@ -74,8 +74,8 @@ class Intake:
         if self.missed >= MISSED_OVERVIEWS or self.busy >= BUSY_OVERVIEWS:
             self.rescan()
 
-    def add_page(self, arrivals: tuple[Arrival, ...], read_to: str) -> None:
-        """`read_to`: the last queue id of the page, "" for an empty one, which is the last."""
+    def add_page(self, arrivals: tuple[Arrival, ...], read_to: str) -> list[Arrival]:
+        """`read_to`: the last queue id of the page, "" for an empty one, which is the last. Gives those that were not known."""
         outdated, self.reading, self.outdated = self.outdated, False, False
         if outdated:
             pass
@@ -84,10 +84,11 @@ class Intake:
             self.scanned = max(self.scanned, entry_id(read_to))
         else:
             self.scanning = False
-        self._add(arrivals)
+        return self._add(arrivals)
 
-    def add_arrivals(self, arrivals: tuple[Arrival, ...]) -> None:
-        self._add(arrival for arrival in arrivals if entry_id(arrival.facts.queue_id) > self.scanned)
+    def add_arrivals(self, arrivals: tuple[Arrival, ...]) -> list[Arrival]:
+        """Gives those that were not known."""
+        return self._add(arrival for arrival in arrivals if entry_id(arrival.facts.queue_id) > self.scanned)
 
     def take(self) -> list[Arrival]:
         """The next requests to place."""
@@ -96,6 +97,7 @@ class Intake:
             del self.pending[arrival.facts.queue_id]
         return chosen
 
-    def _add(self, arrivals: Iterable[Arrival]) -> None:
-        for arrival in arrivals:
-            self.pending.setdefault(arrival.facts.queue_id, arrival)
+    def _add(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        new = [arrival for arrival in arrivals if arrival.facts.queue_id not in self.pending]
+        self.pending.update({arrival.facts.queue_id: arrival for arrival in new})
+        return new

@@ -178,12 +178,10 @@ class PlannerMachine:
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
-                self.intake.add_page(arrivals, read_to)
-                self.demand.saw(arrival.facts for arrival in arrivals)
+                self.demand.saw(arrival.facts for arrival in self.intake.add_page(arrivals, read_to))
             case ArrivalsRead(arrivals=arrivals):
                 self._reading_arrivals = False
-                self.intake.add_arrivals(arrivals)
-                self.demand.saw(arrival.facts for arrival in arrivals)
+                self.demand.saw(arrival.facts for arrival in self.intake.add_arrivals(arrivals))
             case EventsRead(entries=entries):
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0

@@ -60,6 +60,14 @@ def test_a_lost_request_is_looked_for_under_a_load_that_never_pauses() -> None:
     assert overviews_until_scan(intake, 2, busy=True) == BUSY_OVERVIEWS, "a scan begins the count anew"
 
 
+def test_what_is_found_again_is_told_once() -> None:
+    intake, first, second = scanned(), arrival(), arrival()
+    assert intake.add_arrivals((first,)) == [first]
+    intake.rescan()
+    assert intake.add_page((first, second), second.facts.queue_id) == [second]
+    assert intake.add_arrivals((first, second)) == []
+
+
 def test_an_overview_without_unplaced_requests_ends_the_doubt() -> None:
     intake = scanned()
     for _ in range(3 * BUSY_OVERVIEWS):
