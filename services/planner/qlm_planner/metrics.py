@@ -185,7 +185,7 @@ class PlannerMetrics(Metrics):
         self.attainment.set(1.0 if advice is None else advice.attainment)
         self.spare.set(0 if advice is None else len(advice.spare))
         self.advised.clear()
-        for option in () if advice is None else advice.options:
+        for option in reversed(() if advice is None else advice.options):  # of those of one GPU the best is shown
             self.advised.labels(gpu=option.gpu, n_gpu=str(option.n_gpu)).set(option.instances)
 
     def show_kinds(self, machine: PlannerMachine) -> None:

@@ -106,6 +106,17 @@ async def test_what_could_go_and_what_is_met_are_metrics() -> None:
     assert metrics.registry.get_sample_value("qlm_planner_forecast_attainment") == 0.75
 
 
+async def test_of_two_options_of_one_gpu_the_better_one_is_a_metric() -> None:
+    """Instances of it have different models."""
+    advice = advise(await asked(await cluster("a"), {("alpha", 30.0): 150.0}))
+    best = advice.options[0]
+    metrics = PlannerMetrics()
+    metrics.show_advice(
+        dataclasses.replace(advice, options=(best, dataclasses.replace(best, models=("beta",), instances=64, enough=False)))
+    )
+    assert metrics.registry.get_sample_value("qlm_planner_advised_instances", {"gpu": best.gpu, "n_gpu": "1"}) == best.instances
+
+
 async def test_a_log_line_says_it_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qlm_planner.advice.watch.PAUSE_SHARE", 0.0)
     busy = dataclasses.replace(await asked(await cluster("a"), {("alpha", 30.0): 150.0}), late=50.0)
