@@ -147,6 +147,14 @@ async def test_of_many_classes_the_least_count_with_others_of_their_model() -> N
     assert sum(count for load in question.classes for count, _ in load.backlog) == 7.0
 
 
+async def test_a_kind_has_the_models_that_it_can_serve() -> None:
+    world = World()
+    await world.join("a", models=("alpha", "unheard-of"))
+    await world.lead()
+    await world.advance(1.0)
+    assert (await asked(world, {("alpha", 600.0): 1.0})).kinds[0].models == ("alpha",)
+
+
 async def test_an_instance_that_drains_is_none_of_the_fleet() -> None:
     world = await cluster("a", "b")
     await world.drain("b")

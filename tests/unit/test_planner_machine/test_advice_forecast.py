@@ -42,8 +42,9 @@ def load(model: str, count: float = 0.0, due_s: float = 1e3, *, per_s: float = 0
 
 
 def kind(*serves: ServedClass | None, gpu: str = "big", n_gpu: int = 1) -> Kind:
-    """What it has of each class."""
-    return Kind(gpu=gpu, n_gpu=n_gpu, models=("alpha", "beta"), served=serves)
+    """What it has of each class, the first of which is of "alpha", the second of "beta"."""
+    models = tuple(model for model, each in zip(("alpha", "beta"), serves, strict=False) if each is not None)
+    return Kind(gpu=gpu, n_gpu=n_gpu, models=models, served=serves)
 
 
 def question(
@@ -221,3 +222,10 @@ def test_the_only_one_that_serves_a_model_does_not_go() -> None:
     assert advise(question(loads, kinds, fleet, late=0.0)).spare == ("a",)
     fleet = [ALPHA, Member(name="c", kind=1), Member(name="d", kind=1, active_model="beta")]
     assert advise(question(loads, kinds, fleet, late=0.0)).spare == ("c",), "nor does the last of two"
+
+
+def test_the_only_one_that_serves_a_model_that_nobody_asks_for_does_not_go() -> None:
+    kinds = [kind(served()), replace(kind(None, gpu="other"), models=("beta",))]
+    fleet = [ALPHA, replace(ALPHA, name="b"), Member(name="c", kind=1, active_model="beta")]
+    assert advise(question([load("alpha", 9.0, 1e5)], kinds, fleet, late=0.0)).spare == ("a",)
+    assert advise(question([], [replace(each, served=()) for each in kinds], fleet, late=0.0)).spare == ("a",)

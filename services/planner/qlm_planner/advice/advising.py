@@ -120,6 +120,11 @@ def _unserved(question: Question, fleet: Sequence[Member]) -> frozenset[int]:
     )
 
 
+def _models(question: Question, fleet: Sequence[Member]) -> frozenset[str]:
+    """The models that a fleet serves."""
+    return frozenset(model for kind in {member.kind for member in fleet} for model in question.kinds[kind].models)
+
+
 def _option(question: Question, kind: int, base: Forecast, share: float) -> Option | None:
     """The fewest instances of a kind that are enough; None where more of it change nothing."""
     seen: dict[int, float] = {0: base.attainment}
@@ -159,16 +164,17 @@ def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, in
 
 
 def _spare(question: Question, base: Forecast, share: float) -> tuple[str, ...]:
-    """Instances without which the rest would still be enough, and would serve every model: the least used go first."""
-    missing = _unserved(question, question.fleet)
+    """Instances without which the rest would still be enough, and would serve every model, also one that nobody asks for now: the least
+    used go first."""
     fleet = question.fleet
-    alone = {at for at in range(len(fleet)) if _unserved(question, [*fleet[:at], *fleet[at + 1 :]]) != missing}
+    served = _models(question, fleet)
+    alone = {at for at in range(len(fleet)) if _models(question, [*fleet[:at], *fleet[at + 1 :]]) != served}
     order = sorted(range(len(fleet)), key=lambda at: (at in alone, base.used_s[at], fleet[at].name))
 
     def too_few(gone: int) -> bool:
         left = set(order[gone:])
         rest = [member for at, member in enumerate(fleet) if at in left]
-        return _unserved(question, rest) != missing or forecast(question, rest).attainment < share
+        return _models(question, rest) != served or forecast(question, rest).attainment < share
 
     first = _fewest(too_few, len(order))
     gone = len(order) if first is None else first - 1

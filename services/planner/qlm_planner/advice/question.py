@@ -90,7 +90,7 @@ class ServedClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Instances that are alike. `served`: by the number of the class, None where it cannot."""
+    """Instances that are alike. `models`: those that it can serve. `served`: by the number of the class, None where it cannot."""
 
     gpu: str
     n_gpu: int
@@ -142,7 +142,7 @@ def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -
         Kind(
             gpu=each.gpu,
             n_gpu=each.n_gpu,
-            models=each.models,
+            models=tuple(model for model in each.models if estimates.hardware(each, model) is not None),
             served=tuple(_served(estimates, each, key, prompt_tokens) for key, _, prompt_tokens in loads),
         )
         for each in facts
