@@ -147,6 +147,22 @@ async def test_of_many_classes_the_least_count_with_others_of_their_model() -> N
     assert sum(count for load in question.classes for count, _ in load.backlog) == 7.0
 
 
+async def test_a_gpu_for_a_model_that_nobody_serves_is_tried_however_many_there_are_for_others() -> None:
+    """The last one by name; an instance of each of four kinds is there."""
+    gpus = ("g1", "g2", "g3", "g4", "g5", "g6")
+    known = profiles(gpus=(*gpus, "z"))
+    world = World(snapshot=replace(known, hardware=tuple(row for row in known.hardware if (row.model == "beta") == (row.gpu == "z"))))
+    for gpu in gpus[:4]:
+        await world.join(f"on-{gpu}", gpu, models=("alpha",))
+    await world.lead()
+    await world.submit("alpha", slo_s=600.0, count=20)
+    await world.submit("beta", slo_s=600.0)
+    await world.advance(1.0)
+    advice = advise(await asked(world, {}))
+    assert [(option.gpu, option.models) for option in advice.options] == [("z", ("beta",))]
+    assert advice.line.startswith("add 1 more z")
+
+
 async def test_a_kind_has_the_models_that_it_can_serve() -> None:
     world = World()
     await world.join("a", models=("alpha", "unheard-of"))

@@ -245,10 +245,11 @@ def _alike(facts: InstanceFacts) -> Alike:
 
 def _kinds(serving: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[InstanceFacts]:
     """One of each kind: those that serve, those that did, and GPUs that profiles know for all the models that they can hold: others than
-    these have, or ones that could hold a model that none of these has."""
+    these have, or ones that could hold a model that none of these has. Of too many those that could serve what nobody does stay."""
     found: dict[Alike, InstanceFacts] = {}
     for slot in (*serving, *known):
         found.setdefault(_alike(slot.facts), replace(slot.facts, name="", incarnation="", draining=False, active_model=""))
+    now = len({_alike(slot.facts) for slot in serving})
     scale = known[0].facts.time_scale if known else 1.0
     held: dict[tuple[str, int], set[str]] = {}
     for facts in found.values():
@@ -258,7 +259,15 @@ def _kinds(serving: Sequence[Slot], known: Sequence[Slot], estimates: Estimates,
         able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
         if not held.get((gpu, n_gpu), set()).issuperset(able):
             found.setdefault(_alike(replace(new, models=able)), replace(new, models=able))
-    return list(found.values())[: max(KINDS_MAX, len({_alike(slot.facts) for slot in serving}))]
+    first, others = [*found.values()][:now], [*found.values()][now:]
+    unserved = {model for model in models if all(estimates.hardware(each, model) is None for each in first)}
+    for each in [*others]:
+        holds = {model for model in unserved if estimates.hardware(each, model) is not None}
+        if holds:
+            unserved -= holds
+            first.append(each)
+            others.remove(each)
+    return [*first, *others][: max(KINDS_MAX, len(first))]
 
 
 def _served(estimates: Estimates, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> ServedClass | None:
