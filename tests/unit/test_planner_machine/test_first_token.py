@@ -14,6 +14,7 @@ from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
+from .test_advice import asked
 from .world import LEASE_S, START_S, World
 
 SLO_S = 5.0
@@ -87,6 +88,19 @@ async def test_those_that_are_split_off_are_answered_in_their_new_group() -> Non
     parts = [group for group in world.machine.board.groups.values() if group.traits.key.model == "alpha"]
     assert [(each.waiting, each.answered) for each in parts] == [(8, 8), (8, 8), (6, 4)]
     assert [each.next_deadline_s < math.inf for each in parts] == [False, False, True]
+
+
+async def test_they_are_none_of_the_misses_that_advice_names() -> None:
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=10)
+    await world.advance(4.0)
+    assert (alpha(world).waiting, alpha(world).answered) == (30, 20)
+    question = await asked(world, {})
+    [miss] = question.misses
+    assert miss.late == pytest.approx(10.0, abs=0.5)
+    assert question.late == pytest.approx(10.0, abs=0.5)
+    [load] = [each for each in question.classes if each.model == "alpha"]
+    assert load.backlog[0] == (20, math.inf)
+    assert sum(count for count, _ in load.backlog) == 30
 
 
 async def test_they_are_not_shed() -> None:

@@ -166,20 +166,22 @@ def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -
 
 
 def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, ...], float]:
-    """Groups that the plan expects to be late, the worst first, and all late requests that it expects."""
+    """Groups that the plan expects to be late, the worst first, and all late requests that it expects: none of those that are answered."""
     found: list[Miss] = []
     total = 0.0
     lines = lines_at_once(board, terms)
     for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
-        total += times.cost.late
-        rows = line.columns.rows
+        rows, queue = line.columns.rows, board.queue_groups(line.slot.facts.name)
         due_s, end_s = rows[DEADLINE] - now_s, times.end_s
         # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
         first_s, last_s = np.minimum(times.start_s + rows[OWN], end_s), end_s - rows[SPREAD]
         latest_s = np.maximum(first_s, last_s)
-        late = rows[COUNT] * late_shares(np.minimum(first_s, last_s), latest_s, np.sqrt(times.end_variance), due_s)
+        shares = late_shares(np.minimum(first_s, last_s), latest_s, np.sqrt(times.end_variance), due_s)
+        answered = np.array([group.answered for group in queue], dtype=np.float64)
+        late = (rows[COUNT] - answered) * shares
+        total += max(0.0, times.cost.late - float(answered @ shares))
         for place in np.flatnonzero(late >= LATE_MIN).tolist():
-            group = board.groups[board.queues[line.slot.facts.name][place]]
+            group = queue[place]
             found.append(
                 Miss(
                     group_id=group.group_id,
@@ -195,10 +197,13 @@ def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, 
 
 
 def _due(group: Group, now_s: float) -> Iterator[tuple[float, float]]:
-    """(count, seconds until they are due) of the parts of a group."""
+    """(count, seconds until they are due) of the parts of a group. Who is answered is never due."""
+    if group.answered:
+        yield group.answered, math.inf
+    left = group.waiting - group.answered
     parts = PARTS if group.spread_s > 0.0 else 1
-    for part in range(parts):
-        yield group.waiting / parts, group.next_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
+    for part in range(parts if left else 0):
+        yield left / parts, group.next_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
 
 
 def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[GroupKey, LoadClass, float]]:
