@@ -220,11 +220,12 @@ def frame_values(batches: Iterable[bytes], number: Numbering) -> list[dict[str, 
 
 
 def event_values(entries: Iterable[bytes], number: Numbering) -> list[dict[str, object]]:
-    """The events of serialized RequestEvents as dicts without the time of acceptance."""
+    """The events of serialized RequestEvents as dicts without the time of acceptance; of that of the first token, whether there is one."""
     values = []
     for entry in entries:
         for event in RequestEvents.FromString(entry).events:
             event.ClearField("accepted_ms")
+            event.first_token_s = float(event.first_token_s > 0.0)
             event.queue_id = number(event.queue_id)
             values.append(_values(event))
     return values

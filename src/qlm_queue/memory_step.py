@@ -22,6 +22,7 @@ TERMINAL_EVENTS = {
     RequestState.CANCELLED: EventKind.EVENT_KIND_CANCELLED,
     RequestState.EXPIRED: EventKind.EVENT_KIND_EXPIRED,
 }
+BACK_OR_ENDED = frozenset({EventKind.EVENT_KIND_UNPULLED, EventKind.EVENT_KIND_REQUEUED, *TERMINAL_EVENTS.values()})
 WIRE_STATES = {
     RequestState.COMPLETED: WireState.REQUEST_STATE_COMPLETED,
     RequestState.FAILED: WireState.REQUEST_STATE_FAILED,
@@ -42,6 +43,7 @@ class Step:
     def event(
         self, kind: EventKind.ValueType, request: StoredRequest, *, incarnation: str = "", cause: str = "", extra: bytes = b""
     ) -> None:
+        """One that came back, or ended while it waited, tells when its first output was stored."""
         event = self._events.events.add()
         event.kind = kind
         event.queue_id = request.queue_id
@@ -52,6 +54,8 @@ class Step:
         event.accepted_ms = int(request.accepted_s * 1000)
         event.cause = cause
         event.prompt_tokens = request.prompt_tokens
+        if request.state is RequestState.PLACED and kind in BACK_OR_ENDED:
+            event.first_token_s = request.first_token_s
         event.MergeFromString(extra)
 
     def groups_moved(self, instance: str, group_ids: Sequence[str]) -> None:

@@ -326,6 +326,26 @@ async def test_events_tell_the_life_of_a_request(scene: Scenario) -> None:
     assert all(event.accepted_ms == int(pulled["r1"].accepted_s * 1000) for event in events)
 
 
+async def test_events_tell_when_the_first_output_of_what_came_back_was_stored(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1", "r2")
+    pulled = await scene.pull(count=2)
+    await scene.mirror("emit", scene.incarnation, [emission(pulled["r1"], 0, [1])])
+    await scene.mirror("requeue", scene.incarnation, [owned(pulled["r1"]), owned(pulled["r2"])], RequeueCause.DRAINED, FAILURE)
+    pulled = await scene.pull(count=2)
+    await scene.mirror("unpull", scene.incarnation, [owned(pulled["r1"]), owned(pulled["r2"])])
+    await scene.mirror("cancel", key_of("r1"), CANCELLED)
+    await scene.mirror("cancel", key_of("r2"), CANCELLED)
+    entries = await scene.mirror("read_events", "0", 0, 100)
+    events = [event for entry in entries for event in RequestEvents.FromString(entry.payload).events]
+    told = [
+        (EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.queue_id)
+        for event in events
+        if event.first_token_s >= pulled["r1"].accepted_s
+    ]
+    assert told == [(kind, pulled["r1"].queue_id) for kind in ("REQUEUED", "UNPULLED", "CANCELLED")]
+    assert sum(event.first_token_s > 0.0 for event in events) == len(told)
+
+
 async def test_lists_are_bounded_and_may_be_empty(scene: Scenario) -> None:
     pulled = await scene.run("r1")
     request = pulled["r1"]

@@ -168,6 +168,7 @@ class Board:
                     slot.let_go(group.group_id)
                 self._end(group)
             case ChangeKind.ENDED_WAITING:
+                group.answered -= min(group.answered, int(change.answered))
                 self._leave(group, change.prompt_tokens)
                 self._end(group)
 
@@ -305,7 +306,7 @@ class Board:
     def _return(self, group: Group, change: Change) -> None:
         """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue
         does it."""
-        if change.evicted and group.traits.key.slo_kind is SloKind.FIRST_TOKEN:  # who is evicted has made output
+        if change.answered and group.traits.key.slo_kind is SloKind.FIRST_TOKEN:
             group.next_deadline_s = group.next_deadline_s if group.open else math.inf
             group.answered += 1
         else:

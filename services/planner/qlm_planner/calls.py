@@ -225,13 +225,15 @@ def changes_of(payload: bytes) -> tuple[Change, ...]:
             continue
         if kind is ChangeKind.ENDED_RUNNING and not event.incarnation:
             kind = ChangeKind.ENDED_WAITING
+        evicted = event.cause == RequeueCause.EVICTED.value
         changes.append(
             Change(
                 kind=kind,
                 group_id=event.group_id,
                 incarnation=event.incarnation,
                 prompt_tokens=event.prompt_tokens,
-                evicted=event.cause == RequeueCause.EVICTED.value,
+                evicted=evicted,
+                answered=evicted or event.first_token_s > 0.0,  # who is evicted has made output
             )
         )
     return tuple(changes)

@@ -59,13 +59,14 @@ class ChangeKind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One request of a group went on. `incarnation`: whose it was, "" if nobody's. `evicted`: it RETURNED because it gave way to the head,
-    and stands behind that."""
+    and stands behind that. `answered`: it RETURNED or ENDED_WAITING with its first token."""
 
     kind: ChangeKind
     group_id: str
     incarnation: str
     prompt_tokens: int
     evicted: bool = False
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ local function give_back(keys, args)
         statuses[#statuses + 1] = 'ended'
       else
         return_to_group(batch, record, where, unpulled and record.first_output_ms == '')
-        if unpulled then add_event(batch, 'unpulled', record) else add_event(batch, 'requeued', record, cause) end
+        add_event(batch, unpulled and 'unpulled' or 'requeued', record, not unpulled and cause or nil, first_output(record))
         statuses[#statuses + 1] = 'done'
       end
     end

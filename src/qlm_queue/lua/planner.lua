@@ -155,7 +155,7 @@ local function reclaim(keys, args)
       finish(batch, record, 'F', failure, body, nil, '', '', false)
     else
       return_to_group(batch, record, 'head', false)
-      add_event(batch, 'requeued', record, 'lost')
+      add_event(batch, 'requeued', record, 'lost', first_output(record))
     end
   end
   close_batch(batch)

@@ -34,6 +34,11 @@ local function add_event(batch, kind, record, cause, extra)
     .. pb_uint(7, record.accepted_ms) .. pb_uint(9, record.prompt_tokens) .. (extra or ''))
 end
 
+-- Of a request that waits, or waited: when its first output was stored, for its event.
+local function first_output(record)
+  return pb_seconds(13, record.first_output_ms)
+end
+
 -- Groups that came to one queue are one event: ids are most of what a chunk of a plan tells.
 local GROUP_IDS_TAG = '\138\2'
 
@@ -275,7 +280,7 @@ local function finish(batch, record, state, result, body, progress, frame, event
 
   if frame == '' then frame = pb_bytes(1, id) .. pb_uint(2, record.attempt) end
   add_frame(batch, record.gateway, frame .. pb_bytes(6, told))
-  add_event(batch, state, record, nil, event)
+  add_event(batch, state, record, nil, record.state == 'P' and first_output(record) or event)
 
   if record.state == 'A' then
     count(batch, 'unplaced', -1)

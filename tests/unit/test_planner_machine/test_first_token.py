@@ -1,4 +1,4 @@
-"""Requests whose SLO bounds their first token, and that gave way when they had it: nothing of theirs can be late any more."""
+"""Requests whose SLO bounds their first token, and that came back when they had it: nothing of theirs can be late any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlm_core.request import RequestState, SloKind
 from qlm_planner.items import Group
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
-from qlm_queue.values import Owned, Pulled, RequeueCause
+from qlm_queue.values import Emission, Owned, Pulled, RequeueCause
 
 from .test_advice import asked
 from .world import LEASE_S, START_S, World
@@ -20,8 +20,11 @@ from .world import LEASE_S, START_S, World
 SLO_S = 5.0
 
 
-async def gave_way(policy: Policy, cause: RequeueCause = RequeueCause.EVICTED, *, behind: int = 0) -> tuple[World, list[Pulled]]:
-    """Twenty that ran for three seconds, and are back behind others of another model. `behind`: more of their group that have not run."""
+async def gave_way(
+    policy: Policy, cause: RequeueCause = RequeueCause.EVICTED, *, behind: int = 0, told: int = 20
+) -> tuple[World, list[Pulled]]:
+    """Twenty that ran for three seconds, and are back behind others of another model. `behind`: more of their group that have not run.
+    `told`: how many of them made a token."""
     world = World(policy)
     incarnation = await world.join("a")
     await world.lead()
@@ -33,9 +36,14 @@ async def gave_way(policy: Policy, cause: RequeueCause = RequeueCause.EVICTED, *
     await world.submit("beta", 30.0, count=30)
     await world.advance(2.0)
     owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
+    await world.queue.emit(incarnation, [first_token(each) for each in pulled[:told]])
     await world.queue.requeue(incarnation, owned, cause, b"")
     await world.settle()
     return world, pulled
+
+
+def first_token(pulled: Pulled) -> Emission:
+    return Emission(queue_id=pulled.queue_id, key=pulled.key, attempt=pulled.attempt, offset=0, progress=bytes(4), frame=b"")
 
 
 def alpha(world: World) -> Group:
@@ -44,10 +52,12 @@ def alpha(world: World) -> Group:
     return found
 
 
-@pytest.mark.parametrize(("cause", "late"), [(RequeueCause.EVICTED, 0.0), (RequeueCause.LOST, 20.0)])
-async def test_who_is_answered_is_not_late(cause: RequeueCause, late: float) -> None:
-    """Who came back otherwise may have no token yet."""
-    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), cause)
+@pytest.mark.parametrize("cause", RequeueCause)
+@pytest.mark.parametrize("told", [0, 20])
+async def test_who_is_answered_is_not_late(cause: RequeueCause, told: int) -> None:
+    """Who gave way has a token in any case: others are unpulled."""
+    late = 0.0 if told or cause is RequeueCause.EVICTED else 20.0
+    world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), cause, told=told)
     await world.advance(4.0)
     assert world.machine is not None
     assert world.machine.reshaping.predicted.late == pytest.approx(late, abs=0.1)
@@ -103,8 +113,25 @@ async def test_they_are_none_of_the_misses_that_advice_names() -> None:
     assert sum(count for count, _ in load.backlog) == 30
 
 
-async def test_they_are_not_shed() -> None:
-    world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S, overload=Overload.SHED))
+async def test_those_that_are_unpulled_are_answered_still_and_those_that_are_cancelled_leave_as_such() -> None:
+    world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=2)
+    await world.complete("a", await world.pull("a", "beta", 30))
+    again = await world.pull("a", "alpha", 5)
+    await world.settle()
+    assert (alpha(world).waiting, alpha(world).answered) == (17, 15)
+    owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in again]
+    await world.queue.unpull(world.agents["a"][0], owned)
+    await world.settle()
+    assert (alpha(world).waiting, alpha(world).answered) == (22, 20)
+    await world.cancel([each.key for each in pulled])
+    await world.settle()
+    assert (alpha(world).waiting, alpha(world).answered) == (2, 0)
+    assert alpha(world).next_deadline_s < math.inf
+
+
+@pytest.mark.parametrize("cause", [RequeueCause.EVICTED, RequeueCause.DRAINED, RequeueCause.LOST])
+async def test_they_are_not_shed(cause: RequeueCause) -> None:
+    world, pulled = await gave_way(Policy(lease_ttl_s=LEASE_S, overload=Overload.SHED), cause)
     await world.advance(6.0)
     found = [await world.queue.find(each.key) for each in pulled]
     assert {each.state for each in found if each is not None} == {RequestState.PLACED}

@@ -158,6 +158,9 @@ class RequestEvent(_message.Message):
     output_tokens: _builtins.int
     started_s: _builtins.float
     first_token_s: _builtins.float
+    """Of UNPULLED and REQUEUED, and of the end of a request that waited, it is written by the script: when its first output was stored, 0
+    where there is none.
+    """
     finished_s: _builtins.float
     slo_class: _builtins.str
     """As `qlm_core.group.slo_class` names it; empty where the caller does not know it."""
