@@ -307,6 +307,7 @@ class EstimatorMachine:
             or not 1 <= event.prompt_tokens <= spec.context_tokens_max
         ):
             self._leave(event)
+            self._lengths.refused(event)
             self.counts.refused += 1
             return
         # A run that took over the output of an earlier one made less than its request.

@@ -58,12 +58,21 @@ class RequestLengths:
 
     def ended(self, event: Lifecycle) -> None:
         """A request was cancelled, expired or failed: its output would have been longer than what it made."""
-        found = self._running.ended(event.queue_id, event.entry_id[0] / 1000.0)
+        found = self._gone(event)
         if found is not None:
             begun, produced_tokens = found
-            self._orders.setdefault(begun.model, StartOrder()).leave(event.queue_id)
             claimed_tokens = min(float(event.output_tokens), begun.output_tokens_max)
             self.rows.give_up(begun.classes, max(produced_tokens, claimed_tokens))
+
+    def refused(self, event: Lifecycle) -> None:
+        """A request ended with figures that are not believed: it tells no length, and runs no longer."""
+        self._gone(event)
+
+    def _gone(self, event: Lifecycle) -> tuple[Begun, float] | None:
+        """A request that tells no length is over, also one that was given back before it had begun, which nobody follows any more."""
+        for order in self._orders.values():
+            order.leave(event.queue_id)
+        return self._running.ended(event.queue_id, event.entry_id[0] / 1000.0)
 
     def completed(self, event: Lifecycle, model: str, slo_class: str) -> None:
         """A request made all its output; its figures have been checked."""

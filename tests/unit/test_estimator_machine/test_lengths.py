@@ -83,6 +83,17 @@ def test_what_never_ran_says_nothing() -> None:
     assert output_mean(driver, 80.0) == pytest.approx(50.0)
 
 
+@pytest.mark.parametrize("figures", [{"output_tokens": 0}, {"output_tokens": 4_000_000_000}, {"prompt_tokens": 0}])
+def test_an_end_that_is_not_believed_is_an_end(figures: dict[str, int]) -> None:
+    """Such as an empty answer."""
+    driver = paced()
+    for number in range(20):
+        driver.tell(LifecycleKind.PULLED, 60.0, f"odd{number}")
+        driver.tell(LifecycleKind.COMPLETED, 61.0, f"odd{number}", **{"model": "chat", "slo_class": "64s", "output_tokens": 50, **figures})
+    assert driver.machine.counts.refused == 20
+    assert output_mean(driver, 1_000.0) == pytest.approx(50.0)
+
+
 def test_an_evicted_request_keeps_what_it_made() -> None:
     driver = paced()
     for number in range(20):
@@ -213,6 +224,23 @@ def test_outputs_that_all_changed_are_followed_at_once() -> None:
     driver.seen()
     for number in range(650):
         driver.run(number, number + 0.5, str(number), output_tokens=(50 if number < 500 else 200) + number % 7)
+    for row in driver.workload().values():
+        assert row.output_tokens_mean > 185.0
+
+
+def test_who_ends_without_a_length_holds_back_no_change_of_all_outputs() -> None:
+    """One that was given back before it had begun and was cancelled then, and an empty answer: finishes wait for all that began earlier."""
+    driver = Driver()
+    driver.seen()
+    for number in range(500):
+        driver.run(number, number + 0.5, str(number), output_tokens=50 + number % 7)
+    driver.tell(LifecycleKind.PULLED, 500.0, "unpulled")
+    driver.tell(LifecycleKind.PULLED, 500.0, "empty")
+    driver.tell(LifecycleKind.RELEASED, 500.1, "unpulled", started=False)
+    driver.tell(LifecycleKind.ENDED, 500.2, "unpulled", incarnation="")
+    driver.tell(LifecycleKind.COMPLETED, 500.3, "empty", model="chat", output_tokens=0)
+    for number in range(501, 651):
+        driver.run(number, number + 0.5, str(number), output_tokens=200 + number % 7)
     for row in driver.workload().values():
         assert row.output_tokens_mean > 185.0
 
