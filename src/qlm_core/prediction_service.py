@@ -49,13 +49,13 @@ class Service:
         """Decode work that a full batch still holds whenever a sequence of it ends: work ahead up to this much delays nobody."""
         return self.left_tokens * self.step_s
 
-    def decode(self, sequences: float, behind: float) -> Normal:
+    def decode(self, sequences: float, behind: float, output: Normal | None = None) -> Normal:
         """D = O * epsilon * d (equation 4) in a batch of `sequences`, with `behind` requests waiting for slots that become free.
         epsilon - 1 is the time of the prefills of those that join, batch / E[O] in each step, over that of the step: a longer output lets
-        more of them join."""
+        more of them join. `output`: what the request itself has to make, where more is known of it than of the others."""
         batch = min(self.batch, max(1.0, sequences))
         joining = min(behind, batch)
-        return self.output.scaled(self._step_s(batch) + joining * self.prefill_work_s / self.output.mean)
+        return (output or self.output).scaled(self._step_s(batch) + joining * self.prefill_work_s / self.output.mean)
 
     def drain(self, in_flight: float, full: bool, behind: float, longest_tokens: float | None = None) -> Normal:
         """Time from the last start until the last of `in_flight` requests ends (the maximum of equation 5). `full`: the batch was full, so

@@ -26,7 +26,7 @@ def predict_running(
     served = service(request.waiting_prompt_tokens, profiles.workload_for(*key).output_tokens, hardware, view.instance.batch_max)
     left = output_left(profiles, request, produced_tokens)
     behind = sum(group.waiting for group in view.groups if group.model == request.model)
-    decode = replace(served, output=left).decode(view.running, behind)
+    decode = served.decode(view.running, behind, left)
     return RequestPrediction(
         instance=view.instance.name,
         wait=Normal.point(0.0),

@@ -81,6 +81,14 @@ def test_a_full_engine_and_others_that_join_are_slower() -> None:
     assert running(5, time_scale=10.0).completion.mean == pytest.approx(running(5).completion.mean / 10.0)
 
 
+def test_no_more_join_than_there_is_time_for() -> None:
+    """Seats become free as others end, however little the request itself has left: no batch of prefills is beside its last token."""
+    last, hundred = (running(100, output_tokens_max=100.0 + left, beside=200, waiting=500).completion.mean for left in (1.0, 100.0))
+    alone = running(100, output_tokens_max=101.0, beside=200).completion.mean
+    assert alone < last < 10.0 * alone
+    assert hundred > 30.0 * last
+
+
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
 def test_it_ends_at_its_limit(produced_tokens: int, output_tokens_max: int) -> None:
     found = running(produced_tokens, output_tokens_max=float(output_tokens_max))
