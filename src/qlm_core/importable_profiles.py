@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from qlm_core.hardware_prior import gpu_facts
 from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
+from qlm_core.length_curve import TOKENS_MAX
+from qlm_core.length_model import TOTAL_MAX, LengthModel
 from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 
@@ -19,6 +21,14 @@ ROWS_MAX = 4096
 
 SLOWDOWN_MAX = 16.0
 """An instance is learned to be at most so many times slower or faster than its pair's row."""
+
+LENGTH_FACTOR_MAX = 1e6
+LENGTH_SAMPLES_MAX = 1e9
+"""A tenant's outputs are at most so many times longer or shorter than those of all, by so many requests."""
+
+BIAS_MAX = 16.0
+OFFSET_MAX_S = 86_400.0
+"""Times are predicted at most so many times too long or too short, and by so much beside."""
 
 SIZE_ERROR_MAX = 0.02
 """Rows of one model agree on the size of its weights within this, relative."""
@@ -38,6 +48,10 @@ def importable(snapshot: ProfileSnapshot) -> ProfileSnapshot:
     for row in hardware:
         _check_row(row)
     _check_sizes(hardware)
+    _check_length_model(snapshot.length_model)
+    for calibrated in snapshot.calibration.rows:
+        if not 1.0 / BIAS_MAX <= calibrated.bias_factor <= BIAS_MAX or abs(calibrated.offset_s) > OFFSET_MAX_S:
+            raise ValueError(f"calibration {calibrated.key}: bias_factor is from 1/{BIAS_MAX:g} to {BIAS_MAX:g}, offset_s within a day")
     return replace(snapshot, hardware=hardware)
 
 
@@ -76,6 +90,21 @@ def _check_operation(name: str, row: HardwareProfile, operation: OperationSlowdo
         raise ValueError(f"{name}: slowdown is from 1/{SLOWDOWN_MAX:g} to {SLOWDOWN_MAX:g}, got {operation.slowdown:g}")
     if operation.prior_share == 1.0 and operation.slowdown != 1.0:
         raise ValueError(f"{name}: a slowdown of {operation.slowdown:g} contradicts a prior's share of 1")
+
+
+def _check_length_model(model: LengthModel) -> None:
+    if any(abs(weight) > TOTAL_MAX for weight in model.weights):
+        raise ValueError(f"length model: weights are logarithms from -{TOTAL_MAX:g} to {TOTAL_MAX:g}")
+    if max(model.curvatures, default=0.0) > LENGTH_SAMPLES_MAX:
+        raise ValueError(f"length model: curvatures are at most {LENGTH_SAMPLES_MAX:g}")
+    for score in model.scores:
+        if max(score.median_error_tokens, score.model_error_tokens) > TOKENS_MAX or score.samples > LENGTH_SAMPLES_MAX:
+            raise ValueError(f"length score of {score.model}: errors are at most {TOKENS_MAX} tokens, samples {LENGTH_SAMPLES_MAX:g}")
+    sound = all(1.0 / LENGTH_FACTOR_MAX <= factor <= LENGTH_FACTOR_MAX for factor in model.factors)
+    if not sound or max(model.factor_samples, default=0.0) > LENGTH_SAMPLES_MAX:
+        raise ValueError(
+            f"length model: factors are from 1/{LENGTH_FACTOR_MAX:g} to {LENGTH_FACTOR_MAX:g}, their samples at most {LENGTH_SAMPLES_MAX:g}"
+        )
 
 
 def _check_sizes(rows: Iterable[HardwareProfile]) -> None:

@@ -21,13 +21,15 @@ from click.testing import CliRunner, Result
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm.cli.root import root
 from qlm.wire_errors import from_rpc_error
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.errors import InvalidRequest, PreconditionFailed, QlmError
 from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.importing import WAITING_MAX, ImportDesk
 from qlm_process import profile_wire
-from qlm_process.profile_file import dump_profiles
+from qlm_process.profile_file import dump_profiles, parse_profiles
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -99,6 +101,23 @@ async def test_what_is_brought_is_published_and_survives_a_restart(rig: Rig, ser
     await again.stop()
 
 
+async def test_calibration_and_the_length_model_are_brought_as_well(rig: Rig, server: EmbeddedServer) -> None:
+    estimator = await leading(rig, server.url)
+    calibrated = CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.25, samples=12.5)
+    scores = (LengthScore(model="chat", used=True, samples=90, median_error_tokens=50.0, model_error_tokens=40.0),)
+    lengths = LengthModel(features=(1, 9), weights=(0.5, -0.25), curvatures=(1.0, 2.0), scores=scores)
+    exported = dump_profiles(replace(BROUGHT, calibration=CalibrationTable((calibrated,)), length_model=lengths))
+    await bring(estimator, parse_profiles(exported))
+    await estimator.kill()
+    again = await leading(rig, server.url)
+    found = profile_wire.from_proto(await again.profiles())
+    (row,) = found.calibration.rows
+    assert row.key == calibrated.key
+    assert (row.bias_factor, row.samples) == pytest.approx((1.25, 12.5))
+    assert found.length_model == lengths
+    await again.stop()
+
+
 async def test_other_rows_stay(rig: Rig, leader: Estimator) -> None:
     await rig.serve(20, 100)
     await learned(leader, 20)
@@ -123,6 +142,7 @@ def _message(change: Callable[[estimator_pb2.ProfileSnapshot], object]) -> estim
         (lambda message: setattr(message.hardware[1], "origin", "hearsay"), "origin is one of"),
         (lambda message: setattr(message.hardware[1], "kv_capacity_tokens", 1 << 40), "contradicts 1 x 24.2 GB of memory"),
         (lambda message: message.hardware.append(message.hardware[0]), "given twice"),
+        (lambda message: message.length_model.features.extend(range(5_000)), "a length model of at most 4096 features"),
         (lambda message: message.ClearField("hardware"), "no rows to import"),
     ],
 )

@@ -13,6 +13,7 @@ from qlm_core.errors import InvalidRequest, NotFound, PreconditionFailed, Unavai
 from qlm_core.group import prompt_class, slo_class, token_class
 from qlm_core.importable_profiles import ROWS_MAX, importable
 from qlm_core.length_features import LengthFacts
+from qlm_core.length_model import WEIGHTS_MAX
 from qlm_core.model import ModelSpec
 from qlm_core.name_rules import check_application, checked_tenant
 from qlm_core.new_request import slo_band
@@ -114,10 +115,18 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Raises InvalidRequest, PreconditionFailed (NOT_LEADER) on a standby, and Unavailable."""
         if not self._imports.leading:
             raise await self._not_leader()
-        # Bounded before it is read, which takes its time; nothing else of a snapshot is taken.
-        if max(len(request.profiles.hardware), len(request.profiles.workload)) > ROWS_MAX:
+        # Bounded before it is read, which takes its time; version and time of a snapshot are not taken.
+        told = request.profiles
+        if max(len(told.hardware), len(told.workload), len(told.calibration)) > ROWS_MAX:
             raise invalid_field("profiles", f"at most {ROWS_MAX} rows of each kind")
-        profiles = estimator_pb2.ProfileSnapshot(hardware=request.profiles.hardware, workload=request.profiles.workload)
+        if max(len(told.length_model.features), len(told.length_model.scores)) > WEIGHTS_MAX:
+            raise invalid_field("profiles", f"a length model of at most {WEIGHTS_MAX} features")
+        profiles = estimator_pb2.ProfileSnapshot(
+            hardware=told.hardware,
+            workload=told.workload,
+            calibration=told.calibration,
+            length_model=told.length_model if told.HasField("length_model") else None,
+        )
         try:
             rows = importable(profile_wire.from_proto(profiles))
         except ValueError as error:
