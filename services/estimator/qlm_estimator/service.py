@@ -153,7 +153,8 @@ def _group_of_one(request: estimator_pb2.PredictRequest, spec: ModelSpec, slo: S
     )
     profiles = reading.snapshot
     curve = profiles.output_curve_for(request.model, slo_name, prompt_class(request.prompt_tokens))
-    guess = profiles.length_model.guess(facts, curve.median_tokens, min(request.output_tokens_max, room_tokens))
+    most = min(request.output_tokens_max, room_tokens)
+    guess = profiles.length_model.guess(facts, curve.median_tokens, most)
     if slo is None:
         band = BEHIND_ALL
     elif slo.kind is SloKind.PRIORITY:
@@ -169,7 +170,7 @@ def _group_of_one(request: estimator_pb2.PredictRequest, spec: ModelSpec, slo: S
         waiting=1,
         waiting_prompt_tokens=request.prompt_tokens,
         first_deadline_s=math.inf if slo is None else slo.deadline_s(reading.at_s),
-        output_tokens_max=float(request.output_tokens_max),
+        output_tokens_max=float(most),
         band=band,
     )
 
