@@ -10,6 +10,7 @@ from typing import assert_never
 import structlog
 
 from qlm_core.errors import LeaseLost, PreconditionFailed, Unavailable
+from qlm_core.length_model import NO_LENGTH_MODEL
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorSettings
@@ -145,6 +146,7 @@ class EstimatorShell:
         machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
         version, body = await self._queue.read_profiles()
         snapshot = self._parsed(version, body)
+        await self._load_library_for(snapshot)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
         # A publication of before any entry was read, or of a version that does not tell: from its time on.
         after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
@@ -177,12 +179,21 @@ class EstimatorShell:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
-        if not self._library_loaded and any(isinstance(event, Lifecycle) and event.length_guess is not None for event in events):
-            await self._load_learner()
-            self._library_loaded = True
+        if any(isinstance(event, Lifecycle) and event.length_guess is not None for event in events):
+            await self._load_library()
         happened: list[Event] = [*events, *judged]
         for event in happened:
             await self._step(keeper, machine, event)
+
+    async def _load_library_for(self, snapshot: ProfileSnapshot) -> None:
+        """Learning goes on from a length model that was published or is brought."""
+        if snapshot.length_model != NO_LENGTH_MODEL:
+            await self._load_library()
+
+    async def _load_library(self) -> None:
+        if not self._library_loaded:
+            await self._load_learner()
+            self._library_loaded = True
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):
@@ -205,6 +216,7 @@ class EstimatorShell:
         """Whoever brought one is answered when it is published."""
         while (brought := self._imports.next()) is not None:
             try:
+                await self._load_library_for(brought.snapshot)
                 await self._step(keeper, machine, Imported(snapshot=brought.snapshot))
             except Unavailable as error:
                 brought.fail(error)
