@@ -16,6 +16,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch
 from qlm_gateway.told import Sample, Told
+from qlm_process import profile_wire
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds
 
@@ -83,6 +84,36 @@ async def test_nobody_is_told_of_an_end_before_the_start() -> None:
     (event,) = await told(queue)
     assert event.predicted_p50_s == pytest.approx(3.25)
     assert event.predicted_p90_s == pytest.approx(event.predicted_wait_p90_s + 0.25)
+
+
+async def test_of_a_server_that_lost_all_it_had_the_shipped_profiles_hold_again() -> None:
+    now_s, shipped = 1_000.0, shipped_snapshot()
+    queue = MemoryQueue("test", Bounds(), lambda: now_s)
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: now_s, lambda: now_s, shipped=shipped, sleep=stopping)
+    learned = replace(shipped, version=3, hardware=shipped.hardware[:1])
+    queue.state.profiles = (3, profile_wire.to_body(learned))
+    await one_round(watch)
+    assert watch.profiles == learned
+    queue.state.profiles = (0, b"")
+    await one_round(watch)
+    assert watch.profiles == shipped
+
+
+class RoundDone(Exception):
+    """A loop has gone round once."""
+
+
+async def stopping(seconds: float) -> None:
+    raise RoundDone
+
+
+async def one_round(watch: QueueWatch) -> None:
+    loops = watch.loops()
+    profiles = loops.pop("profiles")
+    for other in loops.values():
+        other.close()
+    with pytest.raises(RoundDone):
+        await profiles
 
 
 def test_each_of_a_burst_has_the_same_chance() -> None:

@@ -65,7 +65,7 @@ class QueueWatch:
         self._monotonic = monotonic
         self._server_now_s = server_now_s
         self._sleep = sleep
-        self._profiles = shipped
+        self._profiles = self._shipped = shipped
         self._published = 0
         self._outlook: Outlook | None = None
         self._looking = asyncio.Lock()
@@ -169,7 +169,7 @@ class QueueWatch:
         if version == self._published:
             return
         try:
-            self._profiles = profile_wire.from_body(body)
+            self._profiles = profile_wire.from_body(body) if body else self._shipped  # empty: of a server that lost all it had
         except ValueError as error:
             structlog.get_logger().error("profiles_unreadable", version=version, error=str(error))
         self._published = version
