@@ -49,7 +49,8 @@ class Slo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """When a request starts and ends, from now, as quantiles; and the requests expected to be served before it. One that runs has started:
-    its wait is 0. `probability_late`: that its SLO is missed, None without one in seconds."""
+    its wait is 0. `probability_late`: that its SLO is missed, None without one in seconds, and
+    where the first token that it bounds has been made."""
 
     wait_p50_s: float
     wait_p90_s: float

@@ -13,11 +13,12 @@ from qlm_core.assessment import Assessment
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupView, QueueView
-from qlm_core.request import Slo, SloKind
+from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.joined import STALE_JOINED_MIN, Joined
 from qlm_gateway.outlook import AGAIN_MAX, PREDICTIONS_MAX, Asked, Outlook
-from qlm_queue.values import GroupRecord, Overview
+from qlm_gateway.status import predict_live
+from qlm_queue.values import GroupRecord, LiveRequest, Overview
 
 MODEL = "mistral-7b"
 CATALOGUE = {MODEL: ModelSpec(name=MODEL, profile="Mistral-7B")}
@@ -66,6 +67,30 @@ def outlook(groups: Sequence[GroupView] = (), instance: InstanceFacts = INSTANCE
     )
     view = QueueView(instance=instance, active_model=MODEL, running=0, groups=tuple(groups))
     return Outlook(overview, (view,), CATALOGUE, shipped_snapshot(), seen_s=0.0, made_s=1000.0)
+
+
+@pytest.mark.parametrize("state", [RequestState.RUNNING, RequestState.PLACED])
+def test_a_first_token_that_was_made_is_not_told_as_late(state: RequestState) -> None:
+    """It may have come in time, however long the rest takes."""
+    look = outlook((group("g", 10, 1010.0),))
+    found = LiveRequest(
+        queue_id="1-0",
+        key=RequestKey("default", "r"),
+        acceptance_number=1,
+        accepted_s=900.0,
+        state=state,
+        group_id="g",
+        incarnation=INSTANCE.incarnation if state is RequestState.RUNNING else "",
+        attempt=1,
+        failed_attempts=0,
+        gateway="",
+        body=b"",
+    )
+    for kind, produced, late in ((SloKind.FIRST_TOKEN, 0, 1.0), (SloKind.FIRST_TOKEN, 5, None), (SloKind.COMPLETION, 5, 1.0)):
+        asked = replace(ASKED, slo=Slo(kind=kind, seconds=60.0))
+        told = predict_live(found, asked, look, ahead=0, produced_tokens=produced)
+        assert told is not None
+        assert (told.probability_late if told.HasField("probability_late") else None) == late
 
 
 def test_a_request_waits_behind_earlier_deadlines_alone() -> None:

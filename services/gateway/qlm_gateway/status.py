@@ -10,7 +10,7 @@ from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Result
 from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
 from qlm_core.instance import instance_of
-from qlm_core.request import RequestKey, RequestState
+from qlm_core.request import RequestKey, RequestState, SloKind
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.outlook import Asked, Outlook
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
@@ -128,14 +128,18 @@ def asked_of(found: LiveRequest) -> Asked:
 
 def predict_live(found: LiveRequest, asked: Asked, outlook: Outlook, *, ahead: int | None, produced_tokens: int = 0) -> Prediction | None:
     """When a request that has not ended starts and ends; None where that cannot be said. `ahead`: before it on its virtual queue, where it
-    waits there. One whose group was opened after the look is predicted as it was before it came to that."""
+    waits there. One whose group was opened after the look is predicted as it was before it came to that. Whether a first token that was
+    made came in time is not said."""
     if found.state is RequestState.RUNNING:
         predicted = outlook.predict_running(asked, instance_of(found.incarnation), produced_tokens)
     elif ahead is not None and found.group_id in outlook.overview.groups:
         predicted = outlook.predict_waiting(asked, found.group_id, ahead, produced_tokens)
     else:
         predicted = outlook.predict_new(asked, found.accepted_s)
-    return None if predicted is None else prediction_wire.to_proto(predicted, asked.slo, max(0.0, outlook.made_s - found.accepted_s))
+    if predicted is None:
+        return None
+    answered = produced_tokens > 0 and asked.slo.kind is SloKind.FIRST_TOKEN
+    return prediction_wire.to_proto(predicted, None if answered else asked.slo, max(0.0, outlook.made_s - found.accepted_s))
 
 
 def _ended_message(found: TerminalRecord) -> RequestStatus:

@@ -42,7 +42,7 @@ class Prediction(_message.Message):
     profile_version: _builtins.int
     """Version of the profile snapshot behind it."""
     probability_late: _builtins.float
-    """Probability that its SLO is missed; absent where it has no SLO in seconds."""
+    """Probability that its SLO is missed; absent where it has no SLO in seconds, and where the first token that it bounds has been made."""
     def __init__(
         self,
         *,
