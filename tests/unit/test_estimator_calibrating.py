@@ -136,6 +136,16 @@ def test_what_was_told_before_the_work_changed_is_left_out() -> None:
     assert calibrator.add(judged(1e7 + 61.0, Normal(200.0, 1.0), 200.0))
 
 
+def test_a_clock_that_was_set_back_hides_no_change_of_the_work() -> None:
+    """It showed a day later for a moment."""
+    calibrator = learned(1, factor=1.0, offset_s=0.0, relative=0.02)
+    before = calibrator.profiles()
+    for at_s, work_s in ((1e7, 0.2), (1e7 + 86_400.0, 0.2), (1e7 + 60.0, 0.4)):
+        calibrator.note_work(at_s, "m", "a", work_s)
+    assert not calibrator.add(judged(1e7 + 30.0, Normal(100.0, 1.0), 200.0))
+    assert calibrator.profiles() == before
+
+
 def test_a_pair_does_not_count_for_the_time_of_those_left_out() -> None:
     """The first after a change, told while that was being learned, is a twentieth of a pair: it was told 11 s after the one before it."""
     calibrator = learned(6, factor=1.0, offset_s=0.0, relative=0.02, pairs=5)

@@ -169,6 +169,9 @@ class _Levels:
     level_s: deque[float] = field(default_factory=lambda: deque(maxlen=LEVELS_MAX))
 
     def note(self, at_s: float, level_s: float) -> None:
+        while self.at_s and self.at_s[-1] > at_s:  # the clock was set back: what it showed beyond this was never
+            self.at_s.pop()
+            self.level_s.pop()
         if not self.at_s or at_s - self.at_s[-1] >= LEVEL_EVERY_S:
             self.at_s.append(at_s)
             self.level_s.append(level_s)
