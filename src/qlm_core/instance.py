@@ -20,7 +20,8 @@ UNASSIGNED = "unassigned"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFacts:
     """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones.
-    `batch_max`: most sequences that its engine decodes at once."""
+    `batch_max`: most sequences that its engine decodes at once. `active_model`: served, or being loaded, since `loading_since_s` of the
+    queue's clock (0: it is loaded). `warm_models`: weights in host memory."""
 
     name: str
     incarnation: str
@@ -33,6 +34,8 @@ class InstanceFacts:
     draining: bool = False
     active_model: str = ""
     batch_max: int = BATCH_MAX_DEFAULT
+    warm_models: tuple[str, ...] = ()
+    loading_since_s: float = 0.0
 
 
 def instance_of(incarnation: str) -> str:

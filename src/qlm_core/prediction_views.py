@@ -70,7 +70,8 @@ class QueueView:
     which `runners` tell the classes (those that they leave out count as any of the model).
     `running_output_left`: output tokens that a running request has left, where the caller knows better than the workload profile.
     `warm_models`: weights in host memory besides the active one. `arrivals_per_s`: requests that are expected to come to the end of the
-    queue; they share the batch with those that wait now and lengthen their decode time, never their wait."""
+    queue; they share the batch with those that wait now and lengthen their decode time, never their wait. `loading_s`: for how long the
+    active model has been loaded by now, from host memory where it is in `warm_models`, else from disk; None: it is loaded."""
 
     instance: InstanceFacts
     active_model: str
@@ -80,6 +81,7 @@ class QueueView:
     warm_models: tuple[str, ...] = ()
     runners: tuple[RunningView, ...] = ()
     arrivals_per_s: float = 0.0
+    loading_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.running < 0:
@@ -88,6 +90,8 @@ class QueueView:
             raise ValueError(f"queue of {self.instance.name}: {self.running} run, and runners tell of more")
         if not 0.0 <= self.arrivals_per_s < math.inf:
             raise ValueError(f"queue of {self.instance.name}: arrivals_per_s is finite and >= 0, got {self.arrivals_per_s}")
+        if self.loading_s is not None and not self.loading_s >= 0.0:
+            raise ValueError(f"queue of {self.instance.name}: loading_s is >= 0, got {self.loading_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

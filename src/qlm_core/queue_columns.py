@@ -23,9 +23,9 @@ SERVICE = 14
 """The first of the rows of `ServiceColumns`, in the order of its fields."""
 ROWS = SERVICE + 11
 
-(LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE) = range(SUMS, SUMS + 3)
+(LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 4)
 """The rows of what runs behind those of `Leads.left`."""
-COURSE = SUMS + 3
+COURSE = SUMS + 4
 """The first of the rows of the course of what runs (`qlm_core.running_course`)."""
 LEAD_ROWS = COURSE + COURSE_ROWS
 
@@ -59,6 +59,7 @@ class QueueGroups:
             drain_s=lead[LEAD_DRAIN],
             drain_variance=lead[LEAD_DRAIN_VARIANCE],
             course=lead[COURSE:] if lead[LEAD_ROWS - 1].any() else None,
+            loading_s=lead[LEAD_LOADING],
         )
 
     def columns(self) -> QueueColumns:

@@ -58,13 +58,15 @@ class QueueColumns:
 class Leads:
     """What the engine of each queue does now. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
     `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next. `course` [COURSE_ROWS, queues]: how
-    what runs makes way to more of its model, all zero where that is not known (`qlm_core.running_course`); None: nowhere."""
+    what runs makes way to more of its model, all zero where that is not known (`qlm_core.running_course`); None: nowhere.
+    `loading_s`: until the active model is loaded, before which nothing starts; None: it is everywhere."""
 
     model: Floats
     left: Floats
     drain_s: Floats
     drain_variance: Floats
     course: Floats | None = None
+    loading_s: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +190,8 @@ def run_starts(
     first, stops = waits.queue_run, ~waits.goes_on
     ready = np.zeros((2, swap.size))
     ready[0, first], ready[1, first] = leads.drain_s * stops, leads.drain_variance * stops
+    if leads.loading_s is not None:
+        ready[0, first] += leads.loading_s
     before = np.empty_like(swap)
     before[1:] = length_s[:-1]
     before[first] = ready[0, first]

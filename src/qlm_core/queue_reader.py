@@ -32,6 +32,7 @@ from qlm_core.queue_columns import (
     FIRST_TOKEN,
     LEAD_DRAIN,
     LEAD_DRAIN_VARIANCE,
+    LEAD_LOADING,
     LEAD_MODEL,
     LEAD_ROWS,
     LONGEST_OUTPUT,
@@ -236,6 +237,7 @@ class QueueReader:
     ) -> QueueGroups:
         lead = np.zeros((LEAD_ROWS, len(views)))
         lead[LEAD_MODEL] = [self.model_code(view.active_model) for view in views]
+        lead[LEAD_LOADING] = [self._load_left_s(view) for view in views]
         waiting, running = _columns(groups, GROUP_FIGURES), _columns(runners, RUNNER_FIGURES)
         alone = self._services(np.concatenate((waiting[0], running[1])), np.concatenate((waiting[8:12], running[3:7]), axis=1))
         of = np.concatenate((waiting[0], running[1])).astype(np.int64)
@@ -256,6 +258,16 @@ class QueueReader:
             first=first,
             arrivals_per_s=np.array([view.arrivals_per_s for view in views], dtype=np.float64),
         )
+
+    def _load_left_s(self, view: QueueView) -> float:
+        """Until the active model is loaded; 0 where nobody knows how long that takes."""
+        if view.loading_s is None or not view.active_model:
+            return 0.0
+        try:
+            hardware, _ = self._profiles_of[self.engine(view, view.active_model)]
+        except Unavailable:
+            return 0.0
+        return max(0.0, hardware.swap_s(warm=view.active_model in view.warm_models) - view.loading_s)
 
     def _services(self, of: Floats, figures: Floats) -> ServiceColumns:
         """Of classes alone, each on its engine: mean prompts, their variance, mean outputs and theirs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
@@ -21,6 +23,8 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
         draining=facts.draining,
         batch_max=facts.batch_max,
         active_model=facts.active_model,
+        warm_models=facts.warm_models,
+        loading_since_s=facts.loading_since_s,
     )
 
 
@@ -45,6 +49,8 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
         draining=message.draining,
         batch_max=message.batch_max or BATCH_MAX_DEFAULT,
         active_model=message.active_model,
+        warm_models=tuple(message.warm_models),
+        loading_since_s=message.loading_since_s if math.isfinite(message.loading_since_s) else 0.0,
     )
 
 

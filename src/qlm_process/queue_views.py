@@ -44,10 +44,12 @@ class KeptViews:
         return {group_id: view for group_id, (_, view) in self._kept.items()}
 
 
-def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0, kept: KeptViews | None = None) -> tuple[QueueView, ...]:
+def queue_views(
+    overview: Overview, *, now_s: float = 0.0, arrivals_per_s: float = 0.0, kept: KeptViews | None = None
+) -> tuple[QueueView, ...]:
     """One view for each instance whose lease holds. One that has not said which model is active has none loaded, so that the wait
-    includes a load. `arrivals_per_s`: of all requests; what comes is taken to go where most are served and wait now. `kept`: of the look
-    before this one."""
+    includes a load. `now_s`: of the queue's clock, to tell for how long a load has been under way. `arrivals_per_s`: of all requests; what
+    comes is taken to go where most are served and wait now. `kept`: of the look before this one."""
     of_group = (kept or KeptViews()).of(overview.groups)
     queues = {record.instance: record for record in overview.virtual_queues}
     runners = _runners(overview)
@@ -64,7 +66,9 @@ def queue_views(overview: Overview, *, arrivals_per_s: float = 0.0, kept: KeptVi
                 active_model=facts.active_model,
                 running=running,
                 groups=groups,
+                warm_models=facts.warm_models,
                 runners=_within(runners.get((facts.name, facts.active_model), ()), running),
+                loading_s=max(0.0, now_s - facts.loading_since_s) if facts.loading_since_s > 0.0 else None,
             )
         )
     return _with_arrivals(views, arrivals_per_s)

@@ -221,9 +221,9 @@ class SimAgent:
         while True:
             facts, stats = self.calls.facts, self.engine.stats()
             if facts.incarnation:
-                active = self.machine.swapping.swapping_to or stats.active_model
+                swapping_to = self.machine.swapping.swapping_to
                 try:
-                    await self.calls.tell_active_model(active)
+                    await self.calls.tell_models(stats.active_model, swapping_to, stats.warm_models)
                     address = await self._queue.leader_address(PLANNER_ROLE)
                 except (Unavailable, LeaseLost):
                     address = ""
@@ -231,7 +231,11 @@ class SimAgent:
                     self._tell_planner(self.process, address, InstanceAnnounced(facts=facts))
                     announced = (address, facts.incarnation)
                 if address:
-                    load = LoadReported(incarnation=facts.incarnation, active_model=active, warm_models=tuple(stats.warm_models))
+                    load = LoadReported(
+                        incarnation=facts.incarnation,
+                        active_model=swapping_to or stats.active_model,
+                        warm_models=tuple(stats.warm_models),
+                    )
                     self._tell_planner(self.process, address, load)
             await self.process.sleep(self.description.agent.heartbeat_s)
 

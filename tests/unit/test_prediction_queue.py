@@ -155,6 +155,32 @@ def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
     assert group_times(replace(view, warm_models=("code",)), CATALOGUE, SHIPPED)[0].wait == cold.wait, "the weights of another model"
 
 
+def test_nothing_starts_before_a_load_under_way_has_ended() -> None:
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    loading = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1), _group(1, "big", group_id="b")), loading_s=1.0)
+    loaded = group_times(replace(loading, loading_s=None), CATALOGUE, SHIPPED)
+    warm = replace(loading, warm_models=("chat",), loading_s=0.0)
+    from_disk, from_memory = (group_times(view, CATALOGUE, SHIPPED) for view in (loading, warm))
+    assert loaded[0].wait.mean == 0.0
+    assert from_disk[0].wait.mean == pytest.approx(row.swap_s(warm=False) - 1.0)
+    assert from_memory[0].wait.mean == pytest.approx(row.swap_s(warm=True))
+    assert from_disk[0].completion.mean - from_disk[0].wait.mean == pytest.approx(loaded[0].completion.mean)
+    assert from_disk[1].wait.mean > loaded[1].wait.mean
+    overdue = group_times(replace(loading, loading_s=1_000.0), CATALOGUE, SHIPPED)
+    assert [time.wait for time in overdue] == [time.wait for time in loaded]
+    unknown = replace(loading, active_model="alien", groups=loading.groups[:1])
+    assert group_times(unknown, CATALOGUE, SHIPPED) == group_times(replace(unknown, loading_s=None), CATALOGUE, SHIPPED)
+
+
+def test_another_model_waits_for_a_load_under_way_too() -> None:
+    row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
+    assert row is not None
+    loading = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "big"),), warm_models=("big",), loading_s=0.0)
+    ((waits,), (at_once,)) = (group_times(view, CATALOGUE, SHIPPED) for view in (loading, replace(loading, loading_s=None)))
+    assert waits.wait.mean - at_once.wait.mean == pytest.approx(row.swap_s(warm=False))
+
+
 def test_a_swap_waits_for_running_requests_of_the_other_model() -> None:
     (idle,) = _times(_group(1, "big"), active="chat", running=0)
     (busy,) = _times(_group(1, "big"), active="chat", running=100)

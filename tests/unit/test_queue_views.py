@@ -109,6 +109,17 @@ def test_strict_priorities_that_run_are_never_due() -> None:
     assert (view.runners[0].band, view.runners[0].deadline_s) == (2, math.inf)
 
 
+def test_where_the_weights_of_models_are_is_told() -> None:
+    """A clock that was set back since the load began makes it begin now."""
+    overview = _overview(running={"a": 0, "b": 0})
+    facts = replace(_facts("a"), warm_models=("big",), loading_since_s=1_000.0)
+    told = InstanceRecord(name="a", incarnation="a/1", alive=True, body=instance_wire.to_body(facts))
+    overview = replace(overview, instances=[told, *overview.instances[1:]])
+    for now_s, loading_s in ((1_003.5, 3.5), (900.0, 0.0)):
+        view, other = queue_views(overview, now_s=now_s)
+        assert (view.warm_models, view.loading_s, other.warm_models, other.loading_s) == (("big",), loading_s, (), None)
+
+
 def test_who_comes_goes_where_most_is_served() -> None:
     groups = _group("1", waiting=20, live=20), _group("2", instance="b", last="b", waiting=5, live=5)
     overview = _overview(*groups, running={"a": 10, "b": 5})

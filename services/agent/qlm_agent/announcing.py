@@ -1,10 +1,10 @@
-"""Telling the queue which model is active, and the planner that this instance is there, with its load. Best effort: what the queue says of
+"""Telling the queue where models are, and the planner that this instance is there, with its load. Best effort: what the queue says of
 requests is what counts, so a failure is only logged, and everything is told again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -29,14 +29,14 @@ class Announcer:
         every_s: float,
         facts: Callable[[], InstanceFacts],
         load: Callable[[], instance_pb2.InstanceLoad],
-        tell_active_model: Callable[[str], Awaitable[None]],
+        tell_models: Callable[[str, str, Sequence[str]], Awaitable[None]],
     ) -> None:
-        """`load` is asked every `every_s` in any case, so that it may feed the metrics."""
+        """`tell_models`: as in `ServerCalls`. `load` is asked every `every_s` in any case, so that it may feed the metrics."""
         self._queue = queue
         self._every_s = every_s
         self._facts = facts
         self._load = load
-        self._tell_active_model = tell_active_model
+        self._tell_models = tell_models
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "", False)
@@ -58,7 +58,7 @@ class Announcer:
         facts, load = self._facts(), self._load()
         if not facts.incarnation:
             return
-        await self._tell_active_model(load.swapping_to or load.active_model)
+        await self._tell_models(load.active_model, load.swapping_to, load.warm_models)
         address = await self._queue.leader_address(PLANNER_ROLE)
         if address != self._address:
             await self._close()

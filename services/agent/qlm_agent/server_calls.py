@@ -113,12 +113,19 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell_active_model(self, model: str) -> None:
-        """Publishes the model that is active or becomes it, where that is news. Raises Unavailable, LeaseLost."""
-        if self.keeper is None or model == self.facts.active_model:
+    async def tell_models(self, active: str, swapping_to: str, warm: Sequence[str]) -> None:
+        """Publishes where models are, where that is news: the active one, that which becomes it ("": none) and since when, and those in
+        host memory. Raises Unavailable, LeaseLost."""
+        if self.keeper is None:
             return
-        await self._queue.describe(self.keeper.lease, to_body(replace(self.facts, active_model=model)))
-        self.facts = replace(self.facts, active_model=model)
+        since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0
+        model, models = swapping_to or active, tuple(warm)
+        since_s = (since_s or self._now_s()) if swapping_to else 0.0
+        facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
+        if facts == self.facts:
+            return
+        await self._queue.describe(self.keeper.lease, to_body(facts))
+        self.facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
 
     async def stop(self) -> None:
         """Ends the renewing of the lease, which then runs out. Safe twice."""

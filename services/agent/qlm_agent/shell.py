@@ -150,7 +150,7 @@ class AgentShell:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 announcer = Announcer(
-                    self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._calls.tell_active_model
+                    self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._calls.tell_models
                 )
                 after = f"{int(self._now_s() * 1000)}-0"
                 background = [

@@ -75,7 +75,7 @@ class QueueReader:
                 last = self._last = Reading(
                     at_s=now_s,
                     snapshot=snapshot,
-                    views=queue_views(overview, arrivals_per_s=self._arrivals.per_s, kept=self._views),
+                    views=queue_views(overview, now_s=now_s, arrivals_per_s=self._arrivals.per_s, kept=self._views),
                     plan_version=overview.plan_version,
                     versions={record.instance: record.version for record in overview.virtual_queues},
                     catalogue=self._catalogue,

@@ -151,8 +151,9 @@ class QueueWatch:
         self._arrivals.observe(seen_s, overview.accepted_count)
         self.drain_rate.observe(seen_s, overview.accepted_count - overview.live)
         self._metrics.drain_per_second.set(self.drain_rate.per_s)
+        made_s = self._server_now_s()
         try:
-            views = queue_views(overview, arrivals_per_s=self._arrivals.per_s, kept=self._views)
+            views = queue_views(overview, now_s=made_s, arrivals_per_s=self._arrivals.per_s, kept=self._views)
         except ValueError as error:
             # An instance that registered nonsense costs predictions, not the queue.
             structlog.get_logger().error("instances_unreadable", error=str(error))
@@ -160,7 +161,6 @@ class QueueWatch:
         if self._outlook is not None and self._outlook.failures:
             self._metrics.predictions_failed.inc(len(self._outlook.failures))
             structlog.get_logger().error("predictions_failed", count=len(self._outlook.failures), error=self._outlook.failures[-1])
-        made_s = self._server_now_s()
         self._outlook = Outlook(overview, views, self._catalogue, self._profiles, seen_s=seen_s, made_s=made_s)
         return self._outlook
 

@@ -73,9 +73,10 @@ async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     assert max(finished[5:10]) <= min(finished[10:])
     load = agent.process.shell.load()
     assert (load.active_model, list(load.warm_models), load.model_swaps) == ("m", ["n"], 3)
-    await until(lambda: agent.process.shell.facts.active_model == "m", "the queue is told the active model")
+    shell = agent.process.shell
+    await until(lambda: (shell.facts.active_model, shell.facts.loading_since_s) == ("m", 0.0), "the queue is told the active model")
     (told,) = instances_in(await agent.queue.overview())
-    assert told.active_model == "m"
+    assert (told.active_model, told.warm_models, told.loading_since_s) == ("m", ("n",), 0.0)
     swaps = [agent.metrics.registry.get_sample_value("qlm_agent_model_swaps_total", {"model": model}) for model in "mn"]
     assert swaps == [2.0, 1.0]
 

@@ -35,6 +35,8 @@ class Instance(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     ACTIVE_MODEL_FIELD_NUMBER: _builtins.int
     BATCH_MAX_FIELD_NUMBER: _builtins.int
+    WARM_MODELS_FIELD_NUMBER: _builtins.int
+    LOADING_SINCE_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 bytes of [A-Za-z0-9_.-], unique in its queue."""
     incarnation: _builtins.str
@@ -55,9 +57,15 @@ class Instance(_message.Message):
     """The model that it serves or is swapping to; empty before the first."""
     batch_max: _builtins.int
     """Most sequences that its engine decodes at once. 0: 256."""
+    loading_since_s: _builtins.float
+    """Since when the active model is being loaded, in seconds since the epoch by the queue's clock. 0: it is loaded, or there is none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the served models that it can serve."""
+
+    @_builtins.property
+    def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models in host memory. While the active model is loaded from there it may be among them."""
 
     def __init__(
         self,
@@ -73,10 +81,12 @@ class Instance(_message.Message):
         draining: _builtins.bool = ...,
         active_model: _builtins.str = ...,
         batch_max: _builtins.int = ...,
+        warm_models: _abc.Iterable[_builtins.str] | None = ...,
+        loading_since_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "time_scale", b"time_scale", "warm_models", b"warm_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
