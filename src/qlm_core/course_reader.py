@@ -18,6 +18,11 @@ TOKEN_S = SERVICE + 4
 """The row of `ServiceColumns.token_s`."""
 
 
+COURSES_MAX = 8
+"""A course costs a millisecond, and who asks for predictions does not wait for many: where more queues would have one, none has, and
+what has told what it made counts by what it has left alone."""
+
+
 class CourseReader:
     """Keeps the curves that it saw: at most one for each class that the snapshot or a view names."""
 
@@ -35,11 +40,11 @@ class CourseReader:
         first: Integers,
         rows: Floats,
     ) -> Floats:
-        """[COURSE_ROWS, views]. There is one where all that runs has told what it made, and more of its model is next. `engine_of`: the
-        number of a model's engine on an instance, of those in `columns`; `first` [views + 1]: where the groups of each view begin in
-        `rows`."""
+        """[COURSE_ROWS, views]. There is one where all that runs has told what it made, and more of its model is next, for up to
+        COURSES_MAX views. `engine_of`: the number of a model's engine on an instance, of those in `columns`; `first` [views + 1]: where the
+        groups of each view begin in `rows`."""
         waiting = [(queue, at) for queue, view in enumerate(views) if _told(view) for at in range(_alike(view))]
-        if not waiting:
+        if not 0 < len({queue for queue, _ in waiting}) <= COURSES_MAX:
             return np.zeros((COURSE_ROWS, len(views)))
         chosen = sorted({queue for queue, _ in waiting})
         of, usual = np.zeros(len(views), dtype=np.int64), np.zeros(len(views))

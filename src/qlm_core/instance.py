@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BATCH_MAX_DEFAULT = 256
 """Most sequences of a batch where nobody says otherwise: vLLM's default of `max_num_seqs`."""
@@ -36,6 +36,11 @@ class InstanceFacts:
     batch_max: int = BATCH_MAX_DEFAULT
     warm_models: tuple[str, ...] = ()
     loading_since_s: float = 0.0
+
+    @property
+    def lasting(self) -> InstanceFacts:
+        """Without what changes while it serves: where its models are."""
+        return replace(self, active_model="", warm_models=(), loading_since_s=0.0)
 
 
 def instance_of(incarnation: str) -> str:

@@ -17,7 +17,6 @@ from qlm_core.clearing import GivingWay, giving_way
 from qlm_core.course_reader import CourseReader
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
-from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among
 from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
@@ -58,6 +57,9 @@ RUNNER_FIGURES = 12
 NOT_OF_CLASS = -1.0
 """In place of a class where a group's outputs are told."""
 
+_Engine = tuple[str, int, float, int]
+"""What an instance's profile goes by beside its name: GPU, how many of it, time scale, batch."""
+
 
 class QueueReader:
     """Reads views on one snapshot. Keeps the engines and classes that it saw; at most one for each instance and model, and one for each
@@ -66,7 +68,7 @@ class QueueReader:
     def __init__(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
         self.profiles = profiles
         self._catalogue = catalogue
-        self._engines: dict[tuple[str, str], tuple[InstanceFacts, int]] = {}
+        self._engines: dict[tuple[str, str], tuple[_Engine, int]] = {}
         self._profiles_of: list[tuple[HardwareProfile, float]] = []
         self._columns: EngineColumns | None = None
         self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
@@ -197,8 +199,9 @@ class QueueReader:
     def engine(self, view: QueueView, model: str) -> int:
         """The number of a model's engine on an instance. Raises Unavailable (NO_PREDICTION) where it has no profile there."""
         instance = view.instance
+        now = (instance.gpu, instance.n_gpu, instance.time_scale, instance.batch_max)
         known = self._engines.get((instance.name, model))
-        found = None if known is None or (known[0] is not instance and known[0] != instance) else known[1]
+        found = None if known is None or known[0] != now else known[1]
         if found is None:
             spec = self._catalogue.get(model)
             hardware = None if spec is None else self.profiles.hardware_for(instance, spec)
@@ -209,7 +212,7 @@ class QueueReader:
                     details={"model": model, "instance": instance.name},
                 )
             found = len(self._profiles_of)
-            self._engines[instance.name, model] = (instance, found)
+            self._engines[instance.name, model] = (now, found)
             self._profiles_of.append((hardware, float(instance.batch_max)))
             self._columns = None
         return found

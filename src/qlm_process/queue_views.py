@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
+from qlm_process import running_wire
 from qlm_process.instance_wire import from_body
-from qlm_queue.values import GroupRecord, Overview
+from qlm_process.running_wire import GroupRuns, RunsTold
+from qlm_queue.values import GroupRecord, InstanceRecord, Overview
+
+TOLD_MAX_S = 10.0
+"""Agents tell what runs every second."""
 
 
 def instances_in(overview: Overview) -> tuple[InstanceFacts, ...]:
@@ -53,6 +58,7 @@ def queue_views(
     of_group = (kept or KeptViews()).of(overview.groups)
     queues = {record.instance: record for record in overview.virtual_queues}
     runners = _runners(overview)
+    told = {record.name: _told(record, now_s) for record in overview.instances if record.alive}
     views: list[QueueView] = []
     for facts in instances_in(overview):
         record = queues.get(facts.name)
@@ -67,11 +73,17 @@ def queue_views(
                 running=running,
                 groups=groups,
                 warm_models=facts.warm_models,
-                runners=_within(runners.get((facts.name, facts.active_model), ()), running),
+                runners=_views_of(runners.get((facts.name, facts.active_model), {}), running, told.get(facts.name), now_s),
                 loading_s=max(0.0, now_s - facts.loading_since_s) if facts.loading_since_s > 0.0 else None,
             )
         )
     return _with_arrivals(views, arrivals_per_s)
+
+
+def _told(record: InstanceRecord, now_s: float) -> RunsTold | None:
+    """What an agent told of its runs; None for what is too old to go by."""
+    told = running_wire.from_body(record.body)
+    return told if told is not None and now_s - told.at_s <= TOLD_MAX_S else None
 
 
 def _with_arrivals(views: Sequence[QueueView], arrivals_per_s: float) -> tuple[QueueView, ...]:
@@ -81,36 +93,65 @@ def _with_arrivals(views: Sequence[QueueView], arrivals_per_s: float) -> tuple[Q
     return tuple(replace(view, arrivals_per_s=arrivals_per_s * load / sum(loads)) for view, load in zip(views, loads, strict=True))
 
 
-def _runners(overview: Overview) -> Mapping[tuple[str, str], Sequence[RunningView]]:
-    """By instance and model, who runs. An overview tells how many of a group run, and they run where it is or was."""
-    counts: dict[tuple[str, str], dict[tuple[str, str], tuple[int, int, float]]] = {}
+@dataclass(slots=True)
+class _Class:
+    """Requests of one class that run somewhere: how many, the most urgent band and deadline, and their groups."""
+
+    count: int
+    band: int
+    deadline_s: float
+    group_ids: list[str]
+
+
+def _runners(overview: Overview) -> Mapping[tuple[str, str], Mapping[tuple[str, str], _Class]]:
+    """By instance and model, who runs, by SLO class and token class. An overview tells how many of a group run, and they run where it is or
+    was."""
+    found: dict[tuple[str, str], dict[tuple[str, str], _Class]] = {}
     for record in overview.groups.values():
         count = record.live - record.waiting
         if count > 0:
             meta = record.meta
-            classes = counts.setdefault((record.instance or record.last_instance, meta.get("model", "")), {})
+            classes = found.setdefault((record.instance or record.last_instance, meta.get("model", "")), {})
             key = (meta.get("slo_class", ""), meta.get("token_class", ""))
             band, deadline_s = _band(meta), _deadline_s(record)
             before = classes.get(key)
-            classes[key] = (count, band, deadline_s) if before is None else (before[0] + count, *min(before[1:], (band, deadline_s)))
-    return {
-        place: [
-            RunningView(slo_class=slo_class, token_class=token_class, count=count, band=band, deadline_s=deadline_s)
-            for (slo_class, token_class), (count, band, deadline_s) in classes.items()
-        ]
-        for place, classes in counts.items()
-    }
+            if before is None:
+                classes[key] = _Class(count, band, deadline_s, [record.group_id])
+            else:
+                before.count += count
+                before.band, before.deadline_s = min((before.band, before.deadline_s), (band, deadline_s))
+                before.group_ids.append(record.group_id)
+    return found
 
 
-def _within(runners: Sequence[RunningView], running: int) -> tuple[RunningView, ...]:
+def _views_of(classes: Mapping[tuple[str, str], _Class], running: int, told: RunsTold | None, now_s: float) -> tuple[RunningView, ...]:
     """As many as the instance says that it runs: a group that moved while some of it ran counts them where it is now."""
     kept: list[RunningView] = []
-    for runner in runners:
-        count = min(runner.count, running)
+    made = 0 if told is None else told.made_since(now_s)
+    for (slo_class, token_class), each in classes.items():
+        count = min(each.count, running)
         if count:
-            kept.append(replace(runner, count=count))
+            view = RunningView(slo_class=slo_class, token_class=token_class, count=count, band=each.band, deadline_s=each.deadline_s)
+            kept.append(view if told is None else _with_outputs(view, [told.groups.get(group_id) for group_id in each.group_ids], made))
             running -= count
     return tuple(kept)
+
+
+def _with_outputs(view: RunningView, told: Sequence[GroupRuns | None], made: int) -> RunningView:
+    """With what each has made, if it made `made` tokens since that was told. Of fewer than were told those with the longest outputs have
+    ended; those that were not told have begun since."""
+    groups = [runs for runs in told if runs is not None]
+    outputs = sorted(output + made for runs in groups for output in runs.output_tokens)
+    if not outputs:
+        return replace(view, produced_tokens=(0,) * view.count)
+    share = view.count / len(outputs)
+    return replace(
+        view,
+        produced_tokens=(*(0,) * (view.count - len(outputs)), *outputs[: view.count]),
+        prompt_tokens=round(share * sum(runs.prompt_tokens for runs in groups)),
+        prefill_left_tokens=sum(runs.prefill_left_tokens for runs in groups),
+        offloaded_tokens=sum(runs.offloaded_tokens for runs in groups),
+    )
 
 
 def group_view(record: GroupRecord) -> GroupView:

@@ -30,6 +30,7 @@ from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, Register
 from qlm_agent.held_run import HeldRun
 from qlm_agent.machine import AgentMachine
 from qlm_agent.reporting import GATHER_S, Reporter
+from qlm_agent.running_report import running_report
 from qlm_agent.server_calls import ServerCalls, ServerEffect
 from qlm_agent.simulated.core import SimulatedCore
 from qlm_agent.telemetry import AgentTelemetry
@@ -222,8 +223,10 @@ class SimAgent:
             facts, stats = self.calls.facts, self.engine.stats()
             if facts.incarnation:
                 swapping_to = self.machine.swapping.swapping_to
+                token_s = self.machine.expectations.token_s(stats.active_model)
+                runs = running_report(self.machine.runs, self._held, now_s=self.process.now_s(), token_s=token_s)
                 try:
-                    await self.calls.tell_models(stats.active_model, swapping_to, stats.warm_models)
+                    await self.calls.tell(stats.active_model, swapping_to, stats.warm_models, runs)
                     address = await self._queue.leader_address(PLANNER_ROLE)
                 except (Unavailable, LeaseLost):
                     address = ""

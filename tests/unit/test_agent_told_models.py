@@ -1,4 +1,4 @@
-"""What an agent tells the queue of where its models are, for those who predict waits."""
+"""What an agent tells the queue of where its models are and what runs, for those who predict waits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from qlm_agent.server_calls import ServerCalls
 from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
 from qlm_core.instance import InstanceFacts
 from qlm_process.queue_views import instances_in
+from qlm_process.running_wire import GroupRuns, RunsTold, from_body
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds
 
@@ -19,11 +20,11 @@ async def test_a_model_is_told_as_loading_from_when_it_began_until_it_is_active(
     facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m", "n"))
     telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
     calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: now_s, tells_text=False, lease_ttl_s=1e6, lease_renew_s=1e5)
-    await calls.tell_models("", "m", ())  # before there is anybody to tell
+    await calls.tell("", "m", (), None)  # before there is anybody to tell
     await calls.perform(Register(call=1, nonce_number=0), ())
 
     async def told(active: str, swapping_to: str, *warm: str) -> tuple[str, tuple[str, ...], float]:
-        await calls.tell_models(active, swapping_to, warm)
+        await calls.tell(active, swapping_to, warm, None)
         (found,) = instances_in(await queue.overview())
         assert found == calls.facts
         return found.active_model, found.warm_models, found.loading_since_s
@@ -37,5 +38,30 @@ async def test_a_model_is_told_as_loading_from_when_it_began_until_it_is_active(
         assert await told("", "n", "n", "m") == ("n", ("n", "m"), 1_002.0)
         now_s = 1_003.0
         assert await told("", "m", "n", "m") == ("m", ("n", "m"), 1_003.0)
+    finally:
+        await calls.stop()
+
+
+async def test_what_runs_is_told_each_time_and_once_more_when_nothing_does() -> None:
+    queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
+    facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m",))
+    telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
+    calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: 1_000.0, tells_text=False, lease_ttl_s=1e6, lease_renew_s=1e5)
+    await calls.perform(Register(call=1, nonce_number=0), ())
+
+    async def stored(at_s: float, *made: int) -> RunsTold | None:
+        groups = {"g": GroupRuns(output_tokens=made, prompt_tokens=1)} if made else {}
+        await calls.tell("m", "", (), RunsTold(at_s=at_s, token_s=0.1, groups=groups))
+        (record,) = (await queue.overview()).instances
+        return from_body(record.body)
+
+    try:
+        for at_s, made in ((1.0, (3,)), (2.0, (3,)), (3.0, (4, 5)), (4.0, ())):
+            told = await stored(at_s, *made)
+            assert told is not None
+            assert (told.at_s, [runs.output_tokens for runs in told.groups.values()]) == (at_s, [made] if made else [])
+        told = await stored(5.0)
+        assert told is not None
+        assert told.at_s == 4.0, "nothing is new"
     finally:
         await calls.stop()

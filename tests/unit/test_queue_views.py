@@ -11,9 +11,10 @@ import pytest
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import RunningView
 from qlm_core.request import SloKind
-from qlm_process import instance_wire
+from qlm_process import instance_wire, running_wire
 from qlm_process.arrival_rate import MEMORY_S, ArrivalRate
-from qlm_process.queue_views import KeptViews, queue_views
+from qlm_process.queue_views import TOLD_MAX_S, KeptViews, queue_views
+from qlm_process.running_wire import GroupRuns, RunsTold
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview, VirtualQueueRecord
 
 
@@ -118,6 +119,49 @@ def test_where_the_weights_of_models_are_is_told() -> None:
     for now_s, loading_s in ((1_003.5, 3.5), (900.0, 0.0)):
         view, other = queue_views(overview, now_s=now_s)
         assert (view.warm_models, view.loading_s, other.warm_models, other.loading_s) == (("big",), loading_s, (), None)
+
+
+def _with_runs(overview: Overview, told: RunsTold) -> Overview:
+    """Instance a told what it runs."""
+    record = InstanceRecord(name="a", incarnation="a/1", alive=True, body=running_wire.to_body(_facts("a"), told))
+    return replace(overview, instances=[record, *overview.instances[1:]])
+
+
+def test_what_runs_tells_what_it_made() -> None:
+    """Of a group that nothing was told of all has begun since; where fewer run than were told, the longest have ended; the others went on
+    meanwhile."""
+    overview = _overview(
+        _group("1", live=7),
+        _group("2", live=6),
+        _group("3", live=6, slo_class="8s"),
+        _group("5", live=5, slo_class="4s"),
+        running={"a": 8, "b": 0},
+    )
+    groups = {
+        "1": GroupRuns(output_tokens=(50, 10), prompt_tokens=60, prefill_left_tokens=20),
+        "2": GroupRuns(output_tokens=(90,), prompt_tokens=30, offloaded_tokens=120),
+        "3": GroupRuns(output_tokens=(70, 400, 20), prompt_tokens=300),
+        "9": GroupRuns(output_tokens=(1,), prompt_tokens=1),
+    }
+    told = RunsTold(at_s=1_000.0, token_s=0.25, groups=groups)
+    view, other = queue_views(_with_runs(overview, told), now_s=1_001.1)
+    assert view.runners == (
+        RunningView(
+            slo_class="64s",
+            token_class="256",
+            count=5,
+            deadline_s=101.0,
+            produced_tokens=(0, 0, 14, 54, 94),
+            prompt_tokens=150,
+            prefill_left_tokens=20,
+            offloaded_tokens=120,
+        ),
+        RunningView(slo_class="8s", token_class="256", count=2, deadline_s=103.0, produced_tokens=(24, 74), prompt_tokens=200),
+        RunningView(slo_class="4s", token_class="256", count=1, deadline_s=105.0, produced_tokens=(0,)),
+    )
+    assert other.runners == ()
+    (stale, _) = queue_views(_with_runs(overview, told), now_s=1_000.1 + TOLD_MAX_S)
+    assert [(runner.count, runner.produced_tokens) for runner in stale.runners] == [(5, ()), (2, ()), (1, ())]
 
 
 def test_who_comes_goes_where_most_is_served() -> None:

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qlm_core.course_reader import COURSES_MAX
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import BINS, UPPERS, LengthCurve, bin_of, survivals
 from qlm_core.model import ModelSpec
 from qlm_core.prediction import GroupView, QueueView, RunningView, group_times
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
+from qlm_core.queue_columns import COURSE
 from qlm_core.queue_model import DECODE
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
@@ -205,6 +207,18 @@ def test_behind_the_free_seats_the_first_ends_are_waited_for() -> None:
     draws = [_stepped_s(view, random.Random(seed)) for seed in range(6)]
     actual_s = sum(starts[399] for starts in draws) / len(draws)
     assert group_times(view, CATALOGUE, SNAPSHOT)[0].last_wait.mean == pytest.approx(actual_s, rel=0.03)
+
+
+def test_of_many_queues_none_has_a_course() -> None:
+    """They would take too long; what has been made counts all the same."""
+    some = [replace(_view(100, 40, 5_000, 4_000), instance=replace(A100, name=f"a{number}")) for number in range(COURSES_MAX + 1)]
+    views, groups = QueueReader(CATALOGUE, SNAPSHOT).read(some[:-1])
+    assert (groups.lead[COURSE:, :].any(axis=0)).all()
+    assert len(views) == COURSES_MAX
+    groups = QueueReader(CATALOGUE, SNAPSHOT).read(some)[1]
+    assert not groups.lead[COURSE:, :].any()
+    untold = QueueReader(CATALOGUE, SNAPSHOT).read([_view(100, 40, 5_000, 4_000, told=False)])[1]
+    assert groups.lead[DECODE, 0] != untold.lead[DECODE, 0]
 
 
 @pytest.mark.parametrize(("short", "long", "made"), [(100, 40, 5_000), (60, 36, 7_500)])

@@ -1,10 +1,10 @@
-"""Telling the queue where models are, and the planner that this instance is there, with its load. Best effort: what the queue says of
-requests is what counts, so a failure is only logged, and everything is told again."""
+"""Telling the queue where models are and what runs, and the planner that this instance is there, with its load. Best effort: what the queue
+says of requests is what counts, so a failure is only logged, and everything is told again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -29,14 +29,14 @@ class Announcer:
         every_s: float,
         facts: Callable[[], InstanceFacts],
         load: Callable[[], instance_pb2.InstanceLoad],
-        tell_models: Callable[[str, str, Sequence[str]], Awaitable[None]],
+        tell: Callable[[instance_pb2.InstanceLoad], Awaitable[None]],
     ) -> None:
-        """`tell_models`: as in `ServerCalls`. `load` is asked every `every_s` in any case, so that it may feed the metrics."""
+        """`tell`: the queue, of the agent as its load says. `load` is asked every `every_s` in any case: it feeds the metrics."""
         self._queue = queue
         self._every_s = every_s
         self._facts = facts
         self._load = load
-        self._tell_models = tell_models
+        self._tell = tell
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "", False)
@@ -58,7 +58,7 @@ class Announcer:
         facts, load = self._facts(), self._load()
         if not facts.incarnation:
             return
-        await self._tell_models(load.active_model, load.swapping_to, load.warm_models)
+        await self._tell(load)
         address = await self._queue.leader_address(PLANNER_ROLE)
         if address != self._address:
             await self._close()

@@ -16,8 +16,8 @@ from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import ReturnCause
 from qlm_agent.telemetry import AgentTelemetry
 from qlm_core.instance import InstanceFacts
-from qlm_process.instance_wire import to_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
+from qlm_process.running_wire import RunsTold, to_body
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX, Lease, PullBudget, Pulled, RequeueCause, StepStatus
 
@@ -70,6 +70,7 @@ class ServerCalls:
         self._engine_clock = engine_clock
         self._keep = keep or self._kept
         self._process_nonce = nonce or new_nonce()
+        self._told_runs = False
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
@@ -113,19 +114,21 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell_models(self, active: str, swapping_to: str, warm: Sequence[str]) -> None:
-        """Publishes where models are, where that is news: the active one, that which becomes it ("": none) and since when, and those in
-        host memory. Raises Unavailable, LeaseLost."""
+    async def tell(self, active: str, swapping_to: str, warm: Sequence[str], runs: RunsTold | None) -> None:
+        """Publishes, where that is news, the model that is active, that which becomes it ("": none) and since when, those in host memory;
+        and what runs. Raises Unavailable, LeaseLost."""
         if self.keeper is None:
             return
         since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0
         model, models = swapping_to or active, tuple(warm)
         since_s = (since_s or self._now_s()) if swapping_to else 0.0
         facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
-        if facts == self.facts:
+        running = runs is not None and bool(runs.groups)
+        if facts == self.facts and not running and not self._told_runs:
             return
-        await self._queue.describe(self.keeper.lease, to_body(facts))
+        await self._queue.describe(self.keeper.lease, to_body(facts, runs))
         self.facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
+        self._told_runs = running
 
     async def stop(self) -> None:
         """Ends the renewing of the lease, which then runs out. Safe twice."""

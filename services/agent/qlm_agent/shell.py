@@ -44,6 +44,7 @@ from qlm_agent.held_run import HeldRun
 from qlm_agent.machine import AgentMachine, Life
 from qlm_agent.machine_settings import MachineSettings
 from qlm_agent.profile_watch import watch_profiles
+from qlm_agent.running_report import running_report
 from qlm_agent.runs import Fate
 from qlm_agent.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry import AgentTelemetry
@@ -149,9 +150,7 @@ class AgentShell:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                announcer = Announcer(
-                    self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._calls.tell_models
-                )
+                announcer = Announcer(self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._tell_queue)
                 after = f"{int(self._now_s() * 1000)}-0"
                 background = [
                     group.create_task(self._driver.read(), name="engine-outputs"),
@@ -297,6 +296,12 @@ class AgentShell:
         if isinstance(answer, Registered):
             await self._watch_lease(answer.incarnation)
         self._step(answer)
+
+    async def _tell_queue(self, load: instance_pb2.InstanceLoad) -> None:
+        """Where models are, and what runs."""
+        token_s = self.machine.expectations.token_s(load.active_model)
+        runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
+        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, runs)
 
     async def _watch_profiles(self) -> None:
         await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)

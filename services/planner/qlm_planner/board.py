@@ -228,8 +228,10 @@ class Board:
         for row in snapshot.instances:
             known = old.get(row.facts.name)
             same = known is not None and known.facts.incarnation == row.facts.incarnation
-            slot = known if known is not None and same else Slot(facts=row.facts, active_model=row.facts.active_model)
-            slot.facts = row.facts
+            facts = row.facts.lasting  # what terms are kept by
+            active, warm = row.facts.active_model, row.facts.warm_models
+            slot = known if known is not None and same else Slot(facts=facts, active_model=active, warm_models=warm)
+            slot.facts = facts
             slot.alive = row.alive
             if row.alive:
                 slot.lost_s = None

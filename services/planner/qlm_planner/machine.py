@@ -216,7 +216,7 @@ class PlannerMachine:
                 self._failed(call, now_s)
             case InstanceAnnounced(facts=facts):
                 slot = self.board.slots.get(facts.name)
-                self._doubt = self._doubt or slot is None or slot.facts != facts or not slot.alive
+                self._doubt = self._doubt or slot is None or slot.facts != facts.lasting or not slot.alive
             case LoadReported():
                 self._doubt = not self.board.reported(event) or self._doubt
             case ReplanAsked(ask=ask):

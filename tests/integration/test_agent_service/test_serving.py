@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
-from qlm_process.queue_views import instances_in
+from qlm_process.queue_views import instances_in, queue_views
 from qlm_queue.values import ControlKind, TerminalRecord
 
-from .rig import TRACEPARENT, Rig, until
+from .rig import DEADLINE_S, TRACEPARENT, Rig, until
 
 
 async def test_requests_are_served_whole(rig: Rig) -> None:
@@ -60,6 +62,25 @@ async def test_the_engine_orders_by_the_band_of_the_slos(rig: Rig) -> None:
     assert request.priority == 5
 
 
+async def test_what_it_runs_has_made_is_told(rig: Rig) -> None:
+    """As those who predict waits see it."""
+    await rig.agent(heartbeat_s=0.05)
+    names = await rig.accept(3, answer=4_000)
+    await rig.place(names)
+
+    async def made(more_than: int) -> int:
+        """The most that one of them has made, once all have made more than that."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                (view,) = queue_views(await rig.queue.overview())
+                found = [output for runner in view.runners for output in runner.produced_tokens]
+                if len(found) == 3 and min(found) > more_than:
+                    return max(found)
+                await asyncio.sleep(0.01)
+
+    await made(await made(0))
+
+
 async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     agent = await rig.agent()
     first, second, third = await rig.accept(5, model="m"), await rig.accept(5, model="n"), await rig.accept(5, model="m")
@@ -74,7 +95,10 @@ async def test_models_are_swapped_by_the_order_of_the_queue(rig: Rig) -> None:
     load = agent.process.shell.load()
     assert (load.active_model, list(load.warm_models), load.model_swaps) == ("m", ["n"], 3)
     shell = agent.process.shell
-    await until(lambda: (shell.facts.active_model, shell.facts.loading_since_s) == ("m", 0.0), "the queue is told the active model")
+    await until(
+        lambda: (shell.facts.active_model, shell.facts.warm_models, shell.facts.loading_since_s) == ("m", ("n",), 0.0),
+        "the queue is told where the models are",
+    )
     (told,) = instances_in(await agent.queue.overview())
     assert (told.active_model, told.warm_models, told.loading_since_s) == ("m", ("n",), 0.0)
     swaps = [agent.metrics.registry.get_sample_value("qlm_agent_model_swaps_total", {"model": model}) for model in "mn"]

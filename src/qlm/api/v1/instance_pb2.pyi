@@ -37,6 +37,9 @@ class Instance(_message.Message):
     BATCH_MAX_FIELD_NUMBER: _builtins.int
     WARM_MODELS_FIELD_NUMBER: _builtins.int
     LOADING_SINCE_S_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_TOLD_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 bytes of [A-Za-z0-9_.-], unique in its queue."""
     incarnation: _builtins.str
@@ -59,6 +62,10 @@ class Instance(_message.Message):
     """Most sequences that its engine decodes at once. 0: 256."""
     loading_since_s: _builtins.float
     """Since when the active model is being loaded, in seconds since the epoch by the queue's clock. 0: it is loaded, or there is none."""
+    running_told_s: _builtins.float
+    """When that was so, in seconds since the epoch by the queue's clock; 0: nothing was told."""
+    token_s: _builtins.float
+    """Seconds from a token of a request to its next, at that time."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the served models that it can serve."""
@@ -66,6 +73,10 @@ class Instance(_message.Message):
     @_builtins.property
     def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models in host memory. While the active model is loaded from there it may be among them."""
+
+    @_builtins.property
+    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningGroup]:
+        """What runs, as its agent told the queue last."""
 
     def __init__(
         self,
@@ -83,14 +94,57 @@ class Instance(_message.Message):
         batch_max: _builtins.int = ...,
         warm_models: _abc.Iterable[_builtins.str] | None = ...,
         loading_since_s: _builtins.float = ...,
+        running: _abc.Iterable[Global___RunningGroup] | None = ...,
+        running_told_s: _builtins.float = ...,
+        token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "time_scale", b"time_scale", "warm_models", b"warm_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "address", b"address", "batch_max", b"batch_max", "draining", b"draining", "engine", b"engine", "gpu", b"gpu", "incarnation", b"incarnation", "loading_since_s", b"loading_since_s", "models", b"models", "n_gpu", b"n_gpu", "name", b"name", "running", b"running", "running_told_s", b"running_told_s", "time_scale", b"time_scale", "token_s", b"token_s", "warm_models", b"warm_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
+
+@_typing.final
+class RunningGroup(_message.Message):
+    """Requests of one group on an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_LEFT_TOKENS_FIELD_NUMBER: _builtins.int
+    OFFLOADED_TOKENS_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """As on the virtual queues."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens of all of them."""
+    prefill_left_tokens: _builtins.int
+    """Prompt tokens of those that have not started."""
+    offloaded_tokens: _builtins.int
+    """KV of those that gave way to host memory."""
+    @_builtins.property
+    def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What each has made so far, earlier attempts included, in any order."""
+
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        prefill_left_tokens: _builtins.int = ...,
+        offloaded_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "offloaded_tokens", b"offloaded_tokens", "output_tokens", b"output_tokens", "prefill_left_tokens", b"prefill_left_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunningGroup: _TypeAlias = RunningGroup  # noqa: Y015
 
 @_typing.final
 class InstanceLoad(_message.Message):
