@@ -36,6 +36,11 @@ class Site:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
             await session.post(f"{self.servers[name].url}/fault", json={"name": fault})
 
+    async def post(self, name: str, path: str) -> None:
+        """As somebody else tells a server."""
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+            await session.post(self.servers[name].url + path)
+
     async def calls(self, name: str) -> list[str]:
         """What a server was told."""
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -119,3 +124,21 @@ async def test_a_server_that_frees_nothing_is_refused(site: Site) -> None:
     with pytest.raises(ModelLoadFailed, match="without --enable-sleep-mode"):
         await site.engine.load_model("a", Tier.ACTIVE)
     assert site.engine.tier("a") is Tier.COLD
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_server_that_slept_before_is_warm_and_its_weights_are_read_when_it_wakes(site: Site, level: int) -> None:
+    await site.post("b", f"/sleep?level={level}")
+    await site.engine.load_model("b", Tier.WARM)
+    assert site.engine.tier("b") is Tier.WARM
+    with pytest.raises(ModelLoadFailed, match="a level that nobody knows"):
+        await site.engine.load_model("b", Tier.COLD)
+    await site.engine.load_model("b", Tier.ACTIVE)
+    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+    assert await site.calls("b") == [f"/sleep?level={level}", *woken], "it may have dropped them"
+
+
+async def test_a_server_that_slept_before_needs_no_warming_of_its_own(site: Site) -> None:
+    await site.post("b", "/sleep?level=1")
+    await site.engine.load_model("a", Tier.ACTIVE)
+    assert site.engine.tier("b") is Tier.WARM

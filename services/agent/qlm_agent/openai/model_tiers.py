@@ -2,7 +2,8 @@
 
 Without sleep (`sleeps` false) all models are served all the time: tiers are only this engine's word for whose runs it takes. With it every
 model has a server of its own on the same GPUs, and one is awake. HTTP shows no memory, so nothing is believed: a server has to have sleep
-mode, has to say that it sleeps, and after it woke has to generate a token. What nobody knows the level of is loaded from disk again.
+mode, has to say that it sleeps, and after it woke has to generate a token. A server that slept before is warm, but as nobody knows how deep
+it sleeps its weights are read from disk again when it wakes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from qlm_agent.openai.errors import ServerError
 from qlm_agent.openai.run import RemoteModel
 
 LOOK_EVERY_S = 0.1
-IN_HOST_MEMORY, DROPPED = 1, 2
-"""Levels of vLLM's sleep: what becomes of the weights."""
+UNKNOWN, IN_HOST_MEMORY, DROPPED = 0, 1, 2
+"""Levels of vLLM's sleep: what becomes of the weights. HTTP tells no level: of a server that others put to sleep, or an agent that was here
+before, it is not known."""
 
 
 class ModelTiers:
@@ -37,7 +39,7 @@ class ModelTiers:
     @property
     def warm(self) -> tuple[str, ...]:
         if self._sleeps:
-            return tuple(model for model, level in self._levels.items() if level == IN_HOST_MEMORY)
+            return tuple(model for model, level in self._levels.items() if level != DROPPED)
         return tuple(self._warm)
 
     def tier(self, model: str) -> Tier:
@@ -116,9 +118,9 @@ class ModelTiers:
         if not await server.can_sleep():
             raise ModelLoadFailed(f"{server.base_url} frees no memory when it sleeps: it was started without --enable-sleep-mode")
         if await server.is_sleeping():
-            known = self._levels.get(model, DROPPED)
-            if level not in (None, known):
-                raise ModelLoadFailed(f"{server.base_url} sleeps already, at level {known} as far as is known")
+            known = self._levels.setdefault(model, UNKNOWN)
+            if level is not None and (level == DROPPED) is not (known == DROPPED):
+                raise ModelLoadFailed(f"{server.base_url} sleeps already, at {f'level {known}' if known else 'a level that nobody knows'}")
             return
         level = IN_HOST_MEMORY if level is None else level
         await server.post(f"/sleep?level={level}")
@@ -127,7 +129,7 @@ class ModelTiers:
 
     async def _wake(self, model: str) -> None:
         remote = self._models[model]
-        level = self._levels.pop(model, DROPPED)
+        level = self._levels.pop(model, UNKNOWN)
         if await remote.server.is_sleeping():
             if level == IN_HOST_MEMORY:
                 await remote.server.post("/wake_up")
