@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from qlm_agent.engine import ModelLoadFailed, Tier
 from qlm_agent.openai.building import openai_engine
@@ -15,12 +17,14 @@ from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL
 
+DEADLINE_S = 30.0
+
 
 class Site:
-    """Two servers, and an engine on them."""
+    """Servers, and an engine on them."""
 
-    def __init__(self, *options: str) -> None:
-        self.servers = {name: RunningTextServer(*options).start() for name in ("a", "b")}
+    def __init__(self, names: str, *options: str) -> None:
+        self.servers = {name: RunningTextServer(*options).start() for name in names}
         settings = {
             "api_key_env": "SERVER_KEY",
             "output": "text",
@@ -28,6 +32,7 @@ class Site:
             "models": {name: {"remote": MODEL, "base_url": server.url} for name, server in self.servers.items()},
             "call_timeout_s": 20.0,
             "swap_timeout_s": 2.0,
+            "poll_s": 0.05,
         }
         specs = {name: ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=2048) for name in self.servers}
         self.engine: OpenAiEngine = openai_engine(OpenAiSettings.model_validate(settings), specs, dict.fromkeys(specs, 10_000), 32)
@@ -35,6 +40,13 @@ class Site:
     async def fault(self, name: str, fault: str) -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
             await session.post(f"{self.servers[name].url}/fault", json={"name": fault})
+
+    async def die(self, name: str) -> None:
+        """A server that is gone, and known to be."""
+        self.servers[name].kill()
+        async with asyncio.timeout(DEADLINE_S):
+            while self.engine.stats().active_model == name:
+                await asyncio.sleep(0.01)
 
     async def post(self, name: str, path: str) -> None:
         """As somebody else tells a server."""
@@ -55,9 +67,14 @@ def options() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> Iterator[Site]:
+def names() -> str:
+    return "ab"
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, names: str, options: tuple[str, ...]) -> Iterator[Site]:
     monkeypatch.setenv("SERVER_KEY", KEY)
-    site = Site(*options)
+    site = Site(names, *options)
     yield site
     for server in site.servers.values():
         server.kill()
@@ -142,3 +159,38 @@ async def test_a_server_that_slept_before_needs_no_warming_of_its_own(site: Site
     await site.post("b", "/sleep?level=1")
     await site.engine.load_model("a", Tier.ACTIVE)
     assert site.engine.tier("b") is Tier.WARM
+
+
+@pytest.mark.parametrize("names", ["abc"])
+async def test_a_server_that_died_holds_up_no_other_and_sleeps_when_it_is_back(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.die("a")
+    with capture_logs() as logs:
+        await site.engine.load_model("b", Tier.ACTIVE)
+    assert [log["model"] for log in logs if log["event"] == "engine_server_skipped"] == ["a"]
+    assert (site.engine.tier("a"), site.engine.tier("b"), site.engine.tier("c")) == (Tier.COLD, Tier.ACTIVE, Tier.WARM)
+    site.servers["a"].start()  # awake, as servers start
+    await site.engine.load_model("c", Tier.ACTIVE)
+    assert await site.calls("a") == ["/sleep?level=1"], "c needs the memory that it took meanwhile"
+    await site.engine.load_model("a", Tier.ACTIVE)
+    assert (site.engine.tier("a"), site.engine.tier("c")) == (Tier.ACTIVE, Tier.WARM)
+
+
+async def test_a_wake_that_fails_beside_a_server_that_starts_is_told(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.die("a")
+    await site.fault("b", "wake_fails")
+    with pytest.raises(ModelLoadFailed, match="out of memory"):
+        await site.engine.load_model("b", Tier.ACTIVE)
+    assert site.engine.stats().active_model == ""
+    await site.fault("b", "")
+    await site.engine.load_model("b", Tier.ACTIVE)
+    assert site.engine.stats().active_model == "b"
+
+
+async def test_a_server_that_does_not_answer_holds_up_the_others(site: Site) -> None:
+    """It lives, so it may hold the memory."""
+    await site.fault("b", "no_info")
+    with pytest.raises(ModelLoadFailed, match="out of order"):
+        await site.engine.load_model("a", Tier.ACTIVE)
+    assert site.engine.stats().active_model == ""

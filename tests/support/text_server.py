@@ -8,7 +8,8 @@ output is the same however often it is interrupted. What follows the bracket is 
 `silent` (no answer), `nonsense`, `no_choice`, `error_event`, `abort` (a finish reason), `no_finish`. `GET /open`: how many run.
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
-(says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on).
+(says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on), `no_info`
+(500 to /server_info).
 `GET /calls`: what it was told, in order.
 
 It has metrics once it was told them (`POST /metrics`, as they are to be read).
@@ -100,6 +101,8 @@ class TextServer:
         return web.json_response({})
 
     async def _info(self, _request: web.Request) -> web.Response:
+        if "no_info" in self._faults:
+            return _error(500, "out of order")
         return web.json_response({"vllm_config": {"model_config": {"enable_sleep_mode": self._sleep_mode}}})
 
     async def _is_sleeping(self, _request: web.Request) -> web.Response:

@@ -27,6 +27,10 @@ class ServerUnreachable(ServerError):
     passing = True
 
 
+class ServerAbsent(ServerUnreachable):
+    """Nobody listens there: the connection was refused."""
+
+
 class ServerSilent(ServerError):
     """It did not answer in time."""
 

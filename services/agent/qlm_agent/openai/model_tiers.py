@@ -3,7 +3,8 @@
 Without sleep (`sleeps` false) all models are served all the time: tiers are only this engine's word for whose runs it takes. With it every
 model has a server of its own on the same GPUs, and one is awake. HTTP shows no memory, so nothing is believed: a server has to have sleep
 mode, has to say that it sleeps, and after it woke has to generate a token. A server that slept before is warm, but as nobody knows how deep
-it sleeps its weights are read from disk again when it wakes.
+it sleeps its weights are read from disk again when it wakes. One that refuses the connection has died or starts: asked to sleep it could
+free nothing, so others wake beside it, and where it is back by then and holds the memory their wake fails and is tried again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from qlm_agent.engine import EngineBusy, ModelLoadFailed, Tier
-from qlm_agent.openai.errors import ServerError
+from qlm_agent.openai.errors import ServerAbsent, ServerError
 from qlm_agent.openai.run import RemoteModel
 
 LOOK_EVERY_S = 0.1
@@ -34,6 +35,7 @@ class ModelTiers:
         self._lock = asyncio.Lock()
         self._levels: dict[str, int] = {}
         self._warm: list[str] = []
+        self._skipped: set[str] = set()  # whose servers were not there to be put to sleep: they may be back, and awake
         self.active = ""
 
     @property
@@ -92,15 +94,27 @@ class ModelTiers:
             return
         if self._sleeps:
             try:
-                for other in [old] if old else [each for each in self._models if each != model]:
-                    await self._fall_asleep(other)
+                for other in self._models:
+                    if other != model and (not old or other == old or other in self._skipped):
+                        await self._make_way(other)
                 await self._wake(model)
             except (ServerError, ModelLoadFailed):
                 await self._go_back(old)
                 raise
         self._check_idle()
         self.active = model
+        self._skipped.discard(model)
         self._warm = [each for each in self._warm if each != model] + ([old] if old else [])
+
+    async def _make_way(self, model: str) -> None:
+        try:
+            await self._fall_asleep(model)
+        except ServerAbsent as error:
+            structlog.get_logger().warning("engine_server_skipped", model=model, error=str(error))
+            self._levels.pop(model, None)
+            self._skipped.add(model)
+        else:
+            self._skipped.discard(model)
 
     async def _go_back(self, old: str) -> None:
         if not old:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from qlm_agent.openai.errors import ServerError, ServerNonsense, ServerRefused, ServerSilent, ServerUnreachable
+from qlm_agent.openai.errors import ServerAbsent, ServerError, ServerNonsense, ServerRefused, ServerSilent, ServerUnreachable
 from qlm_agent.openai.event_stream import EventStream
 
 ANSWER_BYTES_MAX = 64 << 20
@@ -181,7 +182,8 @@ class OpenAiServer:
         return chunk
 
     def _unreachable(self, path: str, error: Exception) -> ServerError:
-        return ServerUnreachable(f"{self.base_url}{path}: {error or type(error).__name__}")
+        kind = ServerAbsent if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED else ServerUnreachable
+        return kind(f"{self.base_url}{path}: {error or type(error).__name__}")
 
     def _nonsense(self, path: str, what: str) -> ServerError:
         return ServerNonsense(f"{self.base_url}{path} answers nonsense: {what}")
