@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlm_agent.engine import FailureKind
-from qlm_agent.events import Message, Outcome, Told
+from qlm_agent.events import DrainAsked, Message, Outcome, Told
 
 from .transcript import Transcript, ended, pulled
 
@@ -210,3 +210,14 @@ def test_late_answers_change_nothing() -> None:
     t.calls["emit"] = late
     assert t.answer_items("emit", STALE) == []
     assert "1/1" in t.machine.runs
+
+
+def test_what_cannot_be_continued_faithfully_goes_on_elsewhere_all_the_same_when_its_engine_fails_or_its_agent_leaves() -> None:
+    t = Transcript()
+    t.serve()
+    t.answer_pull(*(pulled(name, resumable=False) for name in ("1", "2")))
+    t.produce(("1", 1), ("2", 1))
+    t.answer_items("emit", DONE, DONE)
+    assert t.end(ended("1", failure=FailureKind.BROKEN))[-1] == "give back 1 failed"
+    t.answer_items("give back", DONE)
+    assert "give back 2 drained" in t.step(DrainAsked(finish_s=0.0, stop=True))
