@@ -42,12 +42,18 @@ vllm:cache_config_info{{block_size="32",num_gpu_blocks="100"}} 1.0
 
 
 @pytest.fixture
-async def watch_of(server: RunningTextServer) -> AsyncIterator[Callable[[Load], LoadWatch]]:
+def changes() -> list[None]:
+    """One for each change that was told."""
+    return []
+
+
+@pytest.fixture
+async def watch_of(server: RunningTextServer, changes: list[None]) -> AsyncIterator[Callable[[Load], LoadWatch]]:
     """Makes watches over the server beside runs of one's own."""
     timeouts = Timeouts(connect_s=20.0, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
     remote = OpenAiServer(server.url, KEY, timeouts, 10)
     await remote.open()
-    yield lambda own: LoadWatch(remote, poll_s=600.0, own=lambda: own, changed=lambda: None)
+    yield lambda own: LoadWatch(remote, poll_s=600.0, own=lambda: own, changed=lambda: changes.append(None))
     await remote.close()
 
 
@@ -58,7 +64,7 @@ async def test_what_runs_and_waits_there_beyond_ones_own_is_of_others(
     await say(server, running=4, waiting=3, kv_usage=0.5)
     await watch.look()
     await watch.look()
-    assert watch.others == Load(runs=5, kv_tokens=KV_TOKENS // 2 - 600)
+    assert watch.others == Load(runs=5, kv_tokens=KV_TOKENS // 2 - 600 - 2 * 31)  # a block of 32 may hold one token
     await say(server, running=1, waiting=0, kv_usage=0.0)  # it lags
     await watch.look()
     assert watch.others == Load()
@@ -74,10 +80,53 @@ async def test_what_one_reading_alone_says_is_a_run_that_just_ended(
         assert watch.others == Load()
 
 
+async def test_kv_that_nobody_else_runs_for_is_the_rounding_of_blocks(
+    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]
+) -> None:
+    watch = watch_of(Load(runs=2, kv_tokens=600))
+    await say(server, running=2, waiting=0, kv_usage=0.5)
+    await watch.look()
+    assert watch.others == Load()
+
+
 async def test_without_metrics_nobody_else_is_there(server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]) -> None:
     watch = watch_of(Load(runs=2, kv_tokens=600))
     await watch.look()
     assert (watch.up, watch.last, watch.others) == (True, None, Load())
+
+
+async def test_it_tells_when_what_others_hold_changed(
+    server: RunningTextServer, watch_of: Callable[[Load], LoadWatch], changes: list[None]
+) -> None:
+    watch = watch_of(Load())
+    for running, told in ((0, 0), (3, 0), (3, 1), (3, 1), (0, 2)):
+        await say(server, running=running, waiting=0, kv_usage=running / 10)
+        await watch.look()
+        assert len(changes) == told
+
+
+async def test_it_is_told_beside_the_output_of_ones_own(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}, "poll_s": 0.05}
+    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+    engine = openai_engine(OpenAiSettings.model_validate(settings | {"tell_every_s": 0.001}), specs, {"m": 10_000}, 32)
+    await engine.start()
+    try:
+        await say(server, running=5, waiting=0, kv_usage=0.5)
+        await engine.load_model("m", Tier.ACTIVE)
+        await engine.add(
+            EngineRequest(
+                run_id="own", model="m", prompt=TextPrompt(text=text_prompt(1, 10, 1900)), prompt_tokens=10, output_tokens_max=1900
+            )
+        )
+        for running in (4, 9):
+            await say(server, running=running, waiting=0, kv_usage=0.5)
+            async with asyncio.timeout(DEADLINE_S):
+                while await engine.outputs() or engine.stats().others_runs != running - 1:
+                    pass
+            assert engine.stats().active_model == "m"
+    finally:
+        await engine.stop()
 
 
 async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +149,7 @@ async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, 
             while engine.stats().running < 4:
                 await asyncio.sleep(0.01)
         stats = engine.stats()
-        assert (stats.running, stats.waiting, stats.kv_capacity_tokens) == (4, 0, KV_TOKENS)
+        assert (stats.running, stats.waiting, stats.kv_capacity_tokens, stats.others_runs) == (4, 0, KV_TOKENS, 3)
         assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
     finally:
         await engine.stop()

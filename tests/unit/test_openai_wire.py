@@ -233,7 +233,7 @@ vllm:num_preemptions_total{engine="0"} 6.0
 vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="100"} 1.0
 vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="None"} 1.0
 """
-    assert read_load(metrics) == ServerLoad(running=5, waiting=4, kv_usage=0.375, kv_capacity_tokens=3200, preemptions=6)
+    assert read_load(metrics) == ServerLoad(running=5, waiting=4, kv_usage=0.375, kv_capacity_tokens=3200, preemptions=6, block_tokens=32)
     assert read_load("# TYPE http_requests counter\nhttp_requests_total 3\n") is None
     with pytest.raises(ValueError):  # noqa: PT011
         read_load("<html>no metrics</html>")

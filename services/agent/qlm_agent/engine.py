@@ -140,7 +140,8 @@ class EngineOutput:
 class EngineStats:
     """The engine now. KV figures are in tokens of the active model, 0 without one. `batch_max`: most runs in one step. `offloaded`: runs of
     any model with their KV in host memory or on the way there. `host_kv_*_tokens`: of all offloaded runs; the capacity is 0 where the
-    engine cannot offload. `host_memory_*_bytes`: weights of warm models and offloaded KV together; 0 where the engine does not tell."""
+    engine cannot offload. `host_memory_*_bytes`: weights of warm models and offloaded KV together; 0 where the engine does not tell.
+    `others_*`: what other clients of its server hold, which `running` and `kv_used_tokens` count too; 0 where nobody shares it."""
 
     active_model: str
     warm_models: tuple[str, ...]
@@ -155,6 +156,8 @@ class EngineStats:
     host_kv_capacity_tokens: int = 0
     host_memory_used_bytes: int = 0
     host_memory_capacity_bytes: int = 0
+    others_runs: int = 0
+    others_kv_tokens: int = 0
 
 
 class EngineBusy(PreconditionFailed):
@@ -206,7 +209,8 @@ class Engine(Protocol):
 
     async def outputs(self) -> Sequence[EngineOutput]:
         """Waits for output and returns all there is: the first and the last of a run as soon as it is made. Empty where nothing was made
-        but the engine has changed: it lost its active model by itself, of which `stats` then tells none until one is loaded."""
+        but the engine has changed: it lost its active model by itself, of which `stats` then tells none until one is loaded; or other
+        clients of its server hold more or less than before."""
 
     async def pause(self) -> None:
         """Stops generating; runs stay. Safe twice."""

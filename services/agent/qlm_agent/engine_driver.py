@@ -10,8 +10,8 @@ from typing import Any, assert_never
 import structlog
 
 from qlm_agent.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, RestoreRuns, ResumeEngine, StartRun
-from qlm_agent.engine import Engine, EngineBusy, EngineOutput, FailureKind, ModelLoadFailed, Tier
-from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, RunsOffloaded, RunsRestored
+from qlm_agent.engine import Engine, EngineBusy, EngineOutput, EngineStats, FailureKind, ModelLoadFailed, Tier
+from qlm_agent.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, OthersTold, RunsOffloaded, RunsRestored
 from qlm_agent.held_run import HeldRun
 from qlm_agent.lso_records import Lso, ModelMove
 from qlm_agent.telemetry import AgentTelemetry
@@ -44,6 +44,7 @@ class EngineDriver:
         self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
         self._active = ""  # as the machine was told
         self._loads = 0  # under way
+        self._others = OthersTold(runs=0, kv_tokens=0)  # as the machine was told
 
     def put(self, effect: EngineEffect) -> None:
         """Has an effect performed after those before it."""
@@ -107,18 +108,35 @@ class EngineDriver:
             else:
                 ended.append(_end(output, tokens))
         if not outputs or any(end.failure is FailureKind.BROKEN for end in ended):
-            self._look_for_loss()  # first, so that nothing is pulled into the seats that become free
+            self._look()  # first, so that nothing is pulled into the seats that become free
         self._step(EngineTold(counts=counts, ended=ended))
 
-    def _look_for_loss(self) -> None:
-        """An engine that lost its active model by itself (a process that died, a server that is gone) is told as a load that failed, so
-        that nothing is pulled until the model is loaded again."""
+    def _look(self) -> None:
+        """What outputs do not tell. An engine that lost its active model by itself (a process that died, a server that is gone) is told as
+        a load that failed, so that nothing is pulled until the model is loaded again."""
         stats = self._engine.stats()
-        if self._active and not stats.active_model and not self._loads:
+        if stats.active_model == self._active:
+            self._tell_others(stats)
+        elif self._active and not stats.active_model and not self._loads:
             lost, self._active = self._active, ""
             message = "the engine lost it"
             structlog.get_logger().error("model_lost", model=lost)
-            self._step(ModelNotLoaded(model=lost, tier=Tier.ACTIVE, message=message, active="", warm=stats.warm_models))
+            event = ModelNotLoaded(model=lost, tier=Tier.ACTIVE, message=message, active="", warm=stats.warm_models)
+            self._tell_model(stats, event)
+
+    def _tell_model(self, stats: EngineStats, event: ModelLoaded | ModelNotLoaded) -> None:
+        """What others hold is told before a model is active, so that nothing is pulled that finds no room beside them. Without a model
+        it is nothing, which is told when the model is known to be lost."""
+        if stats.active_model:
+            self._tell_others(stats)
+        self._step(event)
+        self._tell_others(stats)
+
+    def _tell_others(self, stats: EngineStats) -> None:
+        others = OthersTold(runs=stats.others_runs, kv_tokens=stats.others_kv_tokens)
+        if others != self._others:
+            self._others = others
+            self._step(others)
 
     async def _move_kv(self, effect: OffloadRuns | RestoreRuns) -> None:
         began_s, called_s = self._now_s(), self._engine_clock()
@@ -142,7 +160,7 @@ class EngineDriver:
             await self._loaded(effect)
         finally:
             self._loads -= 1
-        self._look_for_loss()
+        self._look()
 
     async def _loaded(self, effect: LoadModel) -> None:
         began_s = self._now_s()
@@ -156,10 +174,11 @@ class EngineDriver:
             metrics.failed_loads.labels(model=effect.model).inc()
             stats = self._engine.stats()
             self._active = stats.active_model
-            self._step(
+            self._tell_model(
+                stats,
                 ModelNotLoaded(
                     model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
-                )
+                ),
             )
             return
         structlog.get_logger().info("model_moved", model=effect.model, tier=effect.tier.value, took_s=round(took_s, 3))
@@ -169,7 +188,8 @@ class EngineDriver:
         self._telemetry.lso.model_moved(move, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
         self._active = stats.active_model
-        self._step(
+        self._tell_model(
+            stats,
             ModelLoaded(
                 model=effect.model,
                 tier=effect.tier,
@@ -178,7 +198,7 @@ class EngineDriver:
                 warm=stats.warm_models,
                 kv_capacity_tokens=stats.kv_capacity_tokens,
                 host_kv_capacity_tokens=stats.host_kv_capacity_tokens,
-            )
+            ),
         )
 
 

@@ -179,6 +179,15 @@ class RunsRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OthersTold:
+    """What other clients of the active model's server hold, in the place of what was told before: runs, those that wait there included, and
+    tokens of KV. Never told by engines that nobody shares."""
+
+    runs: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded:
     """A transfer is done. `active`, `warm`: as all models are now. KV capacities are in tokens of the active one; that of the host is 0
     where nothing can be offloaded."""
@@ -249,6 +258,7 @@ Event = (
     | EngineTold
     | RunsOffloaded
     | RunsRestored
+    | OthersTold
     | ModelLoaded
     | ModelNotLoaded
     | DrainAsked

@@ -33,6 +33,7 @@ from qlm_agent.events import (
     Message,
     ModelLoaded,
     ModelNotLoaded,
+    OthersTold,
     Outcome,
     OwnedAnswered,
     PullAnswered,
@@ -171,6 +172,8 @@ class AgentMachine:
             case CallLost():
                 self._link.lost(now_s)
                 self._lost(now_s, event.call, effects)
+            case OthersTold():
+                self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
                 effects += self.swapping.loaded(event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens)

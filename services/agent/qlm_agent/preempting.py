@@ -112,11 +112,8 @@ class Preempting:
             service_s=self._expectations.service_s(head, swap_s),
         )
         batch = [self._occupant(run) for run in runs]
-        room = Room(
-            seats=self._settings.batch_max - self._runs.running,
-            kv_tokens=kv_capacity_tokens - self._runs.kv_reserved,
-            host_kv_tokens=self._host_kv_left,
-        )
+        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
+        room = Room(seats=seats, kv_tokens=kv_tokens, host_kv_tokens=self._host_kv_left)
         hardware = self._expectations.hardware.get(active_model)
         rule = clear if other_model else make_room
         return self._displace(rule(now_s, contender, batch, room, hardware, self._rule))
@@ -167,7 +164,8 @@ class Preempting:
 
     def _lookahead(self, kv_capacity_tokens: int) -> list[Run]:
         """Runs that have not started and for which the engine, as it takes them in order, has no seat or no KV."""
-        seats, kv_tokens = self._settings.batch_max, kv_capacity_tokens
+        seats = self._settings.batch_max - self._runs.others_runs
+        kv_tokens = kv_capacity_tokens - self._runs.others_kv_tokens
         waiting: list[Run] = []
         for run in self._runs.on_gpu():
             if run.started or run.phase is not RunPhase.RUNNING:

@@ -3,6 +3,10 @@
 It pulls for the active model while the batch has seats and KV has room for the need that is predicted, and knows from each answer what
 waits at the head of its virtual queue. After a lost answer it reads what it owns before it pulls again. What it pulls beyond the batch
 (lookahead) waits in the engine, so it looks at the head before it takes more of that.
+
+Where other clients share the engine's server, room is what they leave. An empty batch takes its first request whatever that needs while
+they leave any; where they leave none it waits. For a head runs give way to make its own room, and at most as much again that others took
+from them: beyond that what they gave up would be the others', who come and go as they like, and the head waits.
 """
 
 from __future__ import annotations
@@ -77,11 +81,24 @@ class Pulling:
         return min(self._poll_at_s, self._check_at_s)
 
     def blocked(self, kv_capacity_tokens: int) -> bool:
-        """The batch has no room for the head, which is of the active model."""
+        """The batch has no room for the head, which is of the active model, and the runs can make it."""
         if self._runs.running == 0:
             return False
         seats, kv_tokens = self._room(kv_capacity_tokens)
-        return seats < 1 or kv_tokens < max(1, self.blocked_tokens)
+        return (seats < 1 or kv_tokens < max(1, self.blocked_tokens)) and not self._crowded(seats, kv_tokens)
+
+    def _crowded(self, seats: int, kv_tokens: int) -> bool:
+        """Others hold so much more than is left beside the runs (`seats`, `kv_tokens`) that most of what runs gave up would be theirs."""
+        if not self._runs.others_runs:
+            return False
+        lookahead = self._settings.lookahead_requests
+        need = max(1, self.blocked_tokens, 0 if self.head is None else self._expectations.head_kv_tokens(self.head))
+        return seats + lookahead < -1 or kv_tokens + lookahead * self._mean_kv_tokens < -need
+
+    @property
+    def _mean_kv_tokens(self) -> int:
+        """Of a run."""
+        return self._runs.kv_reserved // self._runs.running if self._runs.running else 0
 
     def signalled(self) -> None:
         """Something happened to the virtual queue."""
@@ -158,17 +175,15 @@ class Pulling:
         seats, kv_tokens = self._room(kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
         if lookahead and not (self._look and self.blocked(kv_capacity_tokens)):
-            running = self._runs.running
             seats += lookahead
-            kv_tokens += lookahead * (self._runs.kv_reserved // running if running else 0)
+            kv_tokens += lookahead * self._mean_kv_tokens
         requests, kv_tokens = min(PULL_MAX, seats), max(0, kv_tokens)
-        fits = self._runs.running == 0 or kv_tokens >= max(1, self.blocked_tokens)
+        first = self._runs.running == 0 and (kv_tokens > 0 or not self._runs.others_kv_tokens)
+        fits = first or kv_tokens >= max(1, self.blocked_tokens)
         return self._pull(model, requests, kv_tokens) if requests > 0 and fits else None
 
     def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
-        """Seats and KV tokens that the runs leave; less than none where lookahead waits."""
-        seats = self._limits.batch_max(self._active, self.head)
-        return seats - self._runs.running, kv_capacity_tokens - self._runs.kv_reserved
+        return self._runs.room(self._limits.batch_max(self._active, self.head), kv_capacity_tokens)
 
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
         number = self._link.next_call()

@@ -89,9 +89,8 @@ class Restoring:
         if not self._runs.offloaded() or (self._retry_at_s is not None and now_s < self._retry_at_s):
             return []
         self._retry_at_s = None
-        seats = self._settings.batch_max - self._runs.running
-        kv_tokens = kv_capacity_tokens - self._runs.kv_reserved
-        alone = self._runs.running == 0
+        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
+        alone = self._runs.running == 0 and seats > 0 and (kv_tokens > 0 or not self._runs.others_kv_tokens)
         chosen: list[Run] = []
         for run in sorted(self._runs.offloaded(), key=lambda run: (self.urgency(now_s, run), run.queue_id)):
             if run.model != active_model:

@@ -112,12 +112,18 @@ class RunTable:
         self.offloading = 0  # of them, on their way to host memory
         self.kv_reserved = 0  # of those on the GPU
         self.held_tokens = 0  # produced and not stored
+        self.others_runs = 0  # of other clients of the engine's server, as was told last
+        self.others_kv_tokens = 0
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._runs
+
+    def room(self, batch_max: int, kv_capacity_tokens: int) -> tuple[int, int]:
+        """Seats and KV tokens that the runs and the others leave; less than none where lookahead waits, or the others took more."""
+        return batch_max - self.running - self.others_runs, kv_capacity_tokens - self.kv_reserved - self.others_kv_tokens
 
     def get(self, run_id: str) -> Run | None:
         return self._runs.get(run_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
@@ -88,3 +89,33 @@ async def test_a_server_whose_kv_nobody_knows_says_so_and_fails_no_request(rig: 
     assert not failed(), "no request is to blame"
     (why,) = {log["error"] for log in logs if log["event"] == "model_not_loaded"}
     assert "agent.openai.kv_capacity_tokens" in why
+
+
+async def test_what_other_clients_of_the_server_hold_is_not_pulled_into(rig: Rig, text_server: RunningTextServer) -> None:
+    """With lookahead 0 nothing waits in the server: four seats, of which others have all, and then two."""
+    await say_running(text_server, 4)
+    agent = await serving(rig, text_server)
+    names = await accept_text(rig, 6, ANSWER)
+    await rig.place(names)
+    await until(lambda: agent.value("qlm_agent_model_swaps_total", model="m"), "the model is active")
+    shell = agent.process.shell
+    await until(lambda: shell.machine.runs.others_runs == 4 and shell.machine.pulling.head is not None, "it knows of both")
+    assert agent.owned == 0
+    await say_running(text_server, 2)
+    await until(lambda: agent.owned == 2, "what fits is pulled")
+    await say_running(text_server, 0)
+    results = await rig.results_of(names)
+    assert {result.state for result in results} == {request_pb2.REQUEST_STATE_COMPLETED}
+    assert {result.attempts for result in results} == {1}
+
+
+async def say_running(server: RunningTextServer, running: int) -> None:
+    """Has the server tell so many of others."""
+    metrics = f"""
+vllm:num_requests_running {running}
+vllm:num_requests_waiting 0
+vllm:kv_cache_usage_perc {running / 10}
+vllm:cache_config_info{{block_size="16",num_gpu_blocks="10000"}} 1.0
+"""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        await session.post(f"{server.url}/metrics", data=metrics)

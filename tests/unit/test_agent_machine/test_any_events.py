@@ -40,6 +40,7 @@ from qlm_agent.events import (
     Message,
     ModelLoaded,
     ModelNotLoaded,
+    OthersTold,
     Outcome,
     OwnedAnswered,
     PullAnswered,
@@ -217,6 +218,10 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 5))
     def tokens(self, tokens: int) -> None:
         self.feed(EngineTold(counts=[(run_id, tokens) for run_id in sorted(self.on_gpu)]))
+
+    @rule(runs=st.sampled_from([0, 1, 9]), kv_tokens=st.sampled_from([0, 300, 1_000]))
+    def others(self, runs: int, kv_tokens: int) -> None:
+        self.feed(OthersTold(runs=runs, kv_tokens=kv_tokens))
 
     @rule(pick=names, failure=st.one_of(st.none(), st.sampled_from(FailureKind)))
     def end(self, pick: int, failure: FailureKind | None) -> None:

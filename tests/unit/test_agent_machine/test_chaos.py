@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.events import DrainAsked
+from qlm_agent.events import DrainAsked, OthersTold
 from qlm_agent.machine import Life
 
 from .world import DISPLACEMENTS_MAX, World
@@ -23,6 +23,17 @@ def test_every_request_ends_once_and_whole(seed: int) -> None:
     assert world.machine.runs.held_tokens == 0
     assert world.machine.runs.kv_reserved == 0
     assert world.machine.runs.running == 0
+
+
+@pytest.mark.parametrize("seed", range(200, 230))
+def test_others_that_come_and_go_hold_up_nobody_for_ever(seed: int) -> None:
+    world = World(seed)
+    for at_s in range(1, 60):
+        runs = world.random.randrange(12) if at_s % 5 else 0
+        world.later(OthersTold(runs=runs, kv_tokens=600 * runs), float(at_s))
+    world.later(OthersTold(runs=0, kv_tokens=0), 60.0)
+    world.run(until_s=600.0)
+    assert all(request.ended for request in world.requests), f"seed {seed}"
 
 
 def test_the_seeds_meet_each_operation() -> None:

@@ -46,6 +46,7 @@ class OpenAiEngine:
         self._flowing.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()  # of runs that ended
+        self._changed = False  # a server, and nobody read it
         servers = {id(model.server): model.server for model in models.values()}
         self._watches = {key: self._watch_of(server, poll_s) for key, server in servers.items()}
         self._servers = tuple(servers.values())
@@ -122,8 +123,11 @@ class OpenAiEngine:
         return ()
 
     async def outputs(self) -> Sequence[EngineOutput]:
-        """Empty where a server came or went."""
+        """Empty where a server came or went, or others hold more or less of one."""
         outputs = await self._pending.take()
+        self._changed = self._changed and bool(outputs)
+        if self._changed:
+            self._pending.wake()  # so that the next is empty
         for task in self._tasks:
             if task.done():
                 task.result()  # raises what ended the watch, which must never end
@@ -139,21 +143,24 @@ class OpenAiEngine:
         active = self._tiers.active
         own = self._own(None)
         if not active:
-            return self._stats(active, own.runs, 0, 0, 0, 0)
+            return self._stats(active, own.runs, 0, 0, 0, 0, Load())
         watch = self._watch(active)
         last = watch.last
         capacity = self._capacity(active)
         unheard = sum(not run.told for run, _ in self._runs.values())
         waiting = min(unheard, last.waiting) if last else 0
-        used = min(capacity, own.kv_tokens + watch.others.kv_tokens)
-        return self._stats(active, own.runs - waiting + watch.others.runs, waiting, used, capacity, last.preemptions if last else 0)
+        others = watch.others
+        used = min(capacity, own.kv_tokens + others.kv_tokens)
+        return self._stats(active, own.runs - waiting + others.runs, waiting, used, capacity, last.preemptions if last else 0, others)
 
     def _capacity(self, model: str) -> int:
         """Tokens of KV, 0 where nobody knows."""
         last = self._watch(model).last
         return (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
 
-    def _stats(self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int) -> EngineStats:
+    def _stats(
+        self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int, others: Load
+    ) -> EngineStats:
         return EngineStats(
             active_model=active,
             warm_models=self._tiers.warm,
@@ -163,6 +170,8 @@ class OpenAiEngine:
             kv_used_tokens=kv_used,
             kv_capacity_tokens=kv_capacity,
             preemptions=preemptions,
+            others_runs=others.runs,
+            others_kv_tokens=others.kv_tokens,
         )
 
     def _tell(self, output: EngineOutput, urgent: bool) -> None:
@@ -199,6 +208,7 @@ class OpenAiEngine:
             for run, task in list(self._runs.values()):
                 run.broken(f"{server.base_url} does not answer")
                 task.cancel()
+        self._changed = True
         self._pending.wake()
 
 

@@ -1,7 +1,8 @@
 """Watches a server: is it there, and what does it do for others.
 
 Runs of this engine are counted here, where they are known at once; /metrics lag and count everybody's. So what others take is what /metrics
-say above this engine's own, the less of two readings one after the other: a run that just ended here may still be counted there.
+say above this engine's own, the less of two readings one after the other: a run that just ended here may still be counted there. KV is used
+in whole blocks, which own runs may not have filled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Load:
 
 
 class LoadWatch:
-    """`own`: this engine's load on that server now; `changed`: told after it was found there, or found gone."""
+    """`own`: this engine's load on that server now; `changed`: told after it was found there, or gone, or what others hold changed."""
 
     def __init__(self, server: OpenAiServer, *, poll_s: float, own: Callable[[], Load], changed: Callable[[], None]) -> None:
         self._server = server
@@ -35,7 +36,7 @@ class LoadWatch:
         self._changed = changed
         self._looking: asyncio.Task[None] | None = None
         self._heard = False
-        self._others_before = Load()
+        self._others_before: Load | None = None
         self.up = True  # until the contrary is known
         self.last: ServerLoad | None = None
         self.others = Load()
@@ -68,6 +69,7 @@ class LoadWatch:
 
     async def _looked(self) -> None:
         self._heard = False
+        others = self.others
         try:
             await self._server.models()
             await self._read_load()
@@ -78,6 +80,8 @@ class LoadWatch:
         if not self.up:
             self.up = True
             structlog.get_logger().info("engine_server_up", server=self._server.base_url)
+            self._changed()
+        elif self.others != others:
             self._changed()
 
     def _is_down(self, error: Exception) -> None:
@@ -98,7 +102,8 @@ class LoadWatch:
             return
         now = self._own()
         runs = load.running + load.waiting - max(before.runs, now.runs)
-        kv_tokens = round(load.kv_usage * load.kv_capacity_tokens) - max(before.kv_tokens, now.kv_tokens)
-        found = Load(runs=max(0, runs), kv_tokens=max(0, kv_tokens))
-        earlier, self._others_before = self._others_before, found
+        unfilled = max(before.runs, now.runs) * (load.block_tokens - 1)
+        kv_tokens = round(load.kv_usage * load.kv_capacity_tokens) - max(before.kv_tokens, now.kv_tokens) - unfilled
+        found = Load(runs=runs, kv_tokens=max(0, kv_tokens)) if runs > 0 else Load()
+        earlier, self._others_before = self._others_before or found, found
         self.others = Load(runs=min(earlier.runs, found.runs), kv_tokens=min(earlier.kv_tokens, found.kv_tokens))

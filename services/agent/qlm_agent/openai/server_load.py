@@ -14,20 +14,21 @@ CACHE = "vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Of all its clients together. `kv_capacity_tokens` is 0 where it does not tell."""
+    """Of all its clients together. `kv_capacity_tokens` is 0 where it does not tell; KV is used in blocks of `block_tokens`."""
 
     running: int
     waiting: int
     kv_usage: float
     kv_capacity_tokens: int
     preemptions: int
+    block_tokens: int = 1
 
 
 def read_load(metrics: str) -> ServerLoad | None:
     """None where they are not vLLM's. Raises ValueError where they are no metrics."""
     sums = dict.fromkeys((RUNNING, WAITING, PREEMPTIONS), 0.0)
     usages: list[float] = []
-    capacity = 0
+    capacity, block_tokens = 0, 1
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             if sample.name in sums:
@@ -35,7 +36,9 @@ def read_load(metrics: str) -> ServerLoad | None:
             elif sample.name == KV_USAGE:
                 usages.append(sample.value)
             elif sample.name == CACHE:
-                capacity += _whole(sample.labels.get("num_gpu_blocks", "")) * _whole(sample.labels.get("block_size", ""))
+                size = _whole(sample.labels.get("block_size", ""))
+                capacity += _whole(sample.labels.get("num_gpu_blocks", "")) * size
+                block_tokens = max(block_tokens, size)
     if not usages:
         return None
     if not all(math.isfinite(value) for value in (*sums.values(), *usages)):
@@ -46,6 +49,7 @@ def read_load(metrics: str) -> ServerLoad | None:
         kv_usage=sum(usages) / len(usages),
         kv_capacity_tokens=capacity,
         preemptions=int(sums[PREEMPTIONS]),
+        block_tokens=block_tokens,
     )
 
 
