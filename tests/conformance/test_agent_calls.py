@@ -372,11 +372,8 @@ async def test_lists_are_bounded_and_may_be_empty(scene: Scenario) -> None:
 async def test_one_call_may_hold_good_and_stale_items(scene: Scenario) -> None:
     pulled = await scene.run("r1", "r2", "r3")
     gone = replace(pulled["r2"], attempt=9)
-    assert await scene.mirror("complete", scene.incarnation, [completion(pulled["r1"]), completion(gone), completion(pulled["r1"])]) == [
-        DONE,
-        STALE,
-        DONE,
-    ]
+    ends = [completion(pulled["r1"]), completion(gone), completion(pulled["r1"])]
+    assert await scene.mirror("complete", scene.incarnation, ends) == [DONE, STALE, DONE]
     items = [owned(gone), owned(pulled["r3"]), owned(pulled["r3"])]
     assert await scene.mirror("requeue", scene.incarnation, items, RequeueCause.EVICTED, FAILURE) == [STALE, DONE, STALE]
 

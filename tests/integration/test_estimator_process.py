@@ -282,12 +282,6 @@ async def test_extreme_predictions_are_answered(estimator: Estimator, fields: di
     assert (await estimator.predict(**fields)).completion_p50_s > 0.0
 
 
-async def test_no_more_output_is_expected_than_the_context_holds_beside_the_prompt(estimator: Estimator) -> None:
-    """As a gateway limits it."""
-    room, more = [await estimator.predict(prompt_tokens=8_182, output_tokens_max=most) for most in (10, 4_000)]
-    assert more.completion_p50_s == pytest.approx(room.completion_p50_s)
-
-
 async def test_no_instance_no_prediction(server: EmbeddedServer) -> None:
     estimator = Estimator(server.url)
     await estimator.start()

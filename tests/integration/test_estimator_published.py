@@ -1,4 +1,5 @@
-"""What a new leader makes of the last publication: it reads on exactly where that ended, and predicts with its length model."""
+"""What a new leader makes of the last publication: it reads on exactly where that ended, and predicts with its length model; and of what a
+context holds."""
 
 from __future__ import annotations
 
@@ -96,4 +97,13 @@ async def test_a_prediction_goes_by_what_tenant_and_hint_tell_of_the_output(serv
     assert verbose.completion_p50_s > 4.0 * terse.completion_p50_s
     assert hinted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
     assert not_trusted.completion_p50_s == pytest.approx(verbose.completion_p50_s, rel=0.01)
+    await estimator.stop()
+
+
+async def test_no_more_output_is_expected_than_the_context_holds_beside_the_prompt(rig: Rig, server: EmbeddedServer) -> None:
+    """As a gateway limits it."""
+    estimator = Estimator(server.url)
+    await estimator.start()
+    room, more = [await estimator.predict(prompt_tokens=8_182, output_tokens_max=most) for most in (10, 4_000)]
+    assert more.completion_p50_s == pytest.approx(room.completion_p50_s)
     await estimator.stop()
