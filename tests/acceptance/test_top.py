@@ -88,7 +88,9 @@ def test_json_tells_what_happened(served: RunningCluster) -> None:
     agents = [instance["agent"] for instance in instances.values()]
     assert sum(agent["completed"] for agent in agents) == 30
     assert sum(agent["operations"]["models_activated"] for agent in agents) >= len(MODELS) - 1
-    assert all(agent["giving_way"].startswith(("KV swap ", "evict ")) for agent in agents)
+    serving = [agent for agent in agents if agent["active_model"]]  # the faster one may have served all
+    assert serving
+    assert all(agent["giving_way"].startswith(("KV swap ", "evict ")) for agent in serving)
     outcomes = document["outcomes"]
     assert 0.0 < outcomes["window_s"] <= 300.0
     assert (outcomes["accepted"], outcomes["completed"], outcomes["failed"]) == (30, 30, 0)

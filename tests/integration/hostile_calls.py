@@ -80,8 +80,8 @@ def check_error(error: QlmError, hostile: Hostile) -> None:
 
 
 async def looked_at(dump: Callable[[], Awaitable[QueueDump]]) -> QueueDump:
-    """The queue without what services tell in their own time (`Queue.report`, where an agent's models are): no call is to blame for
-    those. On a machine that stands still for seconds the look is repeated: it is not what is tested."""
+    """The queue without what services tell in their own time (`Queue.report`, where an agent's models are, what it runs): no call is to
+    blame for those. On a machine that stands still for seconds the look is repeated: it is not what is tested."""
     for _ in range(LOOKS_MAX - 1):
         try:
             return without_reports(await dump())
@@ -94,13 +94,13 @@ def without_reports(state: QueueDump) -> QueueDump:
     return replace(
         state,
         events=tuple(entry for entry in state.events if not _is_report(entry)),
-        instances=tuple(replace(instance, body=_without_models(instance.body)) for instance in state.instances),
+        instances=tuple(replace(instance, body=_without_state(instance.body)) for instance in state.instances),
     )
 
 
-def _without_models(body: bytes) -> bytes:
+def _without_state(body: bytes) -> bytes:
     facts = instance_pb2.Instance.FromString(body)
-    for name in ("active_model", "warm_models", "loading_since_s"):
+    for name in ("active_model", "warm_models", "loading_since_s", "running", "running_told_s", "token_s"):
         facts.ClearField(name)
     return facts.SerializeToString(deterministic=True)
 
