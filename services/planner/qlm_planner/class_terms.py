@@ -9,7 +9,7 @@ operations on arrays, however often their counts change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from qlm_planner.timeline import (
     COUNT,
     DEADLINE,
     DRAIN,
+    DUE_SHARE,
     FAR_S,
     FIELDS,
     MODEL,
@@ -101,22 +102,12 @@ class GroupColumns:
     spread_s: Floats
     slo_s: Floats
     weight: Floats
+    due_share: Floats
 
     def take(self, chosen: Integers) -> GroupColumns:
         """Some of them, in an order; without their ids."""
-        return GroupColumns(
-            ids=[],
-            key=self.key[chosen],
-            size=self.size[chosen],
-            model=self.model[chosen],
-            band=self.band[chosen],
-            count=self.count[chosen],
-            prompt_tokens=self.prompt_tokens[chosen],
-            deadline_s=self.deadline_s[chosen],
-            spread_s=self.spread_s[chosen],
-            slo_s=self.slo_s[chosen],
-            weight=self.weight[chosen],
-        )
+        arrays = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name != "ids"}
+        return GroupColumns(ids=[], **arrays)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,13 +144,14 @@ class ClassTerms:
             numbers = [self._number(group) for group in groups]
         key = np.array(numbers, dtype=np.int64)
         # A list for each field: an array of tuples takes twice as long to make.
-        count, prompt_tokens, deadline_s, spread_s, slo_s, band, tier = np.array(
+        count, prompt_tokens, deadline_s, spread_s, slo_s, due_share, band, tier = np.array(
             [
                 [group.waiting for group in groups],
                 [group.waiting_prompt_tokens for group in groups],
                 [group.next_deadline_s for group in groups],
                 [group.spread_s for group in groups],
                 [group.slo_least_s for group in groups],
+                [group.due_share for group in groups],
                 [group.band for group in groups],
                 [group.tier for group in groups],
             ],
@@ -180,6 +172,7 @@ class ClassTerms:
             spread_s=spread_s,
             slo_s=slo_s,
             weight=np.array(self._weights)[key] if len(groups) else count,
+            due_share=due_share,
         )
 
     def _number(self, group: Group) -> int:
@@ -224,7 +217,7 @@ class ClassTerms:
         ends[BASE], ends[STEP], ends[CHUNK], ends[LONGEST] = shared[BASE_S], step_s, shared[CHUNK_S], made.longest
         rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
         rows[COUNT], rows[DEADLINE], rows[SLO] = count, np.minimum(groups.deadline_s, FAR_S), np.minimum(groups.slo_s, FAR_S)
-        rows[SPREAD] = groups.spread_s
+        rows[SPREAD], rows[DUE_SHARE] = groups.spread_s, groups.due_share
         warm = self._warm(slots)[on, groups.model]
         rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], shared[COLD_S]), shared[WARM_S]
         rows[MODEL], rows[BAND], rows[WEIGHT] = groups.model, groups.band, groups.weight
@@ -391,7 +384,7 @@ def _weightless(model: Integers, band: Floats) -> Floats:
     rows[REQUESTS] = rows[SEATS] = 1.0
     rows[SUMS + STEP] = rows[SUMS + CHUNK] = 1.0
     rows[DEADLINE] = rows[SLO] = FAR_S
-    rows[MODEL], rows[BAND], rows[WEIGHT] = model, band, 1.0
+    rows[MODEL], rows[BAND], rows[WEIGHT], rows[DUE_SHARE] = model, band, 1.0, 1.0
     return rows
 
 

@@ -36,9 +36,9 @@ PROMPT_STEP = math.log(1.25)
 CLASSES_MAX = 50_000
 """Classes and terms kept for one snapshot; beyond it all are worked out again."""
 
-TermKey = tuple[str, int, int, float, float, float, int]
-"""(incarnation, waiting, their prompt tokens, next deadline, seconds to the last one, least SLO, rank): what a group's terms depend on
-besides its traits and the snapshot."""
+TermKey = tuple[str, int, int, int, float, float, float, int]
+"""(incarnation, waiting, of these answered, prompt tokens, next deadline, seconds to the last one, least SLO, rank): what a group's terms
+depend on besides its traits and the snapshot."""
 
 
 Likeness = tuple[object, ...]
@@ -117,6 +117,7 @@ class Estimates:
         key = (
             slot.facts.incarnation,
             group.waiting,
+            group.answered,
             group.waiting_prompt_tokens,
             group.next_deadline_s,
             group.spread_s,
@@ -165,6 +166,7 @@ class Estimates:
             cold_s=hardware.swap_s(warm=False),
             warm_s=hardware.swap_s(warm=True),
             weight=weight_of(key.tenant_class),
+            due_share=group.due_share,
         )
 
     def output_mean(self, key: GroupKey) -> float:

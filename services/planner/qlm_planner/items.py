@@ -44,6 +44,11 @@ class Group:
         return self.waiting > 0
 
     @property
+    def due_share(self) -> float:
+        """Of those that wait, the share whose SLO can still be missed."""
+        return 1.0 - self.answered / self.waiting if self.answered else 1.0
+
+    @property
     def rank(self) -> int:
         """Lower ranks are served first: the band, and the tier within it."""
         return TIERS * self.band + self.tier

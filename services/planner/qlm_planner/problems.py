@@ -92,7 +92,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         deadline_s=columns.deadline_s - now_s,
         spread_s=columns.spread_s,
         slo_s=columns.slo_s,
-        weight=columns.weight,
+        weight=columns.weight * columns.due_share,
         **fields,
         cold_s=np.ascontiguousarray(swaps[:, :, 0]),
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),

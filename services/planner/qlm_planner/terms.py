@@ -29,7 +29,7 @@ class Term:
     `cold_s`, `warm_s`: making its model the active one. `model_code`: stands for the model in arrays.
     `deadline_s`, `spread_s`: of the first request, and seconds from it to the last; the others have theirs evenly between.
     `band`: the rank of the group (its band and its tier there); of what runs the band alone, as agents know it. `weight`: of a late
-    request and of a request-second of tardiness."""
+    request and of a request-second of tardiness. `due_share`: of the requests, the share that can be late."""
 
     group_id: str
     model: str
@@ -48,6 +48,7 @@ class Term:
     warm_s: float
     spread_s: float = 0.0
     weight: float = 1.0
+    due_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,9 +149,11 @@ class Columns:
         return row
 
 
-(OWN, OWN_VARIANCE, COUNT, DEADLINE, SPREAD, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT) = range(SUMS + ENDS, SUMS + ENDS + 13)
+(OWN, OWN_VARIANCE, COUNT, DEADLINE, SPREAD, DRAIN, SWAP, WARM, MODEL, BAND, SLO, WORK, WEIGHT, DUE_SHARE) = range(
+    SUMS + ENDS, SUMS + ENDS + 14
+)
 """Rows behind those of what adds up along a queue, and of what ends a run."""
-FIELDS = SUMS + ENDS + 13
+FIELDS = OWN + 14
 
 
 def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
@@ -171,6 +173,7 @@ def _column(term: Term, warm_models: Sequence[str]) -> tuple[float, ...]:
         min(term.slo_s, FAR_S),
         term.work_s,
         term.weight,
+        term.due_share,
     )
 
 
@@ -283,6 +286,8 @@ def _in_turn(orders: Sequence[_Order], now_s: float) -> list[Timeline]:
     due = rows[DEADLINE] + SHARES * rows[SPREAD] - now_s
     late, tardiness = _lateness(served - due, np.maximum(np.sqrt(spread), DEVIATION_MIN_S))
     weight = rows[WEIGHT]
+    late *= rows[DUE_SHARE]
+    tardiness *= rows[DUE_SHARE]
     each_of = np.array((late, (weight - 1.0) * late, weight * tardiness, WEIGHTS @ served))
     sums = np.add.reduceat(count * each_of, first, axis=1).T.tolist()
     start_s = start + waits.wait_s[0]

@@ -33,7 +33,7 @@ def estimates() -> Estimates:
 
 def random_board(seed: int, *, instances: int = 4, groups: int = 60, unequal: bool = False) -> Board:
     """Queues of groups in any order, on instances of two speeds that all run something. `unequal`: of tenants of several weights, some
-    aged and some above their share, with requests of shorter SLOs than the first one's."""
+    aged and some above their share, with requests of shorter SLOs than the first one's, and answered ones."""
     chance, tenants = random.Random(seed), random.Random(seed)
     board = Board(slo_band=0)
     for number in range(instances):
@@ -57,6 +57,7 @@ def random_board(seed: int, *, instances: int = 4, groups: int = 60, unequal: bo
             key = replace(group.traits.key, tenant_class=tenants.choice(("1", "8", "1_4")))
             group.traits, group.tier = replace(group.traits, key=key), tenants.randrange(TIERS)
             group.slo_least_s = group.traits.slo_s * tenants.uniform(0.5, 1.0)
+            group.answered = tenants.randrange(group.waiting + 1)
     return board
 
 

@@ -33,8 +33,9 @@ def test_the_board_as_a_problem(seed: int) -> None:
         assert problem.work_s[0, number] == pytest.approx(term.work_s)
         assert problem.deadline_s[number] == pytest.approx(group.next_deadline_s - START_S)
         assert problem.deadline_s[number] + problem.spread_s[number] == pytest.approx(group.last_deadline_s - START_S)
-        assert (problem.weight[number], problem.band[number]) == (term.weight, group.rank)
-    assert len(set(problem.weight)) == len(set(problem.band)) == 3
+        assert problem.weight[number] == pytest.approx(term.weight * group.due_share)
+        assert problem.band[number] == group.rank
+    assert len(set(problem.band)) == 3
     assert problem.spread_s.any()
 
 

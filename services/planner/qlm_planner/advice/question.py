@@ -20,7 +20,7 @@ from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.insertion import lines_at_once, timelines_of
 from qlm_planner.items import Group, Slot
-from qlm_planner.timeline import COUNT, DEADLINE, OWN, SPREAD
+from qlm_planner.timeline import COUNT, DEADLINE, DUE_SHARE, OWN, SPREAD
 
 CLASSES_MAX = 48
 """Classes of load; those with the least work beyond it count with the others of their model."""
@@ -177,9 +177,8 @@ def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, 
         first_s, last_s = np.minimum(times.start_s + rows[OWN], end_s), end_s - rows[SPREAD]
         latest_s = np.maximum(first_s, last_s)
         shares = late_shares(np.minimum(first_s, last_s), latest_s, np.sqrt(times.end_variance), due_s)
-        answered = np.array([group.answered for group in queue], dtype=np.float64)
-        late = (rows[COUNT] - answered) * shares
-        total += max(0.0, times.cost.late - float(answered @ shares))
+        late = rows[COUNT] * rows[DUE_SHARE] * shares
+        total += times.cost.late
         for place in np.flatnonzero(late >= LATE_MIN).tolist():
             group = queue[place]
             found.append(
