@@ -222,8 +222,9 @@ async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
         stub = planner_pb2_grpc.PlannerStub(channel)
 
         async def advised() -> bool:
+            """Of all that was sent: the first may be of a moment when not all was placed."""
             try:
-                return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).made_s > 0
+                return (await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)).unserved == 5
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise
@@ -231,7 +232,6 @@ async def test_what_would_meet_the_slos_over_grpc(cluster: Cluster) -> None:
 
         await until(advised, "advice", 60.0)
         advice = await stub.GetAdvice(planner_pb2.GetAdviceRequest(), timeout=20)
-        assert advice.unserved == 5
         assert sum(miss.late for miss in advice.misses) > 100
         assert 1000 < advice.late < 2000
         assert {miss.instance for miss in advice.misses} == {"a"}
