@@ -14,6 +14,8 @@ from qlm_process.instance_wire import to_proto
 
 RUNS_MAX = 1024
 """Of more requests nothing is told, and nothing taken."""
+TOKEN_MIN_S = 1e-6
+"""No engine makes a request's next token sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ def from_body(body: bytes) -> RunsTold | None:
     except DecodeError:
         return None
     at_s, token_s = message.running_told_s, message.token_s
-    sane = 0.0 < at_s < math.inf and 0.0 < token_s < math.inf
+    sane = 0.0 < at_s < math.inf and TOKEN_MIN_S <= token_s < math.inf
     if not sane or sum(len(each.output_tokens) for each in message.running) > RUNS_MAX:
         return None
     groups = {

@@ -96,6 +96,7 @@ def test_what_is_told_is_read() -> None:
         {"token_s": 0.0},
         {"token_s": math.nan},
         {"token_s": -1.0},
+        {"token_s": 5e-324},
         {"running_told_s": math.inf},
         {"running": [instance_pb2.RunningGroup(group_id="g", output_tokens=[1] * (RUNS_MAX + 1))]},
     ],
