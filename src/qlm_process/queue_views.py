@@ -138,16 +138,17 @@ def _views_of(classes: Mapping[tuple[str, str], _Class], running: int, told: Run
 
 
 def _with_outputs(view: RunningView, told: Sequence[GroupRuns | None], made: int) -> RunningView:
-    """With what each has made, if it made `made` tokens since that was told. Of fewer than were told those with the longest outputs have
+    """With what each has made, if it made `made` tokens since that was told. Where fewer run than were told, some of all lengths have
     ended; those that were not told have begun since."""
     groups = [runs for runs in told if runs is not None]
     outputs = sorted(output + made for runs in groups for output in runs.output_tokens)
     if not outputs:
         return replace(view, produced_tokens=(0,) * view.count)
     share = view.count / len(outputs)
+    kept = outputs if share >= 1.0 else [outputs[int((at + 0.5) / share)] for at in range(view.count)]
     return replace(
         view,
-        produced_tokens=(*(0,) * (view.count - len(outputs)), *outputs[: view.count]),
+        produced_tokens=(*(0,) * (view.count - len(outputs)), *kept),
         prompt_tokens=round(share * sum(runs.prompt_tokens for runs in groups)),
         prefill_left_tokens=sum(runs.prefill_left_tokens for runs in groups),
         offloaded_tokens=sum(runs.offloaded_tokens for runs in groups),

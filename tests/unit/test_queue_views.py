@@ -128,8 +128,8 @@ def _with_runs(overview: Overview, told: RunsTold) -> Overview:
 
 
 def test_what_runs_tells_what_it_made() -> None:
-    """Of a group that nothing was told of all has begun since; where fewer run than were told, the longest have ended; the others went on
-    meanwhile."""
+    """Of a group that nothing was told of all has begun since; where fewer run than were told, some of all lengths have ended; the others
+    went on meanwhile."""
     overview = _overview(
         _group("1", live=7),
         _group("2", live=6),
@@ -156,7 +156,7 @@ def test_what_runs_tells_what_it_made() -> None:
             prefill_left_tokens=20,
             offloaded_tokens=120,
         ),
-        RunningView(slo_class="8s", token_class="256", count=2, deadline_s=103.0, produced_tokens=(24, 74), prompt_tokens=200),
+        RunningView(slo_class="8s", token_class="256", count=2, deadline_s=103.0, produced_tokens=(24, 404), prompt_tokens=200),
         RunningView(slo_class="4s", token_class="256", count=1, deadline_s=105.0, produced_tokens=(0,)),
     )
     assert other.runners == ()
