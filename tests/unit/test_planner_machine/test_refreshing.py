@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestKey
 from qlm_planner.board import Board
 from qlm_planner.calls import event_entries, snapshot_of
@@ -14,7 +16,7 @@ from qlm_planner.events import EventEntry
 from qlm_planner.history import History
 from qlm_planner.policy import Policy
 from qlm_planner.refreshing import PAGE_GROUPS, refresh
-from qlm_planner.snapshot import EntryId, Snapshot
+from qlm_planner.snapshot import EntryId, InstanceRow, Snapshot
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, World
@@ -197,3 +199,18 @@ async def test_after_a_failed_call_all_groups_are_read() -> None:
     asked = [call.group_ids for call in world.calls if isinstance(call, ReadOverview)]
     assert len(asked) > 1
     assert asked[1] is None
+
+
+def test_where_models_are_is_no_part_of_what_terms_are_kept_by() -> None:
+    """Agents tell it with each look; their heartbeats keep a slot up to date, so that it counts of an instance that is new here."""
+    facts = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m", "n", "o"))
+    board = Board(slo_band=0)
+    for active, warm, since_s in (("m", ("n",), 5.0), ("n", ("m", "o"), 0.0)):
+        told = replace(facts, active_model=active, warm_models=warm, loading_since_s=since_s)
+        row = InstanceRow(facts=told, alive=True)
+        found = Snapshot(
+            plan_version=0, unplaced=0, queues=(), groups={}, instances=(row,), incarnations={"a/1": True}, last_event_id=(0, 0)
+        )
+        board.load_slots(found, 10.0)
+        slot = board.slots["a"]
+        assert (slot.facts, slot.active_model, slot.warm_models) == (facts, "m", ("n",))
