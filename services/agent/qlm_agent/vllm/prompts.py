@@ -9,6 +9,12 @@ from typing import Any
 
 from qlm_core.simulated_model import chat_text
 
+REPLACEMENT = "\ufffd"
+"""What a decoder makes of bytes that are no character, or none yet."""
+
+CHARACTER_TOKENS_MAX = 4
+"""Most tokens of one character, a byte each: what ends in no character after so many is not the beginning of one."""
+
 
 class ModelText:
     """`folder`: of the weights; `tokenizer`: as vLLM loaded it; `chat_template`: a path, "" for the model's own."""
@@ -37,10 +43,37 @@ class ModelText:
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
         """Decodes tokens that come after others, one by one; None while a character is not complete."""
-        from tokenizers.decoders import DecodeStream
+        return NewText(lambda ids: self._fast.decode(ids, skip_special_tokens=True), before).feed
 
-        stream = DecodeStream(ids=list(before), skip_special_tokens=True)
-        return lambda token: stream.step(self._fast, token)
+
+class NewText:
+    """What each token adds to the text of those `before` it. A decoder needs some of the tokens before a token, and may read them otherwise
+    with it than without it: then all is new from where the two texts part. (The library's own stream raises there, and tells the text of
+    all `before` as new where that ends within a character.)"""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> None:
+        self._decode = decode
+        self._ids = list(before)
+        self._told = len(self._ids)  # of which `_text` is the text
+        self._text = decode(self._ids)
+
+    def feed(self, token: int) -> str | None:
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        new = text[_same(self._text, text) :]
+        if (not new or text.endswith(REPLACEMENT)) and len(self._ids) - self._told < CHARACTER_TOKENS_MAX:
+            return None
+        del self._ids[: self._told]
+        self._told = len(self._ids)
+        self._text = self._decode(self._ids)
+        return new or None
+
+
+def _same(one: str, other: str) -> int:
+    """So many characters at the start of both are the same."""
+    if other.startswith(one):
+        return len(one)
+    return next((at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), min(len(one), len(other)))
 
 
 def eos_ids(folder: Path, of_tokenizer: int | None) -> set[int]:

@@ -1,0 +1,82 @@
+"""Output tokens as text in an engine's process, by which stop strings are found."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from qlm_agent.vllm.prompts import NewText
+from qlm_agent.vllm.stop_strings import TokenStops
+
+HELLO, X, SPACE_X = 257, 258, 259
+
+
+@pytest.fixture(params=["bytes", "pieces"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """One token a byte (token of byte b: b + 1), in the two ways that models have: all tokens are bytes, or those of rare characters."""
+    if request.param == "bytes":
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        by_byte = [letter for _, letter in sorted((_byte_of(letter), letter) for letter in letters)]
+        vocabulary = {"<unk>": 0, **{letter: byte + 1 for byte, letter in enumerate(by_byte)}, "Ġhello": HELLO, "xx": X, "Ġx": SPACE_X}
+        made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        made.decoder = decoders.ByteLevel()
+        return made
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "▁hello": HELLO, "xx": X, "▁x": SPACE_X}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return made
+
+
+def _byte_of(letter: str) -> int:
+    """The byte that a letter of the byte-level alphabet stands for."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return ord(letter) if ord(letter) in plain else others[ord(letter) - 256]
+
+
+def ids_of(text: str) -> list[int]:
+    return [byte + 1 for byte in text.encode()]
+
+
+def pieces(tokenizer: Tokenizer, before: list[int], tokens: list[int]) -> list[str | None]:
+    text = NewText(tokenizer.decode, before)
+    return [text.feed(token) for token in tokens]
+
+
+def test_a_character_is_told_with_its_last_token(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, [HELLO], [*ids_of("é"), SPACE_X, *ids_of("😀"), X]) == [None, "é", " x", None, None, None, "😀", "xx"]
+
+
+def test_a_token_without_text_takes_nothing_from_the_next(tokenizer: Tokenizer) -> None:
+    tokenizer.add_special_tokens(["<eos>"])
+    end = tokenizer.token_to_id("<eos>")
+    assert end is not None
+    assert pieces(tokenizer, [HELLO], [SPACE_X, end, SPACE_X]) == [" x", None, " x"]
+
+
+def test_what_comes_before_is_not_new_where_it_ends_within_a_character(tokenizer: Tokenizer) -> None:
+    before = [HELLO, SPACE_X, *ids_of("😀")[:2]]
+    assert pieces(tokenizer, before, [*ids_of("😀")[2:], X]) == [None, "😀", "xx"]
+    stops = TokenStops([" x"], NewText(tokenizer.decode, before).feed)
+    assert stops.feed([*ids_of("😀")[2:], X]) == ([*ids_of("😀")[2:], X], False), "the prompt's text is no stop string"
+
+
+def test_what_comes_before_is_not_new_where_it_ends_with_a_replacement_character(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, [HELLO, *ids_of("\ufffd")], [X, SPACE_X]) == ["xx", " x"]
+
+
+def test_bytes_that_are_no_character_change_what_they_follow(tokenizer: Tokenizer) -> None:
+    """Of bytes that are not all characters some decoders make replacement characters of all of them."""
+    half = ids_of("é")[0]
+    told = pieces(tokenizer, [HELLO], [*ids_of("é"), half, X, SPACE_X])
+    assert told[:3] == [None, "é", None]
+    assert told[3] is not None
+    assert told[3].strip("\ufffd") == "xx"
+    assert told[4] == " x"
+
+
+def test_bytes_that_never_become_a_character_are_told(tokenizer: Tokenizer) -> None:
+    half = ids_of("é")[0]
+    told = pieces(tokenizer, [HELLO], [half] * 50)
+    assert sum(each is not None for each in told) >= 12, "what has no text is held back by whoever looks for stop strings"
+    assert pieces(tokenizer, [HELLO], [*[half] * 8, X])[-1] == "xx"
