@@ -264,3 +264,19 @@ def test_a_run_whose_prefix_others_hold_needs_only_the_rest(vllm: InProcess) -> 
     cached = vllm.core.vllm_config.cache_config.enable_prefix_caching
     assert vllm.scheduler.preemptions == (0 if cached else 1)
     vllm.finish("urgent")
+
+
+@pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")  # of vLLM's own call of xgrammar
+def test_an_urgent_run_with_a_grammar_has_a_seat_as_soon_as_the_grammar_is_there() -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    vllm = InProcess(gpu_blocks=GPU_BLOCKS, seats=SEATS, host_blocks=0, skip_tokenizer_init=False)
+    try:
+        fill_seats(vllm, answer=160, priority=5)
+        grammar = StructuredOutputsParams(regex="[a-z]{40}")
+        vllm.add("urgent", prompt=prompt_of(90, 50), answer=4, priority=0, sampling={"structured_outputs": grammar})
+        vllm.finish("urgent")
+        assert vllm.scheduler.preemptions == 1
+        assert not vllm.finished & {"r0", "r1", "r2", "r3"}
+    finally:
+        vllm.close()

@@ -82,10 +82,14 @@ class PolicyScheduling(Scheduler):
         due = self._reorder_at_s is not None and now_s >= self._reorder_at_s
         if not self.waiting or not (self._unordered or due):
             return
+        # Nobody makes room for a request until its grammar is there, which nothing tells.
+        compiling = any(
+            request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not _has_grammar(request) for request in self.waiting
+        )
         self._order_waiting(now_s)
         if self._make_room(now_s):
             self._order_waiting(now_s)
-        self._unordered = False
+        self._unordered = compiling
         self._reorder_at_s = self.engine_policy.next_wakeup_s(now_s)
 
     def _order_waiting(self, now_s: float) -> None:
@@ -155,6 +159,8 @@ class PolicyScheduling(Scheduler):
 
     def _is_held_back(self, request: Request) -> bool:
         """Whether vLLM would not admit it in this step whatever room there is."""
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:  # which vLLM looks at only where there is room
+            return not _has_grammar(request)
         return self._is_blocked_waiting_status(request.status) or (request.num_stale_output_tokens > 0 and not request.drop_stale_output)
 
     def _seats_free(self) -> int:
@@ -191,3 +197,9 @@ class PolicyScheduling(Scheduler):
                 block_tokens = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
                 blocks += max(0, -(-end // block_tokens) - len(held))
         return blocks
+
+
+def _has_grammar(request: Request) -> bool:
+    """Whether the grammar of its structured output is compiled."""
+    structured = request.structured_output_request
+    return structured is not None and structured.grammar is not None and not isinstance(structured.grammar, Exception)
