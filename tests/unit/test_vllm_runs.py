@@ -95,6 +95,29 @@ def test_held_tokens_are_told_where_the_run_ends_otherwise(runs: Runs) -> None:
     assert (tokens, last.finish) == ([100, 101, 102], "length")
 
 
+class BreakingRunner(CountingRunner):
+    """vLLM ends the run with an error after its fourth token."""
+
+    def step(self) -> list[Made]:
+        made = super().step()
+        for each in made:
+            if each.tokens == [103]:
+                self.abort([each.run_id])
+                each.failure = FailureKind.BROKEN.value
+        return made
+
+
+def test_held_tokens_are_left_to_the_next_attempt_where_the_engine_broke() -> None:
+    """It would not find the stop string that begins in them."""
+    broken = Runs(BreakingRunner(), context_tokens=100)
+    assert broken.add(1.0, plan(stop=["ghi"])) is None
+    tokens, last = told(broken)
+    assert (tokens, last.failure) == ([100, 101, 102], FailureKind.BROKEN.value)
+    again = Runs(CountingRunner(), context_tokens=100)
+    assert again.add(1.0, plan(stop=["ghi"], produced=tokens)) is None
+    assert told(again)[0] == [], "the stop string is found over the seam"
+
+
 @pytest.mark.parametrize("top", [0, 2])
 @pytest.mark.parametrize(("stop", "expected"), [(["fg"], [100, 101]), (["klm"], [100, 101, 102, 103, 104, 105]), ([], range(100, 106))])
 def test_log_probabilities_are_told_with_their_tokens(runs: Runs, top: int, stop: list[str], expected: Sequence[int]) -> None:

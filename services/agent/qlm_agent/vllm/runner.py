@@ -240,8 +240,8 @@ class Runs:
                 if not made.finish:
                     self.runner.abort([made.run_id])
                 made.finish, made.failure, made.message = FinishReason.STOP.value, "", ""
-            elif made.finish or made.failure:
-                tokens += run.stop.flush()
+            elif made.finish or made.failure not in ("", FailureKind.BROKEN.value):
+                tokens += run.stop.flush()  # but not where another attempt goes on: it makes them again, and finds a stop string in them
             made.tokens = tokens
         if made.finish == FinishReason.LENGTH.value:
             plan = run.plan
