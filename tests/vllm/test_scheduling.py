@@ -131,6 +131,22 @@ def test_nobody_is_preempted_where_that_does_not_make_room(vllm: InProcess) -> N
     vllm.finish("urgent")
 
 
+def test_an_urgent_run_is_looked_at_again_when_another_ended(vllm: InProcess) -> None:
+    """What could not be freed for it before can be then."""
+    vllm.add("kept", prompt=prompt_of(0, 300), answer=10, priority=0)  # 10 blocks
+    for number in range(2):
+        vllm.add(f"r{number}", prompt=prompt_of(number + 1, 150), answer=150, priority=5)  # 5 blocks each, 10 at the end
+    vllm.step(4)
+    vllm.add("urgent", prompt=prompt_of(90, 480), answer=10, priority=0)  # 15 blocks, and 14 can be had
+    vllm.step(2)
+    assert vllm.scheduler.preemptions == 0
+    vllm.finish("kept")
+    vllm.step(3)
+    assert vllm.scheduler.preemptions == 1
+    assert vllm.made["urgent"]
+    vllm.finish("urgent", "r0", "r1")
+
+
 class FirstIsVictim(FirstComeFirstServed):
     """The oldest gives up its KV: vLLM by itself takes the latest in its batch."""
 

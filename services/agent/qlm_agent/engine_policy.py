@@ -27,7 +27,8 @@ class EnginePolicy(Protocol):
     """Times are seconds of the engine's clock. Answers name runs that were shown, each at most once."""
 
     def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
-        """All waiting runs, who is to be admitted first first. Asked again when the waiting runs changed, or at `next_wakeup_s`."""
+        """All waiting runs, who is to be admitted first first. Asked again when the waiting runs changed or a run ended, or at
+        `next_wakeup_s`."""
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
         """Running runs that give up their place for the first of `waiting`, who gives up first first. Asked right after `order`, with the

@@ -74,6 +74,7 @@ class PolicyScheduling(Scheduler):
         if urgency is not None:
             del self._by_run_id[urgency.run_id]
         self._preempted.pop(request.request_id, None)
+        self._unordered = True  # with the room that it leaves, who gives way may make enough of it
         return super()._free_request(request, delay_free_blocks)
 
     # Order ------------------------------------------------------------------------------------------------------------
