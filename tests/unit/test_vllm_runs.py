@@ -243,6 +243,7 @@ async def test_an_offload_answers_with_who_is_away(process: Process) -> None:
 
 async def test_an_offload_waits_for_who_is_on_the_way_and_not_for_who_lost_its_kv(process: Process) -> None:
     process.runner.leaves_late = True
+    process.runner.stopped = {"leaves", "loses its KV"}  # they do not end before the call comes
     for run_id in ("leaves", "loses its KV"):
         process.add(run_id, 40)
     answer = asyncio.create_task(process.child.call("offload", runs=["leaves", "loses its KV"]))
