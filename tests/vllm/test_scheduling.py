@@ -147,6 +147,19 @@ def test_an_urgent_run_is_looked_at_again_when_another_ended(vllm: InProcess) ->
     vllm.finish("urgent", "r0", "r1")
 
 
+def test_an_urgent_run_that_came_during_a_pause_has_its_seat_after_it(vllm: InProcess) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    fill_seats(vllm, priority=5)
+    vllm.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    vllm.add("urgent", prompt=prompt_of(90, 50), answer=4, priority=0)
+    vllm.scheduler.schedule()  # as steps do that only move KV
+    assert vllm.scheduled == {}
+    vllm.scheduler.set_pause_state(PauseState.UNPAUSED)
+    vllm.step()
+    assert len(vllm.made["urgent"]) == 1
+
+
 class FirstIsVictim(FirstComeFirstServed):
     """The oldest gives up its KV: vLLM by itself takes the latest in its batch."""
 

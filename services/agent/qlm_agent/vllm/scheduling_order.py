@@ -83,14 +83,14 @@ class PolicyScheduling(Scheduler):
         due = self._reorder_at_s is not None and now_s >= self._reorder_at_s
         if not self.waiting or not (self._unordered or due):
             return
-        # Nobody makes room for a request until its grammar is there, which nothing tells.
+        # Nobody makes room for a request until its grammar is there and the engine goes on, which nothing tells.
         compiling = any(
             request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not _has_grammar(request) for request in self.waiting
         )
         self._order_waiting(now_s)
         if self._make_room(now_s):
             self._order_waiting(now_s)
-        self._unordered = compiling
+        self._unordered = compiling or self._pause_state is not PauseState.UNPAUSED
         self._reorder_at_s = self.engine_policy.next_wakeup_s(now_s)
 
     def _order_waiting(self, now_s: float) -> None:
