@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from qlm_core.errors import ConfigError, InvalidRequest
 from qlm_gateway.chat_template import ChatTemplate
@@ -45,6 +45,19 @@ def metaspace_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=120, show_progress=False)
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 20, trainer)
     path = tmp_path_factory.mktemp("llama") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def byte_fallback_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As of Llama 2 and its kin: characters that are no tokens are a token a byte."""
+    letters = {letter: 257 + place for place, letter in enumerate(["a", "▁", "▁a"])}
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, **letters}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    path = tmp_path_factory.mktemp("llama2") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
 
@@ -88,6 +101,19 @@ def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str
     start = min(start, len(ids))
     first = text.detokenizer()
     assert "".join(first.feed([token]) for token in ids[:start]) + pieces(text, ids, list(range(99)), start) == " ".join(words)
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.text(alphabet="a 漢é😀", max_size=24), cuts=st.lists(st.integers(0, 60), max_size=20), start=st.integers(0, 60))
+def test_characters_of_a_token_a_byte_are_whole_however_many_stand_in_a_row(
+    byte_fallback_path: Path, content: str, cuts: list[int], start: int
+) -> None:
+    text = ExactText(str(byte_fallback_path), "")
+    ids = text.encode(content, special_tokens=False)
+    assert ids is not None
+    assert pieces(text, ids, cuts) == pieces(text, ids, list(range(len(ids)))) == text.decode(ids) == content
+    start = min(start, len(ids))
+    assert text.detokenizer().feed(ids[:start]) + pieces(text, ids, cuts, start) == content
 
 
 def test_output_of_random_tokens_is_the_same_in_parts(tokenizer_path: Path) -> None:

@@ -14,6 +14,9 @@ from qlm_gateway.model_text import CONTEXT_TOKENS, Detokenizer
 REPLACEMENT = "\ufffd"
 """What a decoder makes of bytes that are no character yet."""
 
+CHARACTER_TOKENS_MAX = 4
+"""Most tokens of one character: a byte each."""
+
 
 class ExactText:
     """A model's tokenizer.json and chat template. Raises ConfigError where they cannot be read."""
@@ -50,32 +53,51 @@ class ExactText:
 
 class _ExactDetokenizer:
     """Decodes a short window of the last tokens, and gives what the new ones add to it: decoders strip or add blanks at the start of a
-    text and need several tokens for one character, so tokens cannot be decoded one by one."""
+    text and need several tokens for one character, so tokens cannot be decoded one by one. Some make replacement characters of all bytes
+    in a row when not all of them are characters, so a window begins with a character, and one that is incomplete is left out at its end."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._window = list(before[-CONTEXT_TOKENS:])
-        self._given = self._complete()
+        self._window: list[int] = []
+        self._given = ""
+        self._begin(list(before[-CONTEXT_TOKENS:]))
 
     def feed(self, token_ids: Sequence[int]) -> str:
         self._window.extend(token_ids)
-        text = self._complete()
+        text = self._complete(self._window)
         # A decoder that changed what it said before has nothing new to add until it is longer.
         new = text[len(self._given) :]
         if new:
             self._given = text
-        if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode().endswith(REPLACEMENT):
-            self._window = self._window[-CONTEXT_TOKENS:]
-            self._given = self._complete()
+        if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode(self._window).endswith(REPLACEMENT):
+            self._begin(self._window[-CONTEXT_TOKENS:])
         return new
 
     def flush(self) -> str:
-        return self._decode()[len(self._given) :]
+        return self._decode(self._window)[len(self._given) :]
 
-    def _decode(self) -> str:
-        text: str = self._tokenizer.decode(self._window)
+    def _begin(self, window: list[int]) -> None:
+        """With these tokens, which may begin within a character, as given."""
+        self._window = window
+        self._given = self._complete(window)
+        for left_out in range(1, CHARACTER_TOKENS_MAX):
+            if self._given and not self._given.startswith(REPLACEMENT):
+                return
+            given = self._complete(window[left_out:])
+            if given and not given.startswith(REPLACEMENT):
+                self._window, self._given = window[left_out:], given
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids)
         return text
 
-    def _complete(self) -> str:
-        """The window's text without an incomplete character at its end."""
-        return self._decode().rstrip(REPLACEMENT)
+    def _complete(self, token_ids: Sequence[int]) -> str:
+        """Their text without an incomplete character at its end."""
+        text = self._decode(token_ids)
+        for left_out in range(1, CHARACTER_TOKENS_MAX):
+            if not text.endswith(REPLACEMENT):
+                return text
+            shorter = self._decode(token_ids[:-left_out])
+            if shorter and not shorter.endswith(REPLACEMENT):
+                return shorter
+        return text.rstrip(REPLACEMENT)
