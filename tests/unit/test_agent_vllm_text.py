@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from qlm_agent.vllm.prompts import NewText
+from qlm_agent.vllm.prompts import NewText, eos_ids
 from qlm_agent.vllm.stop_strings import TokenStops
 
 HELLO, X, SPACE_X = 257, 258, 259
@@ -80,3 +83,19 @@ def test_bytes_that_never_become_a_character_are_told(tokenizer: Tokenizer) -> N
     told = pieces(tokenizer, [HELLO], [half] * 50)
     assert sum(each is not None for each in told) >= 12, "what has no text is held back by whoever looks for stop strings"
     assert pieces(tokenizer, [HELLO], [*[half] * 8, X])[-1] == "xx"
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({}, {2}),
+        ({"generation_config.json": [7, 9], "config.json": 8}, {2, 7, 9}),
+        ({"config.json": [7, 9]}, {2, 7, 9}),
+        ({"generation_config.json": None, "config.json": 8}, {2}),
+    ],
+)
+def test_what_ends_an_answer_is_what_vllm_reads(tmp_path: Path, files: dict[str, object], ends: set[int]) -> None:
+    """It reads config.json where a model has no generation_config.json."""
+    for name, said in files.items():
+        (tmp_path / name).write_text(json.dumps({} if said is None else {"eos_token_id": said}))
+    assert eos_ids(tmp_path, 2) == ends

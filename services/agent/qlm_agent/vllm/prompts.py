@@ -77,10 +77,11 @@ def _same(one: str, other: str) -> int:
 
 
 def eos_ids(folder: Path, of_tokenizer: int | None) -> set[int]:
-    """The tokens that end an answer: of the tokenizer and of generation_config.json."""
+    """The tokens that end an answer: of the tokenizer, and of generation_config.json or, where there is none, of config.json."""
     found = set() if of_tokenizer is None else {of_tokenizer}
+    name = "generation_config.json" if (folder / "generation_config.json").exists() else "config.json"
     try:
-        said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+        said = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
         return found
     return found | {each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)}
