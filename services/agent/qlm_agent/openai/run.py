@@ -168,6 +168,7 @@ class Run:
         text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
         if not isinstance(text, str) or not isinstance(reason, str | None):
             raise ServerNonsense(f"{url}: a chunk without text")
+        reason = reason or None  # some servers say "" of an answer that goes on
         if self.model.tells_text:
             return Piece(text), reason
         if ids is None and text:

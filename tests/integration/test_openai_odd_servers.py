@@ -1,0 +1,100 @@
+"""The openai engine on servers that say the same as vLLM's in other words, and on some that say nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from aiohttp import web
+
+from qlm_agent.engine import EngineOutput, EngineRequest, FinishReason, TextPrompt, Tier
+from qlm_agent.openai.building import openai_engine
+from qlm_agent.openai.engine import OpenAiEngine
+from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.model import ModelSpec
+
+DEADLINE_S = 30.0
+
+
+class OddServer:
+    """Answers completions with `body`, in this loop."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> OddServer:
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def says(self, *chunks: object) -> None:
+        """These events and the end of the stream."""
+        self.body = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(self.body)
+        return response
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[OddServer]:
+    server = await OddServer().start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def engine(server: OddServer) -> AsyncIterator[OpenAiEngine]:
+    engine = engine_of(server)
+    await engine.start()
+    await engine.load_model("m", Tier.ACTIVE)
+    yield engine
+    await engine.stop()
+
+
+def engine_of(server: OddServer, **settings: object) -> OpenAiEngine:
+    values = {"base_url": server.url, "output": "text", "poll_s": 0.05, "tell_every_s": 0.001, **settings}
+    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+    return openai_engine(OpenAiSettings.model_validate(values), specs, {"m": 10_000}, 32)
+
+
+async def answer(engine: OpenAiEngine, run_id: str = "r") -> tuple[str, EngineOutput]:
+    """The text of a run and its last output."""
+    prompt = TextPrompt(text="say something")
+    await engine.add(EngineRequest(run_id=run_id, model="m", prompt=prompt, prompt_tokens=2, output_tokens_max=100))
+    text = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            for output in await engine.outputs():
+                text += "".join(output.pieces)
+                if output.finish is not None or output.failure is not None:
+                    return text, output
+
+
+def words(*texts: object, finish: Sequence[object]) -> list[object]:
+    """Chunks of these texts with these finish reasons."""
+    return [{"choices": [{"index": 0, "text": text, "finish_reason": reason}]} for text, reason in zip(texts, finish, strict=True)]
+
+
+async def test_an_empty_finish_reason_is_none(server: OddServer, engine: OpenAiEngine) -> None:
+    """As Text Generation Inference streams."""
+    server.says(*words("one", " two", " three", finish=["", "", "eos_token"]))
+    text, end = await answer(engine)
+    assert (text, end.finish) == ("one two three", FinishReason.STOP)
