@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from aiohttp import web
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FinishReason, TextPrompt, Tier
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, TextPrompt, Tier
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.settings import OpenAiSettings
@@ -98,3 +98,19 @@ async def test_an_empty_finish_reason_is_none(server: OddServer, engine: OpenAiE
     server.says(*words("one", " two", " three", finish=["", "", "eos_token"]))
     text, end = await answer(engine)
     assert (text, end.finish) == ("one two three", FinishReason.STOP)
+
+
+@pytest.mark.parametrize("last", [{"text": None}, {}], ids=["null", "none"])
+async def test_the_last_chunk_may_be_without_text(server: OddServer, engine: OpenAiEngine, last: dict[str, object]) -> None:
+    """Servers that leave out what is empty."""
+    server.says(*words("one", None, " two", finish=[None, None, None]), {"choices": [{"index": 0, "finish_reason": "stop", **last}]})
+    text, end = await answer(engine)
+    assert (text, end.finish, end.failure) == ("one two", FinishReason.STOP, None)
+
+
+async def test_the_chunks_of_a_chat_are_no_text(server: OddServer, engine: OpenAiEngine) -> None:
+    server.says({"choices": [{"delta": {"content": "one"}, "finish_reason": None}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    text, end = await answer(engine)
+    assert text == ""
+    assert end.failure is not None
+    assert (end.failure.kind, "without text" in end.failure.message) == (FailureKind.BROKEN, True)

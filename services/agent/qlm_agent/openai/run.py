@@ -166,7 +166,9 @@ class Run:
             return Piece(""), None
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
-        if not isinstance(text, str) or not isinstance(reason, str | None):
+        if text is None and (reason or "text" in choice):
+            text = ""  # some servers leave out, or null, what is empty
+        if not isinstance(text, str) or not isinstance(reason, str | None) or "delta" in choice:
             raise ServerNonsense(f"{url}: a chunk without text")
         reason = reason or None  # some servers say "" of an answer that goes on
         if self.model.tells_text:
