@@ -114,3 +114,10 @@ async def test_the_chunks_of_a_chat_are_no_text(server: OddServer, engine: OpenA
     assert text == ""
     assert end.failure is not None
     assert (end.failure.kind, "without text" in end.failure.message) == (FailureKind.BROKEN, True)
+
+
+async def test_half_a_character_is_no_reason_to_fail(server: OddServer, engine: OpenAiEngine) -> None:
+    """Servers that count in UTF-16 may cut an emoji in two; neither half can be stored, or sent to anybody."""
+    server.says(*words("a \ud83d", "\ude00 b", "\ude00", finish=[None, None, "stop"]))
+    text, end = await answer(engine)
+    assert (text.encode().decode(), end.finish) == ("a 😀 b�", FinishReason.STOP)

@@ -58,6 +58,7 @@ class Run:
         self.prompt_tokens = request.prompt_tokens
         self.told = False
         self._heard = False
+        self._half = ""  # of a character
         self._tell = tell
         self._flowing = flowing
         self._doubt = doubt
@@ -172,7 +173,7 @@ class Run:
             raise ServerNonsense(f"{url}: a chunk without text")
         reason = reason or None  # some servers say "" of an answer that goes on
         if self.model.tells_text:
-            return Piece(text), reason
+            return Piece(self._characters(text, last=reason is not None)), reason
         if ids is None and text:
             raise ServerNonsense(f"{url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
         try:
@@ -185,6 +186,15 @@ class Run:
             except ValueError as error:
                 raise ServerNonsense(f"{url}: {error}") from error
         return made, reason
+
+    def _characters(self, text: str, *, last: bool) -> str:
+        """Text that can be stored: a server that counts in UTF-16 may cut a character in two, whose first half waits for the second."""
+        text, self._half = self._half + text, ""
+        if text.isascii():
+            return text
+        if not last and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _finish_reason(self, reason: str | None, made: Piece) -> FinishReason | None:
         if reason is None:
