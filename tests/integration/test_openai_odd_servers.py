@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from aiohttp import web
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, TextPrompt, Tier
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, TextPrompt, Tier
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.settings import OpenAiSettings
@@ -19,10 +19,11 @@ DEADLINE_S = 30.0
 
 
 class OddServer:
-    """Answers completions with `body`, in this loop."""
+    """Answers completions with `body`, in this loop. `statuses`: of its next answers about its models."""
 
     def __init__(self) -> None:
         self.body = b""
+        self.statuses: list[int] = []
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -44,7 +45,7 @@ class OddServer:
         self.body = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"data": [{"id": "m"}]})
+        return web.json_response({"data": [{"id": "m"}]}, status=self.statuses.pop(0) if self.statuses else 200)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -121,3 +122,21 @@ async def test_half_a_character_is_no_reason_to_fail(server: OddServer, engine: 
     server.says(*words("a \ud83d", "\ude00 b", "\ude00", finish=[None, None, "stop"]))
     text, end = await answer(engine)
     assert (text.encode().decode(), end.finish) == ("a 😀 b�", FinishReason.STOP)
+
+
+async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(server: OddServer) -> None:
+    """It was down, answers once, and is down: nobody would tell that the model is lost, since nothing changed."""
+    server.statuses = [500, 200, 500]
+    engine = engine_of(server, poll_s=600.0)
+    await engine.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(server.statuses) > 2:
+                await engine.outputs()
+        with pytest.raises(ModelLoadFailed, match="went away"):
+            await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().active_model == ""
+        await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().active_model == "m"
+    finally:
+        await engine.stop()

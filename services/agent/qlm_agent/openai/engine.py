@@ -87,6 +87,7 @@ class OpenAiEngine:
             watch = self._watch(model)
             await watch.look()  # how much KV there is
             if not watch.up:
+                self._tiers.lost()
                 raise ModelLoadFailed(f"{self._models[model].server.base_url} went away while {model} was loaded")
             if not self._capacity(model):
                 self._tiers.lost()
