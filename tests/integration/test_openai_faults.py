@@ -253,6 +253,14 @@ async def test_a_model_is_loaded_where_its_server_has_it(make: Callable[..., Ope
     await engine.stop()
 
 
+async def test_a_key_may_come_from_a_file_with_a_newline(make: Callable[..., OpenAiEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", f"{KEY}\n")
+    engine = make()
+    await engine.start()
+    await engine.load_model("m", Tier.ACTIVE)
+    await engine.stop()
+
+
 async def loaded(engine: OpenAiEngine) -> None:
     """Loads its model as the agent does: again and again."""
     async with asyncio.timeout(DEADLINE_S):
@@ -312,6 +320,11 @@ async def test_settings_that_do_not_fit_are_named(make: Callable[..., OpenAiEngi
         make(models={"other": {}})
     with pytest.raises(ConfigError, match=r"agent\.openai\.sleep"):
         make(sleep=True)
+    with pytest.raises(ConfigError, match=r"agent\.openai\.base_url"):
+        make(base_url="http://user:word@127.0.0.1")
+    monkeypatch.setenv("SERVER_KEY", "two\nlines")
+    with pytest.raises(ConfigError, match="SERVER_KEY has characters"):
+        make()
     monkeypatch.delenv("SERVER_KEY")
     with pytest.raises(ConfigError, match="SERVER_KEY"):
         make()

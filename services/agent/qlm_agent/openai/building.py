@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.run import RemoteModel
@@ -31,9 +32,13 @@ def openai_engine(
     urls = {name: (place.base_url or settings.base_url).rstrip("/") for name, place in places.items()}
     if settings.sleep and len(set(urls.values())) < len(urls):
         raise ConfigError("agent.openai.sleep: each model needs a server of its own (agent.openai.models.NAME.base_url)")
-    api_key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
+    api_key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""  # files of secrets end with a newline
     if settings.api_key_env and not api_key:
         raise ConfigError(f"agent.openai.api_key_env: the environment has no {settings.api_key_env}")
+    if not api_key.isprintable():
+        raise ConfigError(f"agent.openai.api_key_env: {settings.api_key_env} has characters that no HTTP header may have")
+    if api_key and any(urlsplit(url).username is not None for url in urls.values()):
+        raise ConfigError("agent.openai.base_url: it names a user, and api_key_env a key; a server takes one of them")
     timeouts = Timeouts(
         connect_s=settings.connect_timeout_s,
         call_s=settings.call_timeout_s,
