@@ -261,6 +261,14 @@ async def test_a_key_may_come_from_a_file_with_a_newline(make: Callable[..., Ope
     await engine.stop()
 
 
+async def test_a_name_that_cannot_be_looked_up_is_a_server_that_is_not_there(make: Callable[..., OpenAiEngine]) -> None:
+    engine = make(base_url="http://a..b")
+    await engine.start()
+    with pytest.raises(ModelLoadFailed, match=r"http://a\.\.b/v1/models: "):
+        await engine.load_model("m", Tier.ACTIVE)
+    await engine.stop()
+
+
 async def loaded(engine: OpenAiEngine) -> None:
     """Loads its model as the agent does: again and again."""
     async with asyncio.timeout(DEADLINE_S):

@@ -158,7 +158,7 @@ class OpenAiServer:
                 return await _bounded(response)
         except TimeoutError as error:
             raise ServerSilent(f"{self.base_url}{path}: no answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # the last: a name that cannot be one
             raise self._unreachable(path, error) from error
 
     async def _refusal(self, path: str, response: aiohttp.ClientResponse) -> ServerRefused:
