@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from aiohttp import web
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, TextPrompt, Tier
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, TextPrompt, Tier
+from qlm_agent.openai import run as run_module
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
+from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.openai.settings import OpenAiSettings
 from qlm_core.model import ModelSpec
 
@@ -19,17 +22,20 @@ DEADLINE_S = 30.0
 
 
 class OddServer:
-    """Answers completions with `body`, in this loop. `statuses`: of its next answers about its models."""
+    """Answers completions with `body`, in this loop. `statuses`: of its next answers about its models; `busy`: how many calls about tokens
+    it is too busy for. Its token 0 is an "a"."""
 
     def __init__(self) -> None:
         self.body = b""
         self.statuses: list[int] = []
+        self.busy = 0
         self.url = ""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> OddServer:
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        app.add_routes([web.post("/tokenize", self._tokenize), web.post("/detokenize", self._detokenize)])
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -46,6 +52,18 @@ class OddServer:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"data": [{"id": "m"}]}, status=self.statuses.pop(0) if self.statuses else 200)
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        return self._busy() or web.json_response({"tokens": [1, 2]})
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        ids = (await request.json())["tokens"]
+        return self._busy() or web.json_response({"prompt": "".join(chr(ord("a") + token) for token in ids)})
+
+    def _busy(self) -> web.StreamResponse | None:
+        """Or none, where its turn to be so is over."""
+        self.busy -= 1
+        return web.json_response({"error": {"message": "overloaded"}}, status=503) if self.busy >= 0 else None
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -76,15 +94,17 @@ def engine_of(server: OddServer, **settings: object) -> OpenAiEngine:
     return openai_engine(OpenAiSettings.model_validate(values), specs, {"m": 10_000}, 32)
 
 
-async def answer(engine: OpenAiEngine, run_id: str = "r") -> tuple[str, EngineOutput]:
-    """The text of a run and its last output."""
+async def answer(engine: OpenAiEngine, *, stop: tuple[str, ...] = ()) -> tuple[str, EngineOutput]:
+    """The text (or the tokens as text) of a run and its last output."""
     prompt = TextPrompt(text="say something")
-    await engine.add(EngineRequest(run_id=run_id, model="m", prompt=prompt, prompt_tokens=2, output_tokens_max=100))
+    await engine.add(
+        EngineRequest(run_id="r", model="m", prompt=prompt, prompt_tokens=2, output_tokens_max=100, sampling=Sampling(stop=stop))
+    )
     text = ""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             for output in await engine.outputs():
-                text += "".join(output.pieces)
+                text += "".join(output.pieces) + "".join(chr(ord("a") + token) for token in array("I", output.token_ids))
                 if output.finish is not None or output.failure is not None:
                     return text, output
 
@@ -138,5 +158,26 @@ async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(se
         assert engine.stats().active_model == ""
         await engine.load_model("m", Tier.ACTIVE)
         assert engine.stats().active_model == "m"
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("stop", [(), ("cd",)], ids=["prompt", "stop"])
+async def test_a_server_too_busy_for_calls_about_tokens_is_asked_again(
+    server: OddServer, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "RETRY_MAX_S", 0.001)
+    engine = engine_of(server, output="tokens")
+    await engine.start()
+    try:
+        await engine.load_model("m", Tier.ACTIVE)
+        chunk = {"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": "length"}
+        server.says({"choices": [chunk]})
+        server.busy = 2
+        if stop:
+            monkeypatch.setattr(OpenAiServer, "tokenize", lambda server, body: asyncio.sleep(0.0, [1, 2]))
+        text, end = await answer(engine, stop=stop)
+        assert end.failure is None, end.failure
+        assert text == ("ab" if stop else "abcd")
     finally:
         await engine.stop()

@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
 from qlm_agent.logprobs import Records
@@ -17,6 +18,8 @@ from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.stop_strings import Found, Piece, StopStrings
 from qlm_core.simulated_model import TOKEN_BYTES, chat_text
+
+T = TypeVar("T")
 
 TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
@@ -91,15 +94,20 @@ class Run:
             self._finish(FinishReason.LENGTH if left <= 0 else FinishReason.STOP)
             return
         body = completion_body(self.model.remote, prompt, left, self.request.sampling, self.model.parameters)
+        await self._patiently(lambda: self._generate(body))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Tries again what may pass, but never a stream that has begun."""
         for attempt in range(1, TRIES_MAX + 1):
+            heard = self._heard
             try:
-                await self._generate(body)
-                return
+                return await call()
             except ServerError as error:
-                if self._heard or not error.passing or attempt == TRIES_MAX:
+                if self._heard is not heard or not error.passing or attempt == TRIES_MAX:
                     raise
                 asked_s = error.retry_after_s if isinstance(error, ServerRefused) else 0.0
                 await asyncio.sleep(max(asked_s, min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - 1))))
+        raise AssertionError("the last try returns or raises")
 
     async def _prompt(self) -> str | Sequence[int]:
         """Prompt and output so far, as the server takes them."""
@@ -122,7 +130,7 @@ class Run:
         return ids + list(_ids(request.produced))
 
     async def _tokenized(self, body: Mapping[str, object]) -> list[int]:
-        return await self.model.server.tokenize({"model": self.model.remote, **body})
+        return await self._patiently(lambda: self.model.server.tokenize({"model": self.model.remote, **body}))
 
     def _had_ended(self) -> bool:
         """What was produced ends with the end of an answer."""
@@ -214,7 +222,8 @@ class Run:
             return Piece(last.text[: found.at])
         count = 0
         while found.at and count < len(last.token_ids) - 1:
-            text = await self.model.server.detokenize(self.model.remote, last.token_ids[: count + 1])
+            ids = last.token_ids[: count + 1]
+            text = await self._patiently(partial(self.model.server.detokenize, self.model.remote, ids))
             dropped = last.text.startswith(" ") and not text.startswith(" ")  # decoders leave out the space before a first word
             if len(text) + dropped > found.at:
                 break
