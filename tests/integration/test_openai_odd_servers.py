@@ -181,3 +181,13 @@ async def test_a_server_too_busy_for_calls_about_tokens_is_asked_again(
         assert text == ("ab" if stop else "abcd")
     finally:
         await engine.stop()
+
+
+async def test_a_server_that_limits_how_often_it_is_asked_is_there(server: OddServer, engine: OpenAiEngine) -> None:
+    server.statuses = [429] * 3
+    async with asyncio.timeout(DEADLINE_S):
+        while server.statuses:
+            await asyncio.sleep(0.01)
+    assert engine.stats().active_model == "m"
+    server.says(*words("one", finish=["stop"]))
+    assert (await answer(engine))[0] == "one"

@@ -17,6 +17,8 @@ from qlm_agent.openai.errors import ServerError, ServerRefused, ServerSilent
 from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.openai.server_load import ServerLoad, read_load
 
+LIMITED = 429
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -74,7 +76,9 @@ class LoadWatch:
             await self._server.models()
             await self._read_load()
         except ServerError as error:
-            if not (self._heard and isinstance(error, ServerSilent)):
+            busy = self._heard and isinstance(error, ServerSilent)
+            limited = isinstance(error, ServerRefused) and error.status == LIMITED  # it is there, and was asked too often
+            if not busy and not limited:
                 self._is_down(error)
             return
         if not self.up:
