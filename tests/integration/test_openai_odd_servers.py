@@ -23,12 +23,13 @@ DEADLINE_S = 30.0
 
 class OddServer:
     """Answers completions with `body`, in this loop. `statuses`: of its next answers about its models; `busy`: how many calls about tokens
-    it is too busy for. Its token 0 is an "a"."""
+    it is too busy for; `holds`: whether its streams have no end. Its token 0 is an "a"."""
 
     def __init__(self) -> None:
         self.body = b""
         self.statuses: list[int] = []
         self.busy = 0
+        self.holds = False
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -69,6 +70,8 @@ class OddServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(self.body)
+        if self.holds:
+            await asyncio.sleep(3600.0)
         return response
 
 
@@ -191,3 +194,18 @@ async def test_a_server_that_limits_how_often_it_is_asked_is_there(server: OddSe
     assert engine.stats().active_model == "m"
     server.says(*words("one", finish=["stop"]))
     assert (await answer(engine))[0] == "one"
+
+
+async def test_streams_leave_connections_for_other_calls(server: OddServer) -> None:
+    """The one stream that there may be needs the text of a token before it can end."""
+    engine = engine_of(server, output="tokens", connections_max=1, call_timeout_s=1.0)
+    await engine.start()
+    try:
+        await engine.load_model("m", Tier.ACTIVE)
+        server.says({"choices": [{"text": "abcd", "token_ids": [0, 1, 2, 3], "finish_reason": None}]})
+        server.holds = True
+        text, end = await answer(engine, stop=("cd",))
+        assert (text, end.finish, end.failure) == ("ab", FinishReason.STOP, None)
+        assert engine.stats().active_model == "m"
+    finally:
+        await engine.stop()

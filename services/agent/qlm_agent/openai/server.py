@@ -17,6 +17,8 @@ from qlm_agent.openai.event_stream import EventStream
 ANSWER_BYTES_MAX = 64 << 20
 ERROR_CHARACTERS_MAX = 500
 RETRY_AFTER_MAX_S = 60.0
+CALL_CONNECTIONS_MAX = 32
+"""Most calls to a server at once that are no streams; others wait for one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +33,26 @@ class Timeouts:
 
 
 class OpenAiServer:
-    """`base_url` without /v1. `open` before any call; `close` ends all of them. Calls raise ServerError."""
+    """`base_url` without /v1; `connections_max`: most streams at once. `open` before any call; `close` ends all of them. Calls raise
+    ServerError."""
 
     def __init__(self, base_url: str, api_key: str, timeouts: Timeouts, connections_max: int) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeouts = timeouts
         self._connections_max = connections_max
-        self._session: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+        self._calls: aiohttp.ClientSession | None = None  # never behind streams, which need them to end
 
     async def open(self) -> None:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections_max),
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_s),
-            )
+        if self._streams is None:
+            self._streams, self._calls = self._session(self._connections_max), self._session(CALL_CONNECTIONS_MAX)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions, self._streams, self._calls = (self._streams, self._calls), None, None
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
     async def models(self) -> Mapping[str, Mapping[str, Any]]:
         """What it serves, by its own names."""
@@ -108,7 +109,7 @@ class OpenAiServer:
         done = False
         try:
             async with asyncio.timeout(self._timeouts.first_token_s):
-                response = await self._opened.post(self.base_url + path, json=body, allow_redirects=False)
+                response = await self._opened(self._streams).post(self.base_url + path, json=body, allow_redirects=False)
                 if response.status != 200:
                     raise await self._refusal(path, response)
                 data = await response.content.readany()
@@ -131,11 +132,17 @@ class OpenAiServer:
         if not done:
             raise ServerUnreachable(f"{self.base_url}{path}: the stream broke off")
 
-    @property
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _session(self, connections_max: int) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections_max),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_s),
+        )
+
+    def _opened(self, session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
+        if session is None:
             raise ServerUnreachable(f"{self.base_url}: the engine is stopped")
-        return self._session
+        return session
 
     async def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
         answer = await self._call(method, path, body)
@@ -151,7 +158,7 @@ class OpenAiServer:
         try:
             async with (
                 asyncio.timeout(timeout_s or self._timeouts.call_s),
-                self._opened.request(method, self.base_url + path, json=body, allow_redirects=False) as response,
+                self._opened(self._calls).request(method, self.base_url + path, json=body, allow_redirects=False) as response,
             ):
                 if response.status != 200:
                     raise await self._refusal(path, response)

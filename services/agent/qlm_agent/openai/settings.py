@@ -41,7 +41,7 @@ class OpenAiSettings(Section):
         False, description="Whether models that are not active sleep (vLLM --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1, a server each)."
     )
     kv_capacity_tokens: int = Field(0, ge=0, description="Tokens of KV; 0: as /metrics says, else as the profile.")
-    connections_max: Count = Field(1024, description="Most connections to a server; runs beyond wait for one.")
+    connections_max: Count = Field(1024, description="Most runs on a server at once, each with a connection; runs beyond wait for one.")
     tell_every_s: Seconds = Field(0.02, description="How often running requests hand out their tokens.")
     poll_s: Seconds = Field(1.0, description="How often its models and its load are read.")
     connect_timeout_s: Seconds = Field(5.0, description="Longest wait for a connection.")
