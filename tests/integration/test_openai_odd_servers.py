@@ -112,7 +112,7 @@ async def answer(engine: OpenAiEngine, *, stop: tuple[str, ...] = ()) -> tuple[s
                     return text, output
 
 
-def words(*texts: object, finish: Sequence[object]) -> list[object]:
+def words(*texts: object, finish: Sequence[object]) -> list[dict[str, object]]:
     """Chunks of these texts with these finish reasons."""
     return [{"choices": [{"index": 0, "text": text, "finish_reason": reason}]} for text, reason in zip(texts, finish, strict=True)]
 
@@ -209,3 +209,9 @@ async def test_streams_leave_connections_for_other_calls(server: OddServer) -> N
         assert engine.stats().active_model == "m"
     finally:
         await engine.stop()
+
+
+async def test_an_error_that_is_null_is_none(server: OddServer, engine: OpenAiEngine) -> None:
+    server.says(*({**chunk, "error": None} for chunk in words("one", " two", finish=[None, "stop"])))
+    text, end = await answer(engine)
+    assert (text, end.finish, end.failure) == ("one two", FinishReason.STOP, None)

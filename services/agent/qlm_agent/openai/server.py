@@ -181,8 +181,8 @@ class OpenAiServer:
         chunk = json.loads(event)
         if not isinstance(chunk, dict):
             raise ServerNonsense(f"{self.base_url}{path}: a chunk that is no object")
-        if "error" in chunk:
-            error = chunk["error"]
+        error = chunk.get("error")
+        if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
             said = _error_message(chunk) or str(error)
             raise ServerRefused(f"{self.base_url}{path}: {said[:ERROR_CHARACTERS_MAX]}", code if isinstance(code, int) else 500)
