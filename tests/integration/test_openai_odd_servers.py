@@ -215,3 +215,12 @@ async def test_an_error_that_is_null_is_none(server: OddServer, engine: OpenAiEn
     server.says(*({**chunk, "error": None} for chunk in words("one", " two", finish=[None, "stop"])))
     text, end = await answer(engine)
     assert (text, end.finish, end.failure) == ("one two", FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+async def test_an_answer_that_the_server_gave_up_is_not_whole(server: OddServer, engine: OpenAiEngine, reason: str) -> None:
+    """TensorRT-LLM's words for it."""
+    server.says(*words("one", "", finish=[None, reason]))
+    text, end = await answer(engine)
+    assert end.failure is not None
+    assert (text, end.failure.kind, reason in end.failure.message) == ("one", FailureKind.BROKEN, True)

@@ -25,7 +25,7 @@ TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 """Pauses before the second and later tries, where the server does not ask for longer ones."""
 
-BROKEN_FINISHES = frozenset({"abort", "error"})
+BROKEN_FINISHES = frozenset({"abort", "error", "timeout", "cancelled"})
 """How servers end an answer that they did not finish."""
 
 
