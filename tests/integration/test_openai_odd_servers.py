@@ -224,3 +224,20 @@ async def test_an_answer_that_the_server_gave_up_is_not_whole(server: OddServer,
     text, end = await answer(engine)
     assert end.failure is not None
     assert (text, end.failure.kind, reason in end.failure.message) == ("one", FailureKind.BROKEN, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": {"message": "out of memory"}}',
+        b'data: {"choices": [{"text": "one", "finish_reason": null}]}\n\n{"error": {"message": "out of memory"}}\n',
+        b'event: error\nerror: {"message": "out of memory"}\n\n',
+    ],
+    ids=["instead", "within", "field"],
+)
+async def test_an_error_that_is_no_event_is_told(server: OddServer, engine: OpenAiEngine, body: bytes) -> None:
+    """Ollama and LM Studio answer so with status 200, older llama.cpp in a field of its own."""
+    server.body = body
+    _, end = await answer(engine)
+    assert end.failure is not None
+    assert (end.failure.kind, "out of memory" in end.failure.message) == (FailureKind.BROKEN, True), end.failure

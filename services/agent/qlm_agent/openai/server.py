@@ -130,7 +130,8 @@ class OpenAiServer:
             if response is not None:
                 response.close()  # keeps the connection where the stream was read to its end
         if not done:
-            raise ServerUnreachable(f"{self.base_url}{path}: the stream broke off")
+            why = f": {events.beside[:ERROR_CHARACTERS_MAX]}" if events.beside else ""
+            raise ServerUnreachable(f"{self.base_url}{path}: the stream broke off{why}")
 
     def _session(self, connections_max: int) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
