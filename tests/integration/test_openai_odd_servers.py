@@ -23,13 +23,15 @@ DEADLINE_S = 30.0
 
 class OddServer:
     """Answers completions with `body`, in this loop. `statuses`: of its next answers about its models; `busy`: how many calls about tokens
-    it is too busy for; `holds`: whether its streams have no end. Its token 0 is an "a"."""
+    it is too busy for; `holds`: whether its streams have no end, but comments; `late_s`: between a first comment and what follows.
+    Its token 0 is an "a"."""
 
     def __init__(self) -> None:
         self.body = b""
         self.statuses: list[int] = []
         self.busy = 0
         self.holds = False
+        self.late_s = 0.0
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -69,9 +71,13 @@ class OddServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if self.late_s:
+            await response.write(b": wait\n\n")
+            await asyncio.sleep(self.late_s)
         await response.write(self.body)
-        if self.holds:
-            await asyncio.sleep(3600.0)
+        while self.holds:
+            await asyncio.sleep(0.05)
+            await response.write(b": wait\n\n")
         return response
 
 
@@ -241,3 +247,22 @@ async def test_an_error_that_is_no_event_is_told(server: OddServer, engine: Open
     _, end = await answer(engine)
     assert end.failure is not None
     assert (end.failure.kind, "out of memory" in end.failure.message) == (FailureKind.BROKEN, True), end.failure
+
+
+@pytest.mark.parametrize(("late_s", "ends"), [(1.0, FinishReason.STOP), (0.0, None)], ids=["before", "after"])
+async def test_comments_are_no_tokens(server: OddServer, late_s: float, ends: FinishReason | None) -> None:
+    """They keep connections open: one before the first token does not make a request that waits there count as stalled, and those of a
+    server that hangs do not keep its run."""
+    engine = engine_of(server, stall_timeout_s=0.3)
+    await engine.start()
+    try:
+        await engine.load_model("m", Tier.ACTIVE)
+        server.late_s, server.holds = late_s, ends is None
+        server.says(*words("one", finish=["stop" if ends else None]))
+        if not ends:
+            server.body = server.body.removesuffix(b"data: [DONE]\n\n")
+        text, end = await answer(engine)
+        assert (text, end.finish) == ("one", ends)
+        assert end.failure is None or "silent" in end.failure.message
+    finally:
+        await engine.stop()

@@ -112,14 +112,14 @@ class OpenAiServer:
                 response = await self._opened(self._streams).post(self.base_url + path, json=body, allow_redirects=False)
                 if response.status != 200:
                     raise await self._refusal(path, response)
-                data = await response.content.readany()
-            while data:
-                for event in events.feed(data):
+                found = await _events(response, events)
+            while found:
+                for event in found:
                     done = done or event == b"[DONE]"
                     if not done:
                         yield self._chunk(path, event)
                 async with asyncio.timeout(self._timeouts.stall_s):
-                    data = await response.content.readany()
+                    found = await _events(response, events)
         except TimeoutError as error:
             raise ServerSilent(f"{self.base_url}{path}: silent for too long") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -195,6 +195,14 @@ class OpenAiServer:
 
     def _nonsense(self, path: str, what: str) -> ServerError:
         return ServerNonsense(f"{self.base_url}{path} answers nonsense: {what}")
+
+
+async def _events(response: aiohttp.ClientResponse, events: EventStream) -> list[bytes]:
+    """The next ones, none at the end. Comments are none: servers keep connections open by them, also those of runs that hang."""
+    while data := await response.content.readany():
+        if found := events.feed(data):
+            return found
+    return []
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
