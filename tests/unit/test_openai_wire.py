@@ -170,6 +170,13 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
     assert completion_body("far", "text", 9, Sampling(), ()) == {"model": "far", "prompt": "text", "max_tokens": 9, "stream": True}
 
 
+def test_what_is_off_is_not_left_to_the_defaults_of_the_model() -> None:
+    """Of vLLM, which has them from the model's generation_config.json. Other servers have other words for "off"."""
+    assert {"top_k": 0, "min_p": 0.0}.items() <= completion_body("far", [1, 2], 9, Sampling(), EXTRA_PARAMETERS).items()
+    assert not {"top_k", "min_p"} & completion_body("far", [1, 2], 9, Sampling(), ()).keys()
+    assert not {"top_k", "min_p"} & completion_body("far", "text", 9, Sampling(), EXTRA_PARAMETERS).keys()
+
+
 def test_logprobs_of_a_chunk() -> None:
     said = {
         "token_logprobs": [-0.5, -3.0],

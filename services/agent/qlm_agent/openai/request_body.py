@@ -31,6 +31,8 @@ def completion_body(
             body[name] = value
     asked = [name for name in ("top_k", "min_p", "repetition_penalty", "ignore_eos") if getattr(sampling, name) != getattr(PLAIN, name)]
     body |= {name: getattr(sampling, name) for name in asked}
+    if not isinstance(prompt, str):  # without them vLLM takes what the model's generation_config.json says, where QLM says that 0 is none
+        body |= {name: getattr(sampling, name) for name in ("top_k", "min_p") if name in known}
     if structure := _structure(sampling):
         asked.append("structured_outputs")
         body["structured_outputs"] = structure
