@@ -153,3 +153,20 @@ async def test_the_load_of_others_takes_seats_and_kv(server: RunningTextServer, 
         assert stats.kv_used_tokens > KV_TOKENS // 10, "only its own run counts"
     finally:
         await engine.stop()
+
+
+@pytest.mark.parametrize(("asked", "capacity"), [(0, KV_TOKENS), (1_000, 1_000)])
+async def test_the_setting_goes_before_what_the_server_says(
+    server: RunningTextServer, monkeypatch: pytest.MonkeyPatch, asked: int, capacity: int
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    settings = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "models": {"m": {"remote": MODEL}}}
+    specs = {"m": ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=2048)}
+    engine = openai_engine(OpenAiSettings.model_validate(settings | {"kv_capacity_tokens": asked}), specs, {"m": 10_000}, 32)
+    await say(server, running=0, waiting=0, kv_usage=0.0)
+    await engine.start()
+    try:
+        await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().kv_capacity_tokens == capacity
+    finally:
+        await engine.stop()

@@ -61,7 +61,8 @@ def openai_engine(
     }
     return OpenAiEngine(
         remotes,
-        kv_capacity_tokens={name: settings.kv_capacity_tokens or kv_capacity_tokens[name] for name in models},
+        kv_capacity_tokens=kv_capacity_tokens,
+        kv_capacity_set=settings.kv_capacity_tokens,
         batch_max=batch_max,
         sleeps=settings.sleep,
         tell_every_s=settings.tell_every_s,

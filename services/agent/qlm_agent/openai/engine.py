@@ -21,7 +21,8 @@ from qlm_agent.openai.server import OpenAiServer
 
 
 class OpenAiEngine:
-    """See `qlm_agent.engine.Engine`. `kv_capacity_tokens`: by model, where the server does not tell; `batch_max`: as the agent has it."""
+    """See `qlm_agent.engine.Engine`. `kv_capacity_tokens`: by model, where the server does not tell; `kv_capacity_set`:
+    whatever it tells, 0 for nothing; `batch_max`: as the agent has it."""
 
     def __init__(
         self,
@@ -33,10 +34,12 @@ class OpenAiEngine:
         tell_every_s: float,
         poll_s: float,
         swap_timeout_s: float,
+        kv_capacity_set: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
         self._kv_capacity_tokens = kv_capacity_tokens
+        self._kv_capacity_set = kv_capacity_set
         self._batch_max = batch_max
         self._clock = clock
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
@@ -157,7 +160,7 @@ class OpenAiEngine:
     def _capacity(self, model: str) -> int:
         """Tokens of KV, 0 where nobody knows."""
         last = self._watch(model).last
-        return (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
+        return self._kv_capacity_set or (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
 
     def _stats(
         self, active: str, running: int, waiting: int, kv_used: int, kv_capacity: int, preemptions: int, others: Load
