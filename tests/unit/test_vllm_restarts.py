@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from qlm_agent.engine import Tier
+from qlm_agent.engine import ModelLoadFailed, Tier
 from qlm_agent.vllm import engine as vllm_engine
 from qlm_agent.vllm.child import Child
 from qlm_agent.vllm.engine import EngineLost, VllmEngine
@@ -32,9 +32,12 @@ class TimedTemplate(ThreadTemplate):
     def __init__(self, gpu: Gpu) -> None:
         super().__init__(gpu)
         self.started_s: list[float] = []
+        self.fails: list[Exception] = []
 
     async def fork(self, make: Callable[[Callable[[int], asyncio.Future[int]]], Child]) -> Child:
         self.started_s.append(time.monotonic())
+        if self.fails:
+            raise self.fails.pop()
         return await super().fork(make)
 
     async def stop(self) -> None:
@@ -97,6 +100,25 @@ async def test_after_too_many_attempts_the_engine_is_lost(rig: Rig) -> None:
         async with asyncio.timeout(DEADLINE_S):
             await rig.engine.outputs()
     assert len(rig.template.started_s) == 1 + RESTARTS_MAX
+
+
+async def test_a_host_without_resources_is_one_attempt_that_failed(rig: Rig) -> None:
+    """No descriptor is left for a socket, say: it is tried again like all else, and not given up without a word."""
+    rig.template.fails = [OSError(24, "Too many open files")] * 2
+    await rig.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while rig.child is None:
+            await asyncio.sleep(0.001)
+    assert len(rig.template.started_s) == 4
+
+
+async def test_a_load_without_resources_fails(rig: Rig) -> None:
+    await rig.engine.load_model("a", Tier.COLD)
+    await rig.kill()
+    rig.template.fails = [OSError(24, "Too many open files")]
+    with pytest.raises(ModelLoadFailed, match="Too many open files"):
+        await rig.engine.load_model("a", Tier.ACTIVE)
+    await rig.engine.load_model("a", Tier.ACTIVE)
 
 
 async def test_processes_that_made_room_are_forgotten_and_what_they_preempted_is_not(tmp_path: Path) -> None:

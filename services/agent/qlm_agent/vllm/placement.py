@@ -265,6 +265,8 @@ class Placement:
                     self._ending.append(child)
                     await child.stop()
                 raise ModelLoadFailed(f"model {model} could not be loaded: {error.message}") from error
+            except OSError as error:  # of the socket to it: the host has none left
+                raise ModelLoadFailed(f"model {model} could not be loaded: {error}") from error
             except BaseException:
                 if child is not None:
                     self._ending.append(child)
