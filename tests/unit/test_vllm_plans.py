@@ -64,6 +64,13 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
         ModelFolder.read("m", "")
     with pytest.raises(ModelLoadFailed, match=r"no config\.json, tokenizer\.json, \*\.safetensors"):
         ModelFolder.read("m", str(tmp_path))
+    with pytest.raises(ModelLoadFailed, match="cannot be read"):
+        ModelFolder.read("m", "x" * 300)
+    folder = Path(folder_of(tmp_path / "odd", weights=10))
+    for config in ("[1]", '["a"]', "7"):
+        (folder / "config.json").write_text(config)
+        with pytest.raises(ModelLoadFailed, match="cannot be read"):
+            ModelFolder.read("m", str(folder))
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "tokenizer.json").write_text("")
     (tmp_path / "a.safetensors").write_text("")

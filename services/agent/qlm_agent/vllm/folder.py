@@ -37,18 +37,18 @@ class ModelFolder:
         path = Path(weights)
         if not weights:
             raise ModelLoadFailed(f"model {model}: models.weights is empty: it names the folder of its weights")
-        files = _weight_files(model, path)
-        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        missing += [file.name for file in files if not file.is_file()] if files else ["*.safetensors"]
-        if missing:
-            raise ModelLoadFailed(f"model {model}: models.weights: {weights} has no {', '.join(missing)}")
         try:
+            files = _weight_files(model, path)
+            missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+            missing += [file.name for file in files if not file.is_file()] if files else ["*.safetensors"]
+            if missing:
+                raise ModelLoadFailed(f"model {model}: models.weights: {weights} has no {', '.join(missing)}")
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
             shape = hashlib.blake2b(json.dumps({key: config[key] for key in sorted(config) if key not in NAMES}).encode())
             for name in ("tokenizer.json", "generation_config.json"):
                 shape.update((path / name).read_bytes() if (path / name).is_file() else b"-")
             size = sum(file.stat().st_size for file in files)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
             raise ModelLoadFailed(f"model {model}: {weights} cannot be read: {error}") from error
         return cls(path=path.absolute(), files=files, weights_bytes=size, shape=shape.hexdigest(), config=config)
 
