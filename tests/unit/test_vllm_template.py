@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,23 @@ async def test_a_vllm_that_is_too_old_is_named_at_every_start(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=r"vllm 0\.31\.2 is too old: 0\.32 or newer is needed; see docs/engines\.md"):
             await template.start()
     await template.stop()
+
+
+async def test_another_qlm_beside_vllm_is_named(tmp_path: Path) -> None:
+    """Its engine processes would understand the agent by half."""
+    for name, source in {**MADE_UP, "vllm/__init__.py": "__version__ = '0.32.0'"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    path = os.pathsep.join(each for each in sys.path if each)
+    same = Template("", {"PYTHONPATH": os.pathsep.join([str(tmp_path), path])}, 60.0)
+    await same.start()
+    await same.stop()
+    shutil.copytree(Path(template.__file__).parents[1], tmp_path / "qlm_agent")
+    with (tmp_path / "qlm_agent" / "vllm" / "frames.py").open("a") as file:
+        file.write("# changed\n")
+    other = Template("", {"PYTHONPATH": os.pathsep.join([str(tmp_path), path])}, 60.0)
+    with pytest.raises(ConfigError, match=r"agent\.vllm\.python: .* has another qlm-serving than the agent"):
+        await other.start()
 
 
 async def test_an_ended_process_is_gone_when_its_whole_group_is(group: subprocess.Popen[bytes]) -> None:

@@ -20,6 +20,7 @@ from qlm_agent.vllm.child_loop import ChildLoop
 from qlm_agent.vllm.frames import Frame
 from qlm_agent.vllm.guarding import die_with, guard_group
 from qlm_agent.vllm.runner import LoadPlan, Runner
+from qlm_agent.vllm.sources import digest
 
 REAP_S = 0.2
 """How often ended children are looked for."""
@@ -39,7 +40,8 @@ def hello() -> Frame:
     from vllm.platforms import current_platform
 
     device = str(current_platform.device_type)
-    return Frame({"t": "hello", "vllm": str(vllm.__version__), "torch": str(torch.__version__), "device": device, "pid": os.getpid()})
+    versions = {"vllm": str(vllm.__version__), "torch": str(torch.__version__), "sources": digest()}
+    return Frame({"t": "hello", **versions, "device": device, "pid": os.getpid()})
 
 
 def preload() -> None:

@@ -19,6 +19,7 @@ import structlog
 
 from qlm_agent.vllm.child import Child, ChildEnded
 from qlm_agent.vllm.frames import Frame, FrameReader
+from qlm_agent.vllm.sources import digest
 from qlm_agent.vllm.versions import check_version
 from qlm_core.errors import ConfigError
 
@@ -70,7 +71,7 @@ class Template:
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
     async def start(self) -> None:
-        """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old."""
+        """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old, or where its QLM is another."""
         if self._process is not None and not self._gone:
             return
         await self.stop()
@@ -101,6 +102,8 @@ class Template:
             await self.stop()
             raise ConfigError(f"agent.engine: vllm needs vLLM: {said.head['message']}")
         try:
+            if said.head.get("sources") != digest():
+                raise ConfigError(f"agent.vllm.python: {self._python} has another qlm-serving than the agent: install the same in both")
             check_version(said.head["vllm"])
         except ConfigError:
             await self.stop()
