@@ -32,6 +32,7 @@ class OddServer:
         self.busy = 0
         self.holds = False
         self.late_s = 0.0
+        self.tells_ids = True
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -69,6 +70,8 @@ class OddServer:
         return web.json_response({"error": {"message": "overloaded"}}, status=503) if self.busy >= 0 else None
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        if not (await request.json()).get("stream"):
+            return web.json_response({"choices": [{"text": "a", **({"token_ids": [0]} if self.tells_ids else {})}]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if self.late_s:
@@ -264,5 +267,21 @@ async def test_comments_are_no_tokens(server: OddServer, late_s: float, ends: Fi
         text, end = await answer(engine)
         assert (text, end.finish) == ("one", ends)
         assert end.failure is None or "silent" in end.failure.message
+    finally:
+        await engine.stop()
+
+
+async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(server: OddServer) -> None:
+    """Or each request would be pulled, and failed for good."""
+    server.tells_ids = False
+    engine = engine_of(server, output="tokens")
+    await engine.start()
+    try:
+        with pytest.raises(ModelLoadFailed, match=r"tells no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
+            await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().active_model == ""
+        server.tells_ids = True
+        await engine.load_model("m", Tier.ACTIVE)
+        assert engine.stats().active_model == "m"
     finally:
         await engine.stop()

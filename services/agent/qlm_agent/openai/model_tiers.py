@@ -36,6 +36,7 @@ class ModelTiers:
         self._levels: dict[str, int] = {}
         self._warm: list[str] = []
         self._skipped: set[str] = set()  # whose servers were not there to be put to sleep: they may be back, and awake
+        self._tried: set[str] = set()  # models that told token ids, while their servers were not lost
         self.active = ""
 
     @property
@@ -65,6 +66,7 @@ class ModelTiers:
 
     def lost(self) -> None:
         """The active model's server does not answer: there is no active model until one is loaded again."""
+        self._tried.discard(self.active)
         self.active = ""
 
     def _check_idle(self) -> None:
@@ -101,6 +103,8 @@ class ModelTiers:
             except (ServerError, ModelLoadFailed):
                 await self._go_back(old)
                 raise
+        elif model not in self._tried and not self._models[model].tells_text:
+            await self._try_out(model)
         self._check_idle()
         self.active = model
         self._skipped.discard(model)
@@ -153,8 +157,18 @@ class ModelTiers:
                 await remote.server.post("/wake_up?tags=kv_cache")
                 await remote.server.post("/reset_prefix_cache")
             await self._until_sleeping(model, False)
-        prompt: str | list[int] = "a" if remote.tells_text else [1]
-        await remote.server.generate({"model": remote.remote, "prompt": prompt, "max_tokens": 1, "temperature": 0})
+        await self._try_out(model)
+
+    async def _try_out(self, model: str) -> None:
+        """Has it generate a token. Raises ModelLoadFailed where it tells no ids and should: no request could succeed."""
+        remote = self._models[model]
+        body: dict[str, object] = {"model": remote.remote, "prompt": "a", "max_tokens": 1, "temperature": 0}
+        if not remote.tells_text:
+            body |= {"prompt": [1], "return_token_ids": True}
+        choice = await remote.server.generate(body)
+        if not remote.tells_text and not isinstance(choice.get("token_ids"), list):
+            raise ModelLoadFailed(f"{remote.server.base_url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
+        self._tried.add(model)
 
     async def _until_sleeping(self, model: str, sleeping: bool) -> None:
         server = self._models[model].server

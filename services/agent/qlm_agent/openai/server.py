@@ -96,9 +96,12 @@ class OpenAiServer:
         """A call that may take as long as a model needs to move."""
         await self._call("POST", path, body, timeout_s=self._timeouts.swap_s)
 
-    async def generate(self, body: Mapping[str, object]) -> None:
-        """A completion that is not streamed, and whose answer does not matter."""
-        await self._call("POST", "/v1/completions", body, timeout_s=self._timeouts.swap_s)
+    async def generate(self, body: Mapping[str, object]) -> Mapping[str, Any]:
+        """The choice of a completion that is not streamed."""
+        found = (await self._json("POST", "/v1/completions", body, timeout_s=self._timeouts.swap_s)).get("choices")
+        if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+            raise self._nonsense("/v1/completions", "no choice")
+        return found[0]
 
     async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[Mapping[str, Any], None]:
         """The chunks of a streamed completion, to the end of the stream. Closing the iterator closes the connection, upon which servers
@@ -145,8 +148,10 @@ class OpenAiServer:
             raise ServerUnreachable(f"{self.base_url}: the engine is stopped")
         return session
 
-    async def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
-        answer = await self._call(method, path, body)
+    async def _json(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float | None = None
+    ) -> Mapping[str, Any]:
+        answer = await self._call(method, path, body, timeout_s=timeout_s)
         try:
             document = json.loads(answer)
         except ValueError as error:
