@@ -328,7 +328,10 @@ async def test_settings_that_do_not_fit_are_named(make: Callable[..., OpenAiEngi
         make(models={"other": {}})
     with pytest.raises(ConfigError, match=r"agent\.openai\.sleep"):
         make(sleep=True)
-    with pytest.raises(ConfigError, match=r"agent\.openai\.base_url"):
+    for url in ("http://127.0.0.1/v1", "http://127.0.0.1/base/v1/"):
+        with pytest.raises(ConfigError, match=r"agent\.openai\.base_url: without /v1"):
+            make(base_url=url)
+    with pytest.raises(ConfigError, match=r"agent\.openai\.base_url: it names a user"):
         make(base_url="http://user:word@127.0.0.1")
     monkeypatch.setenv("SERVER_KEY", "two\nlines")
     with pytest.raises(ConfigError, match="SERVER_KEY has characters"):

@@ -30,6 +30,8 @@ def openai_engine(
         raise ConfigError(f"agent.openai.models: {', '.join(unknown)} not served by this agent; may be {', '.join(models)}")
     places = {name: settings.models.get(name) or OpenAiModelSettings() for name in models}
     urls = {name: (place.base_url or settings.base_url).rstrip("/") for name, place in places.items()}
+    if any(url.endswith("/v1") for url in urls.values()):
+        raise ConfigError("agent.openai.base_url: without /v1, which each call adds; those of agent.openai.models too")
     if settings.sleep and len(set(urls.values())) < len(urls):
         raise ConfigError("agent.openai.sleep: each model needs a server of its own (agent.openai.models.NAME.base_url)")
     api_key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""  # files of secrets end with a newline
