@@ -29,6 +29,7 @@ class OddServer:
     def __init__(self) -> None:
         self.body = b""
         self.statuses: list[int] = []
+        self.ids: list[object] = ["m"]
         self.busy = 0
         self.holds = False
         self.late_s = 0.0
@@ -55,7 +56,7 @@ class OddServer:
         self.body = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"data": [{"id": "m"}]}, status=self.statuses.pop(0) if self.statuses else 200)
+        return web.json_response({"data": [{"id": each} for each in self.ids]}, status=self.statuses.pop(0) if self.statuses else 200)
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         return self._busy() or web.json_response({"tokens": [1, 2]})
@@ -283,5 +284,17 @@ async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(ser
         server.tells_ids = True
         await engine.load_model("m", Tier.ACTIVE)
         assert engine.stats().active_model == "m"
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("ids", [[7], [None], [["m"]]], ids=repr)
+async def test_names_that_are_none_fail_the_load(server: OddServer, ids: list[object]) -> None:
+    server.ids = ids
+    engine = engine_of(server)
+    await engine.start()
+    try:
+        with pytest.raises(ModelLoadFailed, match="no list of models"):
+            await engine.load_model("m", Tier.ACTIVE)
     finally:
         await engine.stop()

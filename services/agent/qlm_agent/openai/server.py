@@ -58,9 +58,12 @@ class OpenAiServer:
         """What it serves, by its own names."""
         document = await self._json("GET", "/v1/models")
         try:
-            return {entry["id"]: entry for entry in document["data"]}
+            found = {entry["id"]: entry for entry in document["data"]}
         except (KeyError, TypeError) as error:
             raise self._nonsense("/v1/models", "no list of models") from error
+        if not all(isinstance(name, str) for name in found):
+            raise self._nonsense("/v1/models", "no list of models, but one of other things")
+        return found
 
     async def metrics(self) -> str:
         """Its Prometheus metrics."""
