@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from array import array
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 from aiohttp import web
@@ -14,7 +16,8 @@ from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishRea
 from qlm_agent.openai import run as run_module
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.server import OpenAiServer
+from qlm_agent.openai.errors import ServerFull
+from qlm_agent.openai.server import OpenAiServer, Timeouts
 from qlm_agent.openai.settings import OpenAiSettings
 from qlm_core.model import ModelSpec
 
@@ -298,3 +301,20 @@ async def test_names_that_are_none_fail_the_load(server: OddServer, ids: list[ob
             await engine.load_model("m", Tier.ACTIVE)
     finally:
         await engine.stop()
+
+
+async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:
+    timeouts = Timeouts(connect_s=0.2, call_s=20.0, first_token_s=20.0, stall_s=20.0, swap_s=20.0)
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        clients = [sockets.enter_context(socket.socket()) for _ in range(4)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", timeouts, 4)
+        await server.open()
+        for call in (server.models(), anext(server.stream({}))):
+            with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as told:
+                await call
+            assert told.value.passing
+        await server.close()

@@ -35,6 +35,12 @@ class ServerSilent(ServerError):
     """It did not answer in time."""
 
 
+class ServerFull(ServerSilent):
+    """It took no connection in time: it hangs, or is too busy for one more; nothing was asked of it."""
+
+    passing = True
+
+
 class ServerRefused(ServerError):
     """It answered, with an error."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from qlm_agent.openai.errors import ServerAbsent, ServerError, ServerNonsense, ServerRefused, ServerSilent, ServerUnreachable
+from qlm_agent.openai.errors import ServerAbsent, ServerError, ServerFull, ServerNonsense, ServerRefused, ServerSilent, ServerUnreachable
 from qlm_agent.openai.event_stream import EventStream
 
 ANSWER_BYTES_MAX = 64 << 20
@@ -127,7 +127,7 @@ class OpenAiServer:
                 async with asyncio.timeout(self._timeouts.stall_s):
                     found = await _events(response, events)
         except TimeoutError as error:
-            raise ServerSilent(f"{self.base_url}{path}: silent for too long") from error
+            raise self._silent(path, error, "silent for too long") from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(path, error) from error
         except ValueError as error:
@@ -173,7 +173,7 @@ class OpenAiServer:
                     raise await self._refusal(path, response)
                 return await _bounded(response)
         except TimeoutError as error:
-            raise ServerSilent(f"{self.base_url}{path}: no answer in time") from error
+            raise self._silent(path, error, "no answer in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # the last: a name that cannot be one
             raise self._unreachable(path, error) from error
 
@@ -196,6 +196,11 @@ class OpenAiServer:
             said = _error_message(chunk) or str(error)
             raise ServerRefused(f"{self.base_url}{path}: {said[:ERROR_CHARACTERS_MAX]}", code if isinstance(code, int) else 500)
         return chunk
+
+    def _silent(self, path: str, error: Exception, what: str) -> ServerError:
+        if isinstance(error, aiohttp.ServerTimeoutError):
+            return ServerFull(f"{self.base_url}{path}: no connection within {self._timeouts.connect_s:g} s")
+        return ServerSilent(f"{self.base_url}{path}: {what}")
 
     def _unreachable(self, path: str, error: Exception) -> ServerError:
         kind = ServerAbsent if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED else ServerUnreachable
