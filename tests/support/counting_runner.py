@@ -12,7 +12,7 @@ from qlm_agent.vllm.runner import EngineGone, Made, RunnerStats, RunPlan
 
 @dataclass
 class CountingRunner:
-    """Makes the tokens 100, 101, ... for each run, one a step. `hangs`: a step waits for it."""
+    """Makes the tokens 100, 101, ... for each run, one a step. `hangs`: a step waits for it; `wakes`: a wake."""
 
     kv_limit_tokens: int = 60
     eos_ids: frozenset[int] = frozenset({2})
@@ -25,6 +25,7 @@ class CountingRunner:
     steps: int = 0
     hangs: threading.Event | None = None
     hung: bool = False
+    wakes: threading.Event | None = None
     tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
     look_every_s: float | None = 0.01
     gone: bool = False
@@ -100,7 +101,9 @@ class CountingRunner:
         raise AssertionError
 
     def wake(self, level: int) -> None:
-        raise AssertionError
+        assert self.wakes is not None
+        self.hung = True
+        self.wakes.wait()
 
     def trim(self) -> None:
         raise AssertionError

@@ -307,6 +307,25 @@ async def test_a_call_without_an_answer_is_given_up() -> None:
         await process.stop()
 
 
+async def test_what_is_asked_of_a_process_that_wakes_waits_as_long_as_the_wake_may_take() -> None:
+    """A client gives up a run in host memory while its model is on the way back, which takes longer than a step may."""
+    wakes = threading.Event()
+    process = Process(CountingRunner(wakes=wakes), step_timeout_s=0.1)
+    await process.start()
+    try:
+        woken = asyncio.create_task(process.child.call("wake", timeout_s=DEADLINE_S, level=1))
+        await process.until(lambda: process.runner.hung)
+        aborted = asyncio.create_task(process.child.call("abort", runs=["r"]))
+        await asyncio.wait([aborted], timeout=0.5)
+        wakes.set()
+        await woken
+        await aborted
+        assert not process.ends
+    finally:
+        wakes.set()
+        await process.stop()
+
+
 async def test_a_run_may_have_several_rows_in_a_frame() -> None:
     held = EngineRuns()
     held.add(request("r"), sent=True)

@@ -206,12 +206,21 @@ class Child(asyncio.Protocol):
             await asyncio.sleep(min(WATCH_MAX_S, WATCH_SHARE * self._step_timeout_s))
             now_s = time.monotonic()
             loading = any(call.timeout_s > self._step_timeout_s for call in self._calls.values())
-            late = [call for call in self._calls.values() if now_s - max(call.began_s, self._heard_s) > call.timeout_s]
+            late = self._late(now_s)
             since_s = self._expects_since_s
-            if late:
-                self.kill(f"did not answer to {late[0].op} for {late[0].timeout_s:g} s, and was killed")
+            if late is not None:
+                self.kill(f"did not answer to {late.op} for {late.timeout_s:g} s, and was killed")
             elif since_s is not None and not loading and now_s - max(since_s, self._heard_s) > self._step_timeout_s:
                 self.kill(f"made no step for {self._step_timeout_s:g} s, and was killed")
+
+    def _late(self, now_s: float) -> _Call | None:
+        """A call that should have its answer. It answers in order, so a call waits as long as those before it may take."""
+        allowed_s = 0.0
+        for call in self._calls.values():
+            allowed_s = max(allowed_s, call.timeout_s)
+            if now_s - max(call.began_s, self._heard_s) > allowed_s:
+                return call
+        return None
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
