@@ -121,6 +121,17 @@ async def test_a_load_without_resources_fails(rig: Rig) -> None:
     await rig.engine.load_model("a", Tier.ACTIVE)
 
 
+async def test_the_room_for_kv_is_known_while_a_process_starts_again(rig: Rig) -> None:
+    """A model that is warmed meanwhile tells the agent of it, which goes by what it was told last."""
+    rig.gpu.load_fails = 2
+    room = rig.engine.stats().kv_capacity_tokens
+    await rig.kill()
+    assert rig.child is None
+    stats = rig.engine.stats()
+    assert (stats.active_model, stats.kv_capacity_tokens, stats.kv_used_tokens) == ("a", room, 0)
+    assert room > 0
+
+
 async def test_processes_that_made_room_are_forgotten_and_what_they_preempted_is_not(tmp_path: Path) -> None:
     rig = Rig(tmp_path, keep_cold=False)
     for _ in range(3):

@@ -53,6 +53,7 @@ class VllmEngine:
         self._preemptions = 0  # in processes that are gone
         self._arrivals = 0
         self._seen: dict[Child, int] = {}
+        self._rooms: dict[str, tuple[int, int]] = {}  # for KV, by model: on the GPU and in host memory
 
     @property
     def tells_text(self) -> bool:
@@ -89,6 +90,7 @@ class VllmEngine:
             self._preemptions += self._seen.pop(ended)
         child = self._placement.child(model)
         if child is not None:
+            self._rooms[model] = (child.stats.get("kv_capacity_tokens", 0), child.stats.get("host_kv_capacity_tokens", 0))
             self._send(child)  # what waited for its process
         return took_s
 
@@ -172,6 +174,7 @@ class VllmEngine:
         host = placement.host
         child = placement.child(placement.active)
         told = {} if child is None else child.stats
+        kv_capacity_tokens, host_kv_capacity_tokens = self._rooms.get(placement.active, (0, 0))
         on_gpu = len(self._runs.of(placement.active, offloaded=False)) if placement.active else 0
         running = min(on_gpu, told.get("running", 0))
         return EngineStats(
@@ -181,11 +184,11 @@ class VllmEngine:
             waiting=on_gpu - running,
             batch_max=self._batch_max,
             kv_used_tokens=told.get("kv_used_tokens", 0),
-            kv_capacity_tokens=told.get("kv_capacity_tokens", 0),
+            kv_capacity_tokens=kv_capacity_tokens,
             preemptions=self._preemptions + sum(self._seen.values()),
             offloaded=self._runs.offloaded,
             host_kv_used_tokens=sum(each.stats.get("host_kv_used_tokens", 0) for each in placement.children),
-            host_kv_capacity_tokens=told.get("host_kv_capacity_tokens", 0),
+            host_kv_capacity_tokens=host_kv_capacity_tokens,
             host_memory_used_bytes=round(host.used_gb * 1e9) + sum(_host_kv_bytes(each, "used") for each in placement.children),
             host_memory_capacity_bytes=round(host.budget_gb * 1e9) + sum(_host_kv_bytes(each, "capacity") for each in placement.children),
         )
