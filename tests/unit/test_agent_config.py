@@ -105,6 +105,7 @@ def test_the_machine_counts_weights_as_vllm_does(tmp_path: Path) -> None:
     models = served_models(real(weights=folder, facts=FACTS), shipped_snapshot())
     config = real(weights=folder, facts=FACTS)
     assert machine_settings(config.agent, models).weights_gb == {"tiny": WEIGHTS_BYTES / 1e9}
+    assert machine_settings(config.agent, models).host_kv_apart
     assert machine_settings(config.agent, served_models(real(weights="gone", facts=FACTS), shipped_snapshot())).weights_gb == {}
 
 

@@ -175,6 +175,7 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) ->
         hardware={name: model.profile.scaled(scale) for name, model in models.items() if model.profile is not None},
         weights_gb=_weights_gb(agent, models),
         host_memory_gb=_host_memory_gb(agent),
+        host_kv_apart=agent.engine == "vllm",
         slo_band=agent.slo_band,
         evict=agent.evict,
         kv_swap=agent.kv_swap,

@@ -18,9 +18,10 @@ class MachineSettings:
 
     `hardware`: by model, on this agent's GPUs and by its clock. `weights_gb`: by model, as the engine counts them, where that is known; the
     others as `hardware` says. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the band of requests with an SLO among
-    those with strict priorities, as the planner has it. `evict`, `kv_swap`, `warm_ahead`: whether it does so. `displacements_max`: how
-    often a request gives way to others. `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at
-    the head. `operations`: LSOs beyond the five, by name."""
+    those with strict priorities, as the planner has it. `host_kv_apart`: whether each model has host memory for KV of its own; else all
+    share it. `evict`, `kv_swap`, `warm_ahead`: whether it does so. `displacements_max`: how often a request gives way to others.
+    `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at the head. `operations`: LSOs beyond the
+    five, by name."""
 
     models: tuple[str, ...]
     batch_max: int = 256
@@ -34,6 +35,7 @@ class MachineSettings:
     hardware: Mapping[str, HardwareProfile] = field(default_factory=dict)
     weights_gb: Mapping[str, float] = field(default_factory=dict)
     host_memory_gb: float = 0.0
+    host_kv_apart: bool = False
     slo_band: int = 0
     evict: bool = True
     kv_swap: bool = True

@@ -113,7 +113,7 @@ class Preempting:
         )
         batch = [self._occupant(run) for run in runs]
         seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
-        room = Room(seats=seats, kv_tokens=kv_tokens, host_kv_tokens=self._host_kv_left)
+        room = Room(seats=seats, kv_tokens=kv_tokens, host_kv_tokens=self._host_kv_left(active_model))
         hardware = self._expectations.hardware.get(active_model)
         rule = clear if other_model else make_room
         return self._displace(rule(now_s, contender, batch, room, hardware, self._rule))
@@ -124,11 +124,13 @@ class Preempting:
             return ""
         if not self._settings.kv_swap:
             return "evict (KV swap is turned off)"
-        return choice_text(self._expectations.hardware.get(model), self._host_kv_left if self.host_kv_capacity_tokens else -1)
+        return choice_text(self._expectations.hardware.get(model), self._host_kv_left(model) if self.host_kv_capacity_tokens else -1)
 
-    @property
-    def _host_kv_left(self) -> int:
-        return max(0, self.host_kv_capacity_tokens - sum(run.context_tokens for run in self._runs.offloaded()))
+    def _host_kv_left(self, model: str) -> int:
+        """For the model that is active."""
+        apart = self._settings.host_kv_apart
+        taken = sum(run.context_tokens for run in self._runs.offloaded() if run.model == model or not apart)
+        return max(0, self.host_kv_capacity_tokens - taken)
 
     def _occupant(self, run: Run) -> Occupant:
         settled = run.phase is RunPhase.RUNNING

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from qlm_agent.engine import Tier
 from qlm_agent.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
 
@@ -227,9 +229,9 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
 # Another model --------------------------------------------------------------------------------------------------------------
 
 
-def swapped_over() -> Transcript:
+def swapped_over(**settings: object) -> Transcript:
     """Both runs of m, which cannot be continued elsewhere, are in host memory, n is active and runs u; the queue is as told next."""
-    t = full(resumable=False)
+    t = full(resumable=False, **settings)  # type: ignore[arg-type]
     assert head(t, "n", due=6.0)[0] == "offload 1 2"
     lines = t.offloaded("1", "2")
     if "load n active" not in lines:
@@ -250,6 +252,12 @@ def test_the_whole_batch_waits_while_another_model_is_active() -> None:
     t.answer_items("emit", DONE)
     assert t.end(ended("u", 5)) == ["load m active", "complete u[1:6]=STOP"]
     assert t.loaded("m", warm=("n",)) == ["restore 1 2"]
+
+
+@pytest.mark.parametrize(("apart", "left"), [(True, "5,000"), (False, "4,798")])
+def test_what_another_model_has_in_host_memory_takes_no_room_where_each_has_its_own(apart: bool, left: str) -> None:
+    t = swapped_over(host_kv_apart=apart)
+    assert t.machine.preempting.choice_text("n").endswith(f"host memory left for {left} tokens)")
 
 
 def test_it_swaps_back_when_the_queue_is_empty() -> None:
