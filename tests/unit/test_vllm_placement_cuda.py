@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_agent.engine import ModelLoadFailed, Tier
+from qlm_agent.engine import EngineRequest, ModelLoadFailed, Tier, TokenPrompt
 from qlm_agent.vllm.placement import Placement
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.runs_held import EngineRuns
@@ -32,12 +32,13 @@ class Host:
         self.gpu = Gpu(models=1.5, weights_bytes=WEIGHTS, kv_bytes=KV)
         self.budget_bytes = int(held * WEIGHTS)
         self.ended: list[str] = []
+        self.runs = EngineRuns()
         known = {"device": "cuda", "kv_cache_gb": (KV + 1) / 1e9, "host_memory_gb": held * WEIGHTS / 1e9, **settings}
         self.placement = Placement(
             {name: VllmModel(name=name, weights=model_folder(folder / name), context_tokens_max=64) for name in MODELS},
             VllmSettings(**known),
             cast(Template, ThreadTemplate(self.gpu)),
-            EngineRuns(),
+            self.runs,
             batch_max=4,
             n_gpu=1,
             on_step=lambda child, frame: None,
@@ -107,6 +108,21 @@ async def test_without_keep_cold_such_a_model_has_no_process(make: Make) -> None
     assert [child.model for child in host.placement.children] == ["b"]
     await host.load(("a", Tier.ACTIVE))
     assert (host.tiers(), host.gpu.processes) == ("accc", 3)
+
+
+@pytest.mark.parametrize("keep_cold", [True, False])
+async def test_a_process_that_stayed_for_its_offloaded_runs_ends_after_them(make: Make, keep_cold: bool) -> None:
+    """It holds the pool of their KV, which is pinned."""
+    host = make(1.5, keep_cold=keep_cold)
+    await host.load(("a", Tier.ACTIVE))
+    host.runs.add(EngineRequest(run_id="r", model="a", prompt=TokenPrompt(ids=[1]), prompt_tokens=1, output_tokens_max=5), sent=True)
+    host.runs.of("a")[0].offloaded = True
+    await host.load(("b", Tier.ACTIVE))
+    await host.placement.tidy()
+    assert [child.model for child in host.placement.children] == ["a", "b"]
+    host.runs.drop(["r"])
+    await host.placement.tidy()
+    assert [child.model for child in host.placement.children] == (["a", "b"] if keep_cold else ["b"])
 
 
 async def test_a_warm_model_that_becomes_cold_gives_its_host_memory_back(make: Make) -> None:

@@ -123,7 +123,8 @@ class Placement:
         """Ends processes that hold what host memory is not to hold any more, unless they have offloaded runs."""
         for model in list(self._children):
             wanted = model in (self.active, self._coming) or self.host.holds(model) or self._loading[model].locked()
-            if not wanted and self._asleep.get(model) != NOTHING_LEVEL:
+            kept = self._settings.keep_cold and self._asleep.get(model) == NOTHING_LEVEL
+            if not wanted and not kept:
                 await self._end(model)
 
     # Tiers ------------------------------------------------------------------------------------------------------------
