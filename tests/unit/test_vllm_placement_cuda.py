@@ -12,11 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm_agent.engine import EngineRequest, ModelLoadFailed, Tier, TokenPrompt
+from qlm_agent.vllm.child import Child
 from qlm_agent.vllm.placement import Placement
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
+from qlm_core.errors import ConfigError
 from sleeping_gpu import KV_BYTES as KV
 from sleeping_gpu import WEIGHTS_BYTES as WEIGHTS
 from sleeping_gpu import Gpu, ThreadTemplate, model_folder
@@ -206,6 +208,22 @@ async def test_a_load_that_fails_leaves_the_model_that_was_there(make: Make) -> 
         await host.load(("b", Tier.ACTIVE))
     assert (host.tiers(), host.gpu.processes) == ("accc", 2)
     await host.settled()
+    host.check()
+
+
+async def test_where_no_process_can_be_started_a_load_fails_and_the_agent_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that starts them was killed, and vLLM cannot be imported again for want of memory."""
+    host = make(2.5)
+    await host.load(("a", Tier.ACTIVE))
+
+    async def fork(template: ThreadTemplate, make: object) -> Child:
+        raise ConfigError("agent.engine: vllm: python ended before vLLM was imported")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadTemplate, "fork", fork)
+        with pytest.raises(ModelLoadFailed, match=r"model b could not be loaded: agent\.engine: vllm: python ended"):
+            await host.load(("b", Tier.ACTIVE))
+    assert host.tiers() == "accc"
     host.check()
 
 

@@ -29,6 +29,7 @@ from qlm_agent.vllm.read_ahead import read_ahead
 from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
+from qlm_core.errors import ConfigError
 
 WEIGHTS_LEVEL, NOTHING_LEVEL = 1, 2
 """Sleep levels of vLLM: weights go to host memory, or are dropped."""
@@ -261,7 +262,7 @@ class Placement:
                 child = await self._template.fork(self._new_child)
                 child.model = model
                 answer = await child.call("load", timeout_s=self._settings.load_timeout_s, plan=asdict(plan))
-            except (ChildEnded, CallFailed) as error:
+            except (ChildEnded, CallFailed, ConfigError) as error:  # the latter: nothing can be started any more, or just now
                 if child is not None:
                     self._ending.append(child)
                     await child.stop()
