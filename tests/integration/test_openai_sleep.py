@@ -119,6 +119,19 @@ async def test_a_failed_wake_leaves_the_other_model_active(site: Site, fault: st
     assert (await site.calls("a"))[-1] == "/wake_up"
 
 
+async def test_a_server_that_woke_broken_gives_the_memory_back_and_reads_its_weights_again(site: Site) -> None:
+    await site.engine.load_model("a", Tier.ACTIVE)
+    await site.fault("b", "wakes_broken")
+    with pytest.raises(ModelLoadFailed, match="no weights"):
+        await site.engine.load_model("b", Tier.ACTIVE)
+    slept = ["/sleep?level=1", "/wake_up", "/sleep?level=1"]
+    assert await site.calls("b") == slept, "a needs the memory that it took"
+    await site.fault("b", "")
+    await site.engine.load_model("b", Tier.ACTIVE)
+    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+    assert await site.calls("b") == [*slept, *woken], "what it took to host memory may be broken"
+
+
 async def test_a_server_that_only_says_that_it_sleeps_is_found_out(site: Site) -> None:
     await site.engine.load_model("a", Tier.ACTIVE)
     await site.fault("a", "sleepless")

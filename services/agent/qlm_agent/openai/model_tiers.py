@@ -146,6 +146,24 @@ class ModelTiers:
         await self._until_sleeping(model, True)
 
     async def _wake(self, model: str) -> None:
+        try:
+            await self._wake_up(model)
+        except (ServerError, ModelLoadFailed):
+            await self._lie_down(model)
+            raise
+
+    async def _lie_down(self, model: str) -> None:
+        """After a wake that failed: perhaps it is awake all the same, and holds the memory that others need. Nor is it known which weights
+        it has: they are read again when it wakes."""
+        self._skipped.add(model)
+        try:
+            await self._make_way(model)
+        except (ServerError, ModelLoadFailed) as error:
+            structlog.get_logger().error("model_not_asleep", model=model, error=str(error))
+        if model in self._levels:
+            self._levels[model] = UNKNOWN
+
+    async def _wake_up(self, model: str) -> None:
         remote = self._models[model]
         level = self._levels.pop(model, UNKNOWN)
         if await remote.server.is_sleeping():
