@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from click.testing import CliRunner
@@ -58,9 +59,17 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     assert asked == [3]
 
 
-def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Unavailable("the engine is away"), "the engine is away"),
+        (BrokenProcessPool("its process was terminated abruptly"), "BrokenProcessPool: its process was terminated abruptly"),
+        (ValueError("vLLM has no such thing"), "ValueError: vLLM has no such thing"),
+    ],
+)
+def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
     def fail(plan: Plan) -> Measured:
-        raise Unavailable("the engine is away")
+        raise error
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
     monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
@@ -69,4 +78,4 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Monk
     assert ran.exit_code == 1
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
-    assert found["context"]["failures"] == {KV_SWAP: "the engine is away"}
+    assert found["context"]["failures"] == {KV_SWAP: told}

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -61,8 +62,8 @@ class Parts:
     failures: dict[str, str] = field(default_factory=dict)
 
     def measure(self, name: str, measured: Callable[[Plan], Measured], plan: Plan) -> None:
-        """One part, if a key of it was asked for. A part that fails is told and the others go on; raises UsageError for what could not be
-        measured with any patience."""
+        """One part, if a key of it was asked for. A part that fails, however it does, is told and the others go on; raises UsageError for
+        what could not be measured with any patience."""
         if not any(figure.part == name for figure in self.figures if not self.only or figure.key in self.only):
             return
         began_s = time.monotonic()
@@ -71,11 +72,18 @@ class Parts:
         except ConfigError as error:
             raise click.UsageError(error.message) from error
         except QlmError as error:
-            self.failures[name] = error.message
-            self.progress.say(f"{name} FAILED: {error.message}")
+            self._failed(name, error.message)
+            return
+        except Exception as error:  # whatever an engine raises, or the end of its process: what was measured before is not lost
+            traceback.print_exc()
+            self._failed(name, f"{type(error).__name__}: {error}")
             return
         self.values |= {key: value for key, value in found.values.items() if not self.only or key in self.only}
         self.details[name] = {**found.details, "took_s": round(time.monotonic() - began_s, 1)}
+
+    def _failed(self, name: str, why: str) -> None:
+        self.failures[name] = why
+        self.progress.say(f"{name} FAILED: {why}")
 
     def tell(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
         """On stdout, beside the `context` what the machine is and the versions of `packages`. Ends the process with 1 where a part
