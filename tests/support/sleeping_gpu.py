@@ -191,6 +191,7 @@ class ThreadTemplate:
     """In the place of `qlm_agent.vllm.template.Template`: its engine processes are threads."""
 
     last_lines: tuple[str, ...] = ()
+    errors_said = 0
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -208,6 +209,9 @@ class ThreadTemplate:
         await loop.create_connection(lambda: child, sock=ours)
         await child.ready(START_TIMEOUT_S)
         return child
+
+    async def first_error(self, after: int) -> str:
+        return ""
 
     async def gone(self, pid: int) -> None:
         """All that were ended: threads have no process ids of their own."""

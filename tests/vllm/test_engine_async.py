@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, Sampling, Tier, TokenPrompt
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
@@ -124,5 +125,21 @@ async def test_it_serves_aborts_resumes_and_leaves_nothing_behind(tiny_models: t
             assert len(group) > 2
             os.kill(child.pid, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: all(gone(pid) for pid in group), 60.0, "vLLM's processes end with theirs")
+    finally:
+        await engine.stop()
+
+
+async def test_a_failed_load_says_what_failed_in_vllms_own_processes(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_models[0], damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    models = {"a": VllmModel(name="a", weights=str(damaged), context_tokens_max=2048)}
+    engine = VllmEngine(models, VllmSettings(kv_cache_gb=0.1, runner="async"), batch_max=8, template=QuickTemplate("async"))
+    try:
+        await engine.start()
+        for _ in range(2):
+            with pytest.raises(ModelLoadFailed, match=r"model a could not be loaded: .*SafetensorError: Error while deserializing header"):
+                await engine.load_model("a", Tier.ACTIVE)
     finally:
         await engine.stop()

@@ -29,7 +29,7 @@ from qlm_agent.vllm.read_ahead import read_ahead
 from qlm_agent.vllm.runs_held import EngineRuns
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
-from qlm_core.errors import ConfigError
+from qlm_core.errors import ConfigError, QlmError
 
 WEIGHTS_LEVEL, NOTHING_LEVEL = 1, 2
 """Sleep levels of vLLM: weights go to host memory, or are dropped."""
@@ -258,17 +258,18 @@ class Placement:
             await self._until_gone()
             plan = load_plan(self._models[model], self._folder(model), self._settings, batch_max=self._batch_max, n_gpu=self._n_gpu)
             child: Child | None = None
+            errors_said = self._template.errors_said
             try:
                 child = await self._template.fork(self._new_child)
                 child.model = model
                 answer = await child.call("load", timeout_s=self._settings.load_timeout_s, plan=asdict(plan))
-            except (ChildEnded, CallFailed, ConfigError) as error:  # the latter: nothing can be started any more, or just now
+            except (ChildEnded, CallFailed, ConfigError, OSError) as error:  # the last two: no process can be started
                 if child is not None:
                     self._ending.append(child)
                     await child.stop()
-                raise ModelLoadFailed(f"model {model} could not be loaded: {error.message}") from error
-            except OSError as error:  # of the socket to it: the host has none left
-                raise ModelLoadFailed(f"model {model} could not be loaded: {error}") from error
+                first, why = await self._template.first_error(errors_said), error.message if isinstance(error, QlmError) else str(error)
+                why = why if first in why else f"{why} First of all: {first}"
+                raise ModelLoadFailed(f"model {model} could not be loaded: {why}") from error
             except BaseException:
                 if child is not None:
                     self._ending.append(child)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,12 @@ READ_BYTES = 1 << 16
 LINES_KEPT = 30
 """Last lines of the processes' standard error, for messages."""
 LINE_BYTES_MAX = 1 << 16
+LAST_WORDS_S = 0.1
+"""How long what a process said last is on its way."""
+
+ERROR = re.compile(r"(?:\(\S+ pid=\d+\) ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
+"""The line of a traceback that names the exception, by itself or as vLLM logs it."""
+ERROR_CHARACTERS_MAX = 500
 EXITS_KEPT = 64
 """Most process ids whose end is remembered or waited for."""
 
@@ -40,6 +47,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -69,6 +77,8 @@ class Template:
         self._hello: asyncio.Future[Frame] | None = None
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._errors: deque[str] = deque(maxlen=LINES_KEPT)
+        self.errors_said = 0  # all that there were
 
     async def start(self) -> None:
         """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old, or where its QLM is another."""
@@ -184,6 +194,13 @@ class Template:
         """Of the standard error of all its processes."""
         return tuple(self._lines)
 
+    async def first_error(self, after: int) -> str:
+        """The first exception that a process told on its standard error after so many (`errors_said`) of them all, "" for none: where
+        vLLM has processes of its own, what it raises says only that one of them failed."""
+        await asyncio.sleep(LAST_WORDS_S)
+        count = self.errors_said - after
+        return "" if count <= 0 else self._errors[max(0, len(self._errors) - count)]
+
     def _exit_of(self, pid: int) -> asyncio.Future[int]:
         if pid not in self._exits:
             while len(self._exits) >= EXITS_KEPT:
@@ -209,7 +226,7 @@ class Template:
                     continue
             self._gone = True
             if not self._hello.done():
-                await asyncio.sleep(0.1)  # what it said last is on its way
+                await asyncio.sleep(LAST_WORDS_S)
                 lines = " | ".join(self.last_lines)
                 self._hello.set_exception(ConfigError(f"agent.engine: vllm: {self._python} ended before vLLM was imported: {lines}"))
             return
@@ -231,6 +248,9 @@ class Template:
                 text = line.decode(errors="replace").rstrip()
                 if text:
                     self._lines.append(text)
+                    if (error := ERROR.match(text)) is not None:
+                        self._errors.append(error[1][:ERROR_CHARACTERS_MAX])
+                        self.errors_said += 1
                     structlog.get_logger().debug("vllm_said", line=text)
         finally:
             transport.close()
