@@ -62,9 +62,10 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     assert (result.exit_code, "qlm models add smollm2" in result.output) == (0, True)
 
 
-def test_a_damaged_model_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["{}", "[]", json.dumps({**CONFIG, "num_attention_heads": 0})])
+def test_a_damaged_model_is_named(tmp_path: Path, config: str) -> None:
     write_model(tmp_path / "bad")
-    (tmp_path / "bad" / "config.json").write_text("{}")
+    (tmp_path / "bad" / "config.json").write_text(config)
     result = models("--folder", str(tmp_path))
     assert result.exit_code == 2
     assert f"{tmp_path}/bad: not a model" in result.output

@@ -78,6 +78,22 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
         ModelFolder.read("m", str(tmp_path))
 
 
+@pytest.mark.parametrize("config", [None, 3, ["a"], "text"])
+def test_a_config_that_is_no_object_is_a_failed_load(tmp_path: Path, config: object) -> None:
+    folder = Path(folder_of(tmp_path / "m"))
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadFailed, match=r"m cannot be read: config\.json is no JSON object"):
+        ModelFolder.read("m", str(folder))
+
+
+@pytest.mark.parametrize("wrong", [{"num_attention_heads": 0}, {"hidden_size": None}, {"num_hidden_layers": 1e400}])
+def test_a_config_without_sensible_figures_is_a_failed_load(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    folder = ModelFolder.read("m", folder_of(tmp_path / "m", {**CONFIG, **wrong}))
+    assert folder.facts is None
+    with pytest.raises(ModelLoadFailed, match="does not say layers, heads and hidden size"):
+        folder.kv_bytes_per_token("float32")
+
+
 @pytest.mark.parametrize(("blocks", "context", "longest"), [(100, 2048, 2048), (11, 2048, 320), (2, 2048, 32), (1, 2048, 0), (0, 8, 0)])
 def test_kv_bounds_the_longest_run(blocks: int, context: int, longest: int) -> None:
     assert kv_limit_tokens(context, blocks * 32 * 10 + 9, 10, 32) == longest

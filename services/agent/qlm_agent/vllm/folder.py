@@ -44,11 +44,13 @@ class ModelFolder:
             if missing:
                 raise ModelLoadFailed(f"model {model}: models.weights: {weights} has no {', '.join(missing)}")
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            if not isinstance(config, dict):
+                raise TypeError("config.json is no JSON object")
             shape = hashlib.blake2b(json.dumps({key: config[key] for key in sorted(config) if key not in NAMES}).encode())
             for name in ("tokenizer.json", "generation_config.json"):
                 shape.update((path / name).read_bytes() if (path / name).is_file() else b"-")
             size = sum(file.stat().st_size for file in files)
-        except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ModelLoadFailed(f"model {model}: {weights} cannot be read: {error}") from error
         return cls(path=path.absolute(), files=files, weights_bytes=size, shape=shape.hexdigest(), config=config)
 
@@ -66,7 +68,7 @@ class ModelFolder:
                 kv_heads=int(self.config.get("num_key_value_heads") or heads),
                 head_size=int(self.config.get("head_dim") or hidden // heads),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):  # the last: no heads
             return None
 
     def kv_bytes_per_token(self, dtype: str, n_gpu: int = 1) -> int:

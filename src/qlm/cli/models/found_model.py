@@ -91,7 +91,7 @@ def read_model(folder: Path) -> FoundModel:
             tokenizer=_path(folder / TOKENIZER_FILE),
             chat_template=_path(folder / CHAT_TEMPLATE_FILE),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{folder}: not a model in the Hugging Face layout: {type(error).__name__}: {error}") from error
 
 
