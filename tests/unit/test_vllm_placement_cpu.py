@@ -99,3 +99,18 @@ async def test_a_warm_model_whose_process_ends_is_cold(make: Make) -> None:
         while not child.ended:
             await asyncio.sleep(0.001)
     assert (host.placement.tier("a"), host.placement.tier("b")) == (Tier.COLD, Tier.ACTIVE)
+
+
+async def test_an_active_model_whose_process_ended_is_cold_once_another_is_active(make: Make) -> None:
+    host = make(2.5)
+    await host.placement.load("a", Tier.ACTIVE)
+    child = host.placement.child("a")
+    assert child is not None
+    child.kill("killed by the test")
+    async with asyncio.timeout(DEADLINE_S):
+        while not child.ended:
+            await asyncio.sleep(0.001)
+    await host.placement.load("b", Tier.ACTIVE)
+    assert (host.placement.tier("a"), host.placement.tier("b")) == (Tier.COLD, Tier.ACTIVE)
+    await host.placement.load("a", Tier.WARM)
+    assert (host.placement.tier("a"), host.placement.child("a") is None) == (Tier.WARM, False)

@@ -146,6 +146,8 @@ class Placement:
             if self._sleeps and previous in self._asleep and (back := await self._woken(previous)) is not None:
                 await self._become_active(previous, back)
             raise
+        if previous not in self._children:
+            self.host.drop(previous)  # it ended while it was active, and its weights went with it
         if self.host.fits(model):
             self.host.hold(model)
         await self.tidy()
