@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.vllm import template
-from qlm_agent.vllm.template import Template
+from qlm_agent.vllm.template import Launched, Template
 from qlm_core.errors import ConfigError
 
 MADE_UP = {
     "torch.py": "__version__ = '2.0'",
-    "vllm/__init__.py": "__version__ = '0.31.2'",
     "vllm/platforms.py": "class current_platform: device_type = 'cpu'",
     "vllm/model_executor/models/llama.py": "",
     "vllm/v1/core/sched/scheduler.py": "",
@@ -38,12 +38,39 @@ def group() -> subprocess.Popen[bytes]:
     return process
 
 
+class CountedTemplate(Template):
+    """Keeps the processes that it started."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        for name, source in {**MADE_UP, "vllm/__init__.py": f"__version__ = '{version}'"}.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(source)
+        super().__init__("", {"PYTHONPATH": os.pathsep.join([str(folder), *(each for each in sys.path if each)])}, 60.0)
+        self.launched: list[Launched] = []
+
+    def launch(self, control: socket.socket) -> Launched:
+        self.launched.append(super().launch(control))
+        return self.launched[-1]
+
+
+async def test_one_that_ended_is_started_once_however_many_ask_for_it(tmp_path: Path) -> None:
+    template = CountedTemplate(tmp_path, "0.32.0")
+    await template.start()
+    template.launched[0].end()
+    async with asyncio.timeout(10.0):
+        while not template._gone:
+            await asyncio.sleep(0.001)
+    try:
+        await asyncio.gather(template.start(), template.start())
+        assert len(template.launched) == 2
+    finally:
+        await template.stop()
+        for launched in template.launched:
+            launched.end()
+
+
 async def test_a_vllm_that_is_too_old_is_named_at_every_start(tmp_path: Path) -> None:
-    for name, source in MADE_UP.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(source)
-    path = os.pathsep.join([str(tmp_path), *(each for each in sys.path if each)])
-    template = Template("", {"PYTHONPATH": path}, 60.0)
+    template = CountedTemplate(tmp_path, "0.31.2")
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"vllm 0\.31\.2 is too old: 0\.32 or newer is needed; see docs/engines\.md"):
             await template.start()

@@ -71,6 +71,7 @@ class Template:
         self._environment = {**os.environ, **ENVIRONMENT, **environment}
         self._start_timeout_s = start_timeout_s
         self._process: Launched | None = None
+        self._starting = asyncio.Lock()
         self._gone = False  # it closed its socket
         self._control: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,6 +83,10 @@ class Template:
 
     async def start(self) -> None:
         """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old, or where its QLM is another."""
+        async with self._starting:  # where it ended, several models may ask for it at once
+            await self._start()
+
+    async def _start(self) -> None:
         if self._process is not None and not self._gone:
             return
         await self.stop()
