@@ -87,6 +87,14 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write(fails=False)
 
 
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    (tmp_path / "file").write_text("")
+    result = models("--folder", str(tmp_path / "file" / "models"), "add", "smollm2")
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path}/file/models/smollm2 cannot be written: [Errno 20] Not a directory" in result.output
+
+
 @pytest.mark.parametrize("name", ["..", "a/b", "-x", "", ".hidden"])
 def test_names_are_folder_names(name: str) -> None:
     result = models("random", "--", name)

@@ -26,7 +26,10 @@ def written_whole(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelNotMade(f"{folder} is there already: remove it, or choose another name")
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    fresh.mkdir(parents=True)
+    try:
+        fresh.mkdir(parents=True)
+    except OSError as error:
+        raise ModelNotMade(f"{folder} cannot be written: {error}") from error
     try:
         yield fresh
         for file in fresh.iterdir():
