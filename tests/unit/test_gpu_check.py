@@ -42,18 +42,33 @@ def test_the_script_says_that_there_is_no_gpu(tmp_path: Path) -> None:
 
 def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0+cpu", "", 0))
+    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0+cpu", "", 0, ""))
     smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1\nNVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
     found = host.look()
     assert (found.gpus, found.memory_mib, found.driver) == (("NVIDIA H100 80GB HBM3",) * 2, (81559, 81559), "570.1")
     assert found.problem == "PyTorch 2.13.0+cpu sees no GPU: it was built for CPUs"
     smi(tmp_path, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
     assert host.look().problem.startswith("nvidia-smi tells of no GPU: NVIDIA-SMI has failed")
+    smi(tmp_path, "NVIDIA GB10, [N/A], 580.95")  # shares the memory of its host
+    assert (host.look().gpus, host.look().memory_mib) == (("NVIDIA GB10",), (0,))
+
+
+@pytest.mark.parametrize("error", ["OSError", "ImportError"])
+def test_the_script_says_why_pytorch_cannot_be_loaded(tmp_path: Path, error: str) -> None:
+    smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
+    (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.13: cannot open shared object file')")
+    python = tmp_path / "python"  # the script sets PYTHONPATH anew
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = subprocess.run([SCRIPT, "--out", tmp_path / "out"], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stderr.startswith(f"no GPU: PyTorch cannot be loaded: {error}: libcudart.so.13")
 
 
 def test_an_agent_under_test_is_named_after_what_it_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0", "13", 1))
+    monkeypatch.setattr(host, "_torch", lambda: ("2.13.0", "13", 1, ""))
     smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
     assert [gpu_of(device) for device in ("cpu", "cuda")] == ["CPU", "H100-80GB"]
 

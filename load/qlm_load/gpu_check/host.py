@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 SMI_TIMEOUT_S = 30.0
 SMI_FIELDS = ("name", "memory.total", "driver_version")
@@ -26,7 +27,7 @@ NAMES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """`gpus`: names by the driver. `torch`, `cuda`: versions, "" for none; `torch_gpus`: how many PyTorch can use. `vllm`: "" for none.
-    `problem`: why no GPU can be used; "" where one can."""
+    `memory_mib`: 0 where the driver does not tell. `problem`: why no GPU can be used; "" where one can."""
 
     gpus: tuple[str, ...]
     memory_mib: tuple[int, ...]
@@ -45,12 +46,13 @@ class Host:
 def look() -> Host:
     """Asks the driver and imports PyTorch."""
     rows, problem = _smi()
-    torch_version, cuda, torch_gpus = _torch()
+    torch_version, cuda, torch_gpus, broken = _torch()
+    problem = problem or broken
     if not problem and torch_version and not torch_gpus:
         problem = f"PyTorch {torch_version} sees no GPU: it was built for {f'CUDA {cuda}' if cuda else 'CPUs'}"
     return Host(
         gpus=tuple(row[0] for row in rows),
-        memory_mib=tuple(int(row[1].split()[0]) for row in rows),
+        memory_mib=tuple(_mib(row[1]) for row in rows),
         driver=rows[0][2] if rows else "",
         torch=torch_version,
         cuda=cuda,
@@ -84,12 +86,21 @@ def _smi() -> tuple[list[list[str]], str]:
     return rows, ""
 
 
-def _torch() -> tuple[str, str, int]:
+def _mib(said: str) -> int:
+    """0 for "[N/A]": a GPU that shares its memory with the host."""
+    number = said.partition(" ")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _torch() -> tuple[str, str, int, str]:
+    """Versions of PyTorch and its CUDA, how many GPUs it sees, and why it cannot be loaded where it is there."""
+    if find_spec("torch") is None:
+        return "", "", 0, ""
     try:
         import torch
-    except ImportError:
-        return "", "", 0
-    return str(torch.__version__), str(torch.version.cuda or ""), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    except Exception as error:  # above all libraries of CUDA that are missing
+        return "", "", 0, f"PyTorch cannot be loaded: {type(error).__name__}: {error}"
+    return str(torch.__version__), str(torch.version.cuda or ""), torch.cuda.device_count() if torch.cuda.is_available() else 0, ""
 
 
 def _version(name: str) -> str:
