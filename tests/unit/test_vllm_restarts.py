@@ -96,10 +96,21 @@ async def test_pauses_between_attempts_double(rig: Rig) -> None:
 async def test_after_too_many_attempts_the_engine_is_lost(rig: Rig) -> None:
     rig.gpu.load_fails = 1_000
     await rig.kill()
-    with pytest.raises(EngineLost, match=f"model a: its engine process could not be started {RESTARTS_MAX} times in a row"):
+    with pytest.raises(EngineLost, match=rf"model a: its engine process {RESTARTS_MAX} times in a row could not be started.*out of memory"):
         async with asyncio.timeout(DEADLINE_S):
             await rig.engine.outputs()
     assert len(rig.template.started_s) == 1 + RESTARTS_MAX
+
+
+async def test_one_that_starts_and_ends_again_and_again_is_lost_too_and_says_how_it_ended(rig: Rig) -> None:
+    for _ in range(1 + RESTARTS_MAX):
+        async with asyncio.timeout(DEADLINE_S):
+            while rig.child is None:
+                await asyncio.sleep(0.001)
+        await rig.kill()
+    with pytest.raises(EngineLost, match=r"or ended before it made anything; the last time: .* killed by the test"):
+        async with asyncio.timeout(DEADLINE_S):
+            await rig.engine.outputs()
 
 
 async def test_a_host_without_resources_is_one_attempt_that_failed(rig: Rig) -> None:

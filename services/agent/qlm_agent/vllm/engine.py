@@ -49,6 +49,7 @@ class VllmEngine:
         )
         self._restart: asyncio.Task[None] | None = None
         self._restarts = 0  # in a row, without output between them
+        self._why = ""  # it ended, or could not be started, the last time
         self._lost = ""
         self._preemptions = 0  # in processes that are gone
         self._arrivals = 0
@@ -222,6 +223,8 @@ class VllmEngine:
         for run in failed:
             if run.sent:
                 self._runs.fail(run.request.run_id, FailureKind.BROKEN, why)
+        if child.model == self._placement.active:
+            self._why = why
         self._begin_restart_if_dead()
 
     def _begin_restart_if_dead(self) -> None:
@@ -232,7 +235,9 @@ class VllmEngine:
     async def _start_again(self, model: str) -> None:
         while self._placement.active == model and self._placement.child(model) is None:
             if self._restarts >= self._settings.restarts_max:
-                self._lost = f"model {model}: its engine process could not be started {self._restarts} times in a row"
+                # An attempt that ended well and made nothing counts too: a request that kills every process is one.
+                many = f"{self._restarts} times in a row could not be started, or ended before it made anything"
+                self._lost = f"model {model}: its engine process {many}; the last time: {self._why}"
                 self._runs.news.set()
                 return
             if self._restarts:
@@ -241,6 +246,7 @@ class VllmEngine:
             try:
                 await self._placement.revive(model)
             except (ModelLoadFailed, QlmError) as error:
+                self._why = error.message
                 structlog.get_logger().error("vllm_not_restarted", model=model, attempt=self._restarts, error=error.message)
                 continue
             child = self._placement.child(model)
