@@ -116,6 +116,13 @@ def test_how_a_check_is_judged(tmp_path: Path, code: str, status: str, why: str)
     assert (tmp_path / "c.json").exists() == (outcome.told is not None)
 
 
+def test_what_a_check_told_before_it_failed_is_kept(tmp_path: Path) -> None:
+    """A bench tells the parts that were measured, and ends with 1 where one was not."""
+    outcome = run(check_of("print('{\"ratio\": 0.98}'); raise SystemExit('simulator FAILED')"), ONE_GPU, tmp_path)
+    assert (outcome.status, outcome.why, outcome.told) == ("failed", "exit code 1: simulator FAILED", {"ratio": 0.98})
+    assert (tmp_path / "c.json").exists()
+
+
 def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
     outcome = run(check_of("import time; time.sleep(60)", 0.5), ONE_GPU, tmp_path)
     assert (outcome.status, outcome.why) == ("failed", "not done after 0.5 s")

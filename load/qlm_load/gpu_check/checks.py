@@ -135,13 +135,15 @@ def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Ou
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     took_s = time.monotonic() - began_s
-    told, why = _told(check, answer) if code == 0 else (None, "")
+    told, why = _told(check, answer)
     if code is None:
         why = f"not done after {check.limit_s:g} s"
     elif code:
         why = f"exit code {code}: {_end(log) or _end(answer)}"
     elif not why:
         why = check.judge(told)
+    if code != 0 and not isinstance(told, dict):
+        told = None  # a bench of which a part failed tells the others in an object; this was something else
     if told is not None:
         (out / f"{check.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return Outcome(name=check.name, status="failed" if why else "passed", why=why, took_s=took_s, told=told)
