@@ -290,9 +290,9 @@ class SamplingParams(_message.Message):
     max_tokens: _builtins.int
     """Most output tokens, >= 1. 0: as many as the model's context holds after the prompt."""
     temperature: _builtins.float
-    """0 is greedy; 0 to 2. Absent: 1."""
+    """0 is greedy; 0 to 2. Absent: as the model's generation_config.json says, else 1."""
     top_p: _builtins.float
-    """In (0, 1]. Absent: 1."""
+    """In (0, 1]. Absent: as the model's generation_config.json says, else 1."""
     top_k: _builtins.int
     """The k most likely tokens only. 0: all."""
     min_p: _builtins.float
@@ -304,7 +304,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """In [-2, 2]."""
     repetition_penalty: _builtins.float
-    """> 0. Absent: 1."""
+    """> 0. Absent: as the model's generation_config.json says, else 1."""
     ignore_eos: _builtins.bool
     """Goes on after the end-of-sequence token."""
     logprobs: _builtins.int
