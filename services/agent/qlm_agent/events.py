@@ -154,12 +154,11 @@ class EngineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTold:
-    """New tokens of runs that go on, as (run, how many), and runs that ended. `started`: runs that the engine began with, from engines that
-    tell it before the first token; a run of which nothing was told counts as waiting."""
+    """New tokens of runs that go on, as (run, how many), and runs that ended. A run of which nothing was told counts as
+    waiting."""
 
     counts: Sequence[tuple[str, int]] = ()
     ended: Sequence[EngineEnd] = ()
-    started: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

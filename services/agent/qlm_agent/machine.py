@@ -213,10 +213,6 @@ class AgentMachine:
 
     def _engine_told(self, now_s: float, event: EngineTold) -> None:
         seconds, tokens_told, model = 0.0, 0, ""
-        for run_id in event.started:
-            run = self.runs.get(run_id)
-            if run is not None:
-                run.started = True
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:

@@ -55,7 +55,7 @@ class Ending:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     """One attempt, mutable. Tokens count from the start of the output: `resumed` of earlier attempts, `produced` by now, of which `stored`
-    are known to be with the server. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine began.
+    are known to be with the server. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine told of it.
 
     `on_gpu`: it takes a seat and KV; `on_engine`: the engine knows it, there or in host memory. `told_s`: when its last tokens were told,
     None before them and after a break. `displacements`: how often it gave way, earlier attempts included. `offloaded_s`: since when it is

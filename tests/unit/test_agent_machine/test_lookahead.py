@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.events import EngineTold, Message, Outcome, Told
+from qlm_agent.events import Message, Outcome, Told
 
 from .transcript import HARDWARE, Transcript, group, pulled
 
@@ -93,9 +93,3 @@ def test_what_has_a_seat_and_kv_is_about_to_start() -> None:
     t.answer_pull(pulled("4", due=3_600.0), head=group("m", name="batch", waiting=50, due=3_600.0))
     t.answer_items("emit", DONE)
     assert head(t, "m", due=60.0)[0] == "abort 4 3"
-
-
-def test_a_run_that_the_engine_began_with_is_no_lookahead() -> None:
-    t = looking_ahead()
-    t.step(EngineTold(started=("3/1",)))
-    assert head(t, "m", due=60.0) == ["abort 4", "pull m x1", "give back 4 displaced"]
