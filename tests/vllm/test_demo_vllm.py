@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-REQUESTS = 60
+REQUESTS = 160
 TIMEOUT_S = 540.0
 
 
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_real_models_answer_chats_while_processes_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qlm_load", "demo-vllm", "--made-up-only", "--seed", "3", "--requests", str(REQUESTS)]
+    command = [sys.executable, "-m", "qlm_load", "demo-vllm", "--made-up-only", "--seed", "4", "--requests", str(REQUESTS)]
     command += ["--out", str(tmp_path / "out"), "--models", str(tmp_path / "models"), "--set", "load.drain_timeout_s=300"]
-    command += ["--set", "load.rate_per_s=20", "--set", "load.held_min=1"]  # models of noise are quick, and are to be killed at work
+    command += ["--set", "load.rate_per_s=80", "--set", "load.held_min=1"]  # models of noise are quick, and have to be killed at work
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QLM_", "OTEL_"))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**environment, "COLUMNS": "160"}, check=False)
     said = f"{done.stdout}\n{done.stderr}"
