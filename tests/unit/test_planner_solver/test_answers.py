@@ -14,37 +14,8 @@ from hypothesis import strategies as st
 from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, edf, evaluate, improve, insert, solve
-from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.construction import RULES
-from qlm_planner.solver.cost import lateness
-from qlm_planner.solver.lines import Lines, differs, lines_cost, lines_of, no_walks, put_back, put_in, take_out
-from qlm_planner.solver.normal import probability_and_excess, unbranched
-from qlm_planner.solver.packing import (
-    DEADLINE,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    packed,
-)
-from qlm_planner.solver.places import cheapest_place, nothing_known
-from qlm_planner.solver.plan import orders_in
-from qlm_planner.solver.terms import (
-    T_FIRST,
-    T_HIGH,
-    T_LATE,
-    T_LOW,
-    T_OWN_VARIANCE,
-    T_STRETCH,
-    T_TARDY,
-    T_WORK_VARIANCE,
-    lateness_cost,
-    terms_of,
-)
+from qlm_planner.solver.normal import probability_and_excess
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
@@ -65,19 +36,13 @@ def holds(problem: Problem, solved: Solved) -> None:
     assert solved.cost.total == pytest.approx(slow_cost(problem, solved.orders), rel=1e-6, abs=1e-3)
 
 
-def orders_of(lines: Lines) -> Orders:
-    first, groups = orders_in(lines.order, lines.size)
-    return Orders(first=first, groups=groups)
-
-
 @given(z=st.floats(-8, 8))
 @FEW
 def test_the_table_is_the_normal_distribution(z: float) -> None:
     normal = NormalDist()
-    for by_table in (probability_and_excess, unbranched):
-        probability, excess = by_table(z)
-        assert probability == pytest.approx(normal.cdf(z), abs=1e-7)
-        assert excess == pytest.approx(normal.pdf(z) + z * normal.cdf(z), abs=1e-7)
+    probability, excess = probability_and_excess(z)
+    assert probability == pytest.approx(normal.cdf(z), abs=1e-7)
+    assert excess == pytest.approx(normal.pdf(z) + z * normal.cdf(z), abs=1e-7)
 
 
 @given(problem=problems(), seed=st.integers(0, 100))
@@ -106,115 +71,6 @@ def test_a_seed_gives_the_same_orders(problem: Problem, seed: int) -> None:
 @SOME
 def test_small_problems_are_solved_to_the_optimum(problem: Problem) -> None:
     assert solve(problem, moves=8_000, seed=1).cost.total == pytest.approx(cheapest(problem), rel=1e-6, abs=1e-3)
-
-
-@given(problem=problems(groups_max=14), seed=st.integers(0, 100))
-@SOME
-def test_large_moves_keep_what_holds_for_every_problem(problem: Problem, seed: int) -> None:
-    moves = 1_000 * problem.groups
-    solved = solve(problem, moves=moves, seed=seed)
-    holds(problem, solved)
-    assert solved.cost.total <= construct(problem).cost.total
-    assert solve(problem, moves=moves, seed=seed).orders.lists() == solved.orders.lists()
-
-
-@given(problem=problems(noisy=False), seed=st.integers(0, 100))
-@FEW
-def test_the_cheapest_place_of_a_block_is_that_of_all_its_places(problem: Problem, seed: int) -> None:
-    """Places inside runs of other models apart."""
-    full = construct(problem).orders.lists()
-    queue = max(range(problem.queues), key=lambda each: len(full[each]))
-    if not full[queue]:
-        return
-    place = seed % len(full[queue])
-    group, bands, model = full[queue].pop(place), problem.band, problem.model
-    arrays, without = packed(problem), Orders.of(full)
-    terms, walks = terms_of(arrays), no_walks(problem.groups)
-    lines = lines_of(arrays, terms, without.first, without.groups, problem.groups)
-    known, touched = nothing_known(problem.groups, problem.queues), np.zeros(problem.queues, dtype=np.bool_)
-    block = np.array([group], dtype=np.int32)
-    before, costs = slow_cost(problem, without), {}
-    for other, line in enumerate(full):
-        if not arrays.serves[arrays.kind[other], group]:
-            continue
-        for at in range(len(line) + 1):
-            inside = 0 < at < len(line) and model[line[at - 1]] == model[line[at]] != model[group]
-            if not inside and bands[[*line[:at], group, *line[at:]]].tolist() == sorted(bands[[*line, group]].tolist()):
-                lists = [list(each) for each in full]
-                lists[other].insert(at, group)
-                costs[other, at] = slow_cost(problem, Orders.of(lists)) - before
-    for looked_at in (len(costs), 0):
-        *found, more, tried, _, side = cheapest_place(
-            arrays, terms, lines, known, touched, block, 0, 1, math.inf, chance_of(seed), 0.0, walks
-        )
-        assert tried == looked_at, "what was found is known"
-        assert more == pytest.approx(min(costs.values()), rel=1e-6, abs=1e-3)
-        assert costs[found[0], found[1]] == pytest.approx(more, rel=1e-6, abs=1e-3)
-    touched[:] = True
-    *found, again, tried, _, side = cheapest_place(arrays, terms, lines, known, touched, block, 0, 1, math.inf, chance_of(seed), 0.0, walks)
-    assert tried == len(costs)
-    assert costs[found[0], found[1]] == pytest.approx(again, rel=1e-6, abs=1e-3) == more
-    kept, untouched = (lines_of(arrays, terms, without.first, without.groups, problem.groups) for _ in range(2))
-    assert side >= 0
-    put_in(arrays, terms, lines, kept, touched, found[0], found[1], block, 0, 1, walks, side)
-    put_in(arrays, terms, untouched, kept, touched, found[0], found[1], block, 0, 1, walks, -1)
-    assert lines.busy_s.tolist() == untouched.busy_s.tolist(), "as walked and as worked out"
-    size = lines.size[found[0]]
-    assert lines.order[found[0], :size].tolist() == untouched.order[found[0], :size].tolist()
-    assert lines.at[found[0], : size + 1] == pytest.approx(untouched.at[found[0], : size + 1], rel=1e-12, abs=1e-9)
-
-
-@given(problem=problems(), start_s=st.floats(-100, 10_000), variance=st.floats(0, 1e5), seed=st.integers(0, 100))
-@FEW
-def test_a_group_costs_as_much_by_its_terms_as_by_its_fields(problem: Problem, start_s: float, variance: float, seed: int) -> None:
-    """Both ways, compiled; and a second later costs no less than the tardiness that it adds."""
-    group, arrays = seed % problem.groups, packed(problem)
-    row, on = arrays.group[group], arrays.on_kind[-1, group]
-    terms = terms_of(arrays)[-1, group]
-    late_weight, tardiness_weight = arrays.weights[LATE], arrays.weights[TARDINESS]
-
-    def by_terms(start_s: float) -> tuple[float, float]:
-        low_s, high_s, first_s, stretch_s, late, tardy = (
-            float(terms[column]) for column in (T_LOW, T_HIGH, T_FIRST, T_STRETCH, T_LATE, T_TARDY)
-        )
-        low_s, high_s, first_s = start_s + low_s, start_s + high_s, start_s + first_s
-        own, work = float(terms[T_OWN_VARIANCE]), float(terms[T_WORK_VARIANCE])
-        return lateness_cost(low_s, high_s, first_s, stretch_s, variance + own, work, late, tardy)
-
-    cost, rate = by_terms(start_s)
-    gap_s = start_s + on[OWN] - row[DEADLINE]
-    late, tardiness_s = lateness(gap_s, on[WORK] - row[SPREAD], variance + on[OWN_VARIANCE], on[WORK_VARIANCE])
-    assert cost == pytest.approx(row[REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s), rel=1e-6, abs=1e-3)
-    assert rate == pytest.approx(row[REQUESTS] * tardiness_weight * late, rel=1e-6, abs=1e-6)
-    assert by_terms(start_s + 1.0)[0] >= cost + rate - 1e-3
-
-
-@given(problem=problems(), seed=st.integers(0, 100))
-@FEW
-def test_lines_cost_what_their_orders_cost_however_they_are_changed(problem: Problem, seed: int) -> None:
-    """Groups leave and come back; a queue that is put back is as it was."""
-    orders, arrays = construct(problem).orders, packed(problem)
-    terms, walks = terms_of(arrays), no_walks(problem.groups)
-    lines, kept = (lines_of(arrays, terms, orders.first, orders.groups, problem.groups) for _ in range(2))
-    draw = np.random.default_rng(seed)
-    out, touched = np.zeros(problem.groups, dtype=np.bool_), np.zeros(problem.queues, dtype=np.bool_)
-    taken = draw.permutation(orders.groups)[: 1 + seed % 4].astype(np.int32)
-    out[taken] = True
-    cost = lines_cost(arrays, lines)
-    assert cost == pytest.approx(slow_cost(problem, orders), rel=1e-6, abs=1e-3)
-    cost += take_out(arrays, terms, lines, kept, touched, out, taken, len(taken))
-    assert cost == pytest.approx(slow_cost(problem, orders_of(lines)), rel=1e-6, abs=1e-3)
-    for number, group in enumerate(taken):
-        queue = int(draw.choice([each for each in range(problem.queues) if arrays.serves[arrays.kind[each], group]]))
-        bands = problem.band[lines.order[queue, : lines.size[queue]]]
-        place = int(np.searchsorted(bands, problem.band[group], side="right"))
-        cost += put_in(arrays, terms, lines, kept, touched, queue, place, taken, number, number + 1, walks, -1)
-        assert (lines.queue_of[group], lines.place_of[group]) == (queue, place)
-        assert cost == pytest.approx(slow_cost(problem, orders_of(lines)), rel=1e-6, abs=1e-3)
-    put_back(lines, kept, touched)
-    assert orders_of(lines).lists() == orders.lists()
-    assert not any(differs(lines, kept, queue) for queue in range(problem.queues))
-    assert lines_cost(arrays, lines) == pytest.approx(slow_cost(problem, orders), rel=1e-6, abs=1e-3)
 
 
 @given(problem=problems(noisy=False), seed=st.integers(0, 100))

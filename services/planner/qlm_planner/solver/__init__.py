@@ -6,8 +6,6 @@ packing, compiled, chance, normal    arrays as compiled code takes them; the com
 cost, evaluation                     what a group costs where it stands; what orders cost
 draft, construction                  list scheduling by several rules
 plan, moves, annealing, insertion    orders being changed; changes; annealing; the best place of a group
-terms, lines, ruin, places, recreating    what large moves know of a group; orders changed by them; what one takes out; where it comes
-              back; annealing by them
 """
 
 from __future__ import annotations

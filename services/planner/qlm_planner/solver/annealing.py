@@ -25,8 +25,6 @@ RUN_SHARE = 0.2
 """Of the blocks: a whole run; as many are the end of one, and half as many go across runs."""
 CHECKS = 32
 """The best orders so far are looked for so many times on the way."""
-SAMPLES = 2_000
-"""Moves that are looked at to see how much they cost."""
 
 
 @compiled
@@ -121,23 +119,3 @@ def by_model(packed: Packed) -> tuple[Integers, NDArray[np.int64]]:
         found[at[packed.model[group]]] = group
         at[packed.model[group]] += 1
     return found, first
-
-
-@compiled
-def typical_rise(packed: Packed, plan: Plan, groups: Integers, capacity: int, chance: State) -> float:
-    """What a move costs more, in the median of those that do not cost less: how rugged it is about these orders."""
-    of_model, model_first = by_model(packed)
-    one, other = empty_sketch(2 * capacity), empty_sketch(2 * capacity)
-    rises = np.empty(SAMPLES)
-    found = 0
-    for _ in range(SAMPLES):
-        changed = _sketch(packed, plan, chance, groups, of_model, model_first, one, other)
-        if changed == 0:
-            continue
-        more = walk(packed, plan, one, np.inf)
-        if changed == 2:
-            more += walk(packed, plan, other, np.inf)
-        if more > 0.0:
-            rises[found] = more
-            found += 1
-    return float(np.median(rises[:found])) if found else 0.0

@@ -17,8 +17,6 @@ from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
 from qlm_planner.solver.problem import Evaluation, Integers, Orders, Problem, ProblemError, Solved
-from qlm_planner.solver.recreating import recreate
-from qlm_planner.solver.terms import terms_of
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -33,11 +31,6 @@ MILD = 0.001
 """The same of a repair."""
 MEAN_COSTS_MAX = 10.0
 """What a late group costs counts as so many mean costs of a group at the most: where nobody can be late, lateness is no measure."""
-THOROUGH_MOVES = 1_000.0
-"""With so many moves a group in all, large moves find more than small ones."""
-TINY_GROUPS = 12
-TINY_ROUNDS = 4
-"""So few groups are heated again from the best so far: it takes little to get stuck there, and little to get through all orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,15 +63,6 @@ class _Work:
         temperature = hot * min(late_cost or math.inf, MEAN_COSTS_MAX * mean_cost)
         capacity = self.capacity(orders.first)
         first, groups, _ = anneal(self.packed, orders.first, orders.groups, capacity, moves, temperature, chance_of(seed))
-        found = self.solved(first, groups, rule, start.construction)
-        return found if found.cost.total < start.cost.total else start
-
-    def recreated(self, start: Solved, moves: int, seed: int, rule: str) -> Solved:
-        orders = start.orders
-        if moves <= 0 or not orders.groups.size:
-            return start
-        capacity = self.capacity(orders.first)
-        first, groups = recreate(self.packed, terms_of(self.packed), orders.first, orders.groups, capacity, moves, chance_of(seed))
         found = self.solved(first, groups, rule, start.construction)
         return found if found.cost.total < start.cost.total else start
 
@@ -115,17 +99,11 @@ def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: flo
 
 
 def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
-    """Constructs and anneals, by large moves where there are enough of them."""
+    """Constructs and anneals."""
     work = _Work.of(problem)
     found = _constructed(work)[0]
-    each = moves / max(1, problem.groups)
-    if each < THOROUGH_MOVES:
-        return work.annealed(found, moves, min(HOT_MAX, HOT_AT * (each / HOT_MOVES) ** 2), seed, f"{found.rule}, annealed")
-    rounds = TINY_ROUNDS if problem.groups <= TINY_GROUPS else 1
-    rule = f"{found.rule}, recreated"
-    for number in range(rounds):
-        found = work.recreated(found, moves // rounds, seed * TINY_ROUNDS + number, rule)
-    return found
+    hot = min(HOT_MAX, HOT_AT * (moves / max(1, problem.groups) / HOT_MOVES) ** 2)
+    return work.annealed(found, moves, hot, seed, f"{found.rule}, annealed")
 
 
 def insert(problem: Problem, orders: Orders, group: int, *, moves: int, seed: int) -> Solved:
@@ -182,7 +160,6 @@ def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
 def _use_all() -> None:
     problem = _tiny()
     solved = solve(problem, moves=40, seed=0)
-    solve(problem, moves=problem.groups * int(THOROUGH_MOVES), seed=0)
     evaluate(problem, solved.orders)
     left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
     insert(problem, left, 0, moves=4, seed=0)
