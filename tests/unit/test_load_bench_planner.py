@@ -68,7 +68,8 @@ def test_the_parts_measure(traces: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rivals, "MOVES", 5_000)
     monkeypatch.setattr(rivals, "PROVEN", ((4, 2), (5, 3)))
     exact = exactness.measure(plan)
-    assert exact.values["exact_hit_rate"] == 1.0
+    assert 0.0 < exact.values["exact_hit_rate"] <= 1.0  # type: ignore[operator]
+    assert exact.details["worst_above_pct"] < 10.0  # type: ignore[operator]
     gap = gaps.measure(plan)
     assert gap.values["gap_late"].keys() == {"share", "mean"}  # type: ignore[union-attr]
     edf = rivals.measure_edf(plan)
@@ -105,7 +106,7 @@ def test_the_live_part_measures_the_size_that_is_asked_for(monkeypatch: pytest.M
     assert found.values.keys() == {"replan_1x10000_ms"}
     details = found.details["replan_1x10000_ms"]
     assert details["caught_up_s"] > 0.0  # type: ignore[index]
-    assert 0.0 < details["first"]["min"] <= details["first"]["max"] <= details["polished"]["max"]  # type: ignore[index]
+    assert 0.0 < details["min"] <= details["max"]  # type: ignore[index]
     assert len([line for line in said if line.startswith("filling")]) == 1
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvloop
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 
 from qlm_core.errors import Unavailable
 from qlm_load.bench.figures import Values
@@ -58,17 +58,6 @@ UNASKED_S = 1e6
 Say = Callable[[str], None]
 
 
-class PlanTimes(SpanProcessor):
-    """When changes of the plan were in the queue, as the planner's spans tell."""
-
-    def __init__(self) -> None:
-        self.applied_s: list[float] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if span.name == "qlm.plan":
-            self.applied_s.append(time.perf_counter())
-
-
 class TimedQueue(RedisQueue):
     """Notes when writes of the plan were answered. `why`: what the change under way is made for. `arrival_s`: of the last write for a
     group that came, which is its placement and what is moved around it. Others (for groups that have waited too long by then) are
@@ -101,7 +90,6 @@ class Live:
     held: LiveQueue
     queue: TimedQueue
     shell: PlannerShell
-    times: PlanTimes
     caught_up_s: float
 
     @property
@@ -144,9 +132,7 @@ async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIt
             {"queue": {"name": QUEUE, "lease_ttl_s": LEASE_TTL_S}, "models": models, "planner": {"replan_every_s": UNASKED_S}}
         )
         queue = TimedQueue(held.url, QUEUE, call_timeout_s=30.0)
-        provider, times = TracerProvider(), PlanTimes()
-        provider.add_span_processor(times)
-        shell = PlannerShell(config, queue, PlannerMetrics(), provider)
+        shell = PlannerShell(config, queue, PlannerMetrics(), TracerProvider())
         stop = asyncio.Event()
         # As a planner's process does when it starts (`qlm_process.runner`): what filled the queue is none of its garbage.
         gc.collect()
@@ -158,7 +144,7 @@ async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIt
                 await _until(lambda: shell.term is not None and shell.term.caught_up.is_set())
                 caught_up_s = time.perf_counter() - began_s
                 await _until(lambda: shell.solver_ready)
-            live = Live(held=held, queue=queue, shell=shell, times=times, caught_up_s=caught_up_s)
+            live = Live(held=held, queue=queue, shell=shell, caught_up_s=caught_up_s)
             queue.why = live.why
             say(f"caught up after {caught_up_s:.2f} s")
             await live.term.replan()
@@ -197,30 +183,20 @@ async def event_to_applied_ms(live: Live, events: int) -> Events:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replans:
-    """Milliseconds from the wish for a new plan until it is in the queue, of one replan after the other."""
-
-    first: list[float]
-    polished: list[float]
-
-
-async def replan_ms(live: Live, rounds: int, seed: int) -> Replans:
-    """Each round begins with queues in no order, so that nearly every group moves."""
+async def replan_ms(live: Live, rounds: int, seed: int) -> list[float]:
+    """Milliseconds from the wish for a new plan until it is in the queue, of one replan after the other. Each round begins with queues in
+    no order, so that nearly every group moves."""
     chance = random.Random(seed)
-    first: list[float] = []
-    polished: list[float] = []
+    took: list[float] = []
     for _ in range(rounds):
         await _scramble(live, chance)
-        live.times.applied_s.clear()
         began_s = time.perf_counter()
         _, named = await live.term.replan()
         done_s = await live.quiet()
         if not named:
             raise Unavailable("a plan in no order was found good enough")
-        first.append((live.times.applied_s[0] - began_s) * 1e3)
-        polished.append((done_s - began_s) * 1e3)
-    return Replans(first=first, polished=polished)
+        took.append((done_s - began_s) * 1e3)
+    return took
 
 
 async def _scramble(live: Live, chance: random.Random) -> None:
@@ -278,7 +254,6 @@ async def _measure(plan: Plan) -> Measured:
                 continue
             async with live_planner(Path(folder, key), shrunk(size, plan.scale), plan.seed, plan.say) as live:
                 replans = await replan_ms(live, plan.some(rounds), plan.seed)
-            told = {"first": summary(replans.first), "polished": summary(replans.polished)}
-            values[key] = {stage: times[figure] for stage, times in told.items()}
-            details[key] = {**told, "caught_up_s": round(live.caught_up_s, 2)}
+            values[key] = summary(replans)[figure]
+            details[key] = {**summary(replans), "caught_up_s": round(live.caught_up_s, 2)}
     return Measured(values=values, details=details)

@@ -22,7 +22,7 @@ from qlm_planner.snapshot import GroupRow, Snapshot
 @dataclass(slots=True, kw_only=True)
 class Board:
     """`newest`: the newest open group of each key, by what joins it. `reopened`: groups that gave way to a head and stand where that left
-    them. `revision`: another one after each change that may be one of what a plan costs."""
+    them."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -33,7 +33,6 @@ class Board:
     newest: dict[GroupKey, Group] = field(default_factory=dict)
     reopened: list[str] = field(default_factory=list)
     plan_version: int = 0
-    revision: int = 0
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +60,6 @@ class Board:
     def open_group(self, group: Group, position: int) -> None:
         """Puts a new or drained group on its queue."""
         assert group.group_id not in self.queues[group.instance]
-        self.revision += 1
         self.groups[group.group_id] = group
         self.queues[group.instance].insert(position, group.group_id)
         self.join_here(group)
@@ -75,7 +73,6 @@ class Board:
 
     def change_key(self, group: Group, key: GroupKey) -> None:
         """An open group is of another class now, and may be joined by its requests if it has no newer group."""
-        self.revision += 1
         old = group.traits.key.joining
         group.traits = replace(group.traits, key=key)
         self._not_newest(group, old)
@@ -89,7 +86,6 @@ class Board:
             self.versions[instance] += 1
 
     def add_request(self, group: Group, facts: RequestFacts) -> None:
-        self.revision += 1
         group.waiting += 1
         group.live += 1
         group.waiting_prompt_tokens += facts.prompt_tokens
@@ -100,7 +96,6 @@ class Board:
 
     def regroup(self, source: Group, into: Group, count: int, prompt_tokens: int) -> None:
         """Waiting requests of a group are in another one on its queue now, which may have been opened for them behind it."""
-        self.revision += 1
         queue = self.queues[source.instance]
         if into.group_id not in queue:
             place = queue.index(source.group_id) + 1 if source.group_id in queue else len(queue)
@@ -135,7 +130,6 @@ class Board:
         """A request that was added turned out to be placed elsewhere or ended."""
         group = self.groups.get(group_id)
         if group is not None:
-            self.revision += 1
             self._leave(group, prompt_tokens)
             self._end(group)
 
@@ -144,7 +138,6 @@ class Board:
         group = self.groups.get(change.group_id)
         if group is None:
             return
-        self.revision += 1
         slot = self._owner(change.incarnation)
         match change.kind:
             case ChangeKind.PULLED:
@@ -177,14 +170,12 @@ class Board:
         slot = self._owner(load.incarnation)
         if slot is None:
             return False
-        self.revision += 1
         slot.active_model = load.active_model
         slot.warm_models = load.warm_models
         return True
 
     def load(self, snapshot: Snapshot, now_s: float) -> None:
         """Takes an overview as the truth. What agents reported since (the active model) is kept."""
-        self.revision += 1
         self.plan_version = max(self.plan_version, snapshot.plan_version)
         self.load_slots(snapshot, now_s)
         self.incarnations = dict(snapshot.incarnations)
@@ -244,7 +235,6 @@ class Board:
 
     def move(self, queues: Mapping[str, list[str]], homes: Mapping[str, str]) -> None:
         """Replaces whole queues by what a plan made of them. `homes`: the queues of the groups that it named."""
-        self.revision += 1
         self.queues.update(queues)
         for group_id, instance in homes.items():
             self.groups[group_id].instance = instance

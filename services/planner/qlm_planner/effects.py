@@ -202,17 +202,15 @@ class Stage(StrEnum):
 
     REPAIR = "repair"
     """From the order as it is, a few moves."""
-    FIRST = "first"
-    """A whole order at once, constructed: there in milliseconds at any size."""
-    POLISHED = "polished"
-    """A whole order, annealed."""
+    REPLAN = "replan"
+    """A whole order, constructed and annealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solve:
     """Look for a better order, beside everything else; answered by `Solved` or `SolveFailed`. A job with a higher number takes the place
-    of one that is under way. `orders`: where to start, None for anew; of a first plan those in force, to compare with. `moves` bound the
-    search. `rule`: the only one to construct a first plan by, "" for all. A function of these fields alone."""
+    of one that is under way. `orders`: where a repair starts, None for a replan. `moves` bound the search. A function of these fields
+    alone."""
 
     job: int
     stage: Stage
@@ -220,7 +218,6 @@ class Solve:
     orders: Orders | None
     moves: int
     seed: int
-    rule: str = ""
 
 
 class Outcome(StrEnum):
@@ -236,9 +233,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
-    """A job of the solver is over; no answer. `gain`: of the plan's cost, by the model of queues, on the board as it was then; of a first
-    plan where that is sure (`solving.CLEAR`), by the solver's model. For people: `reason`, why it failed, and `rule`, what made the
-    order."""
+    """A job of the solver is over; no answer. `gain`: of the plan's cost, by the model of queues, on the board as it was then. For
+    people: `reason`, why it failed, and `rule`, what made the order."""
 
     job: int
     stage: Stage

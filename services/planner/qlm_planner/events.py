@@ -181,14 +181,11 @@ class ClassesFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """The solver's answer to a job. `rule`: what made the orders, and `construction` the rule that a whole new plan began with. `costs`: of
-    the orders that it was handed and of its own, in its model of them; None where it does not know."""
+    """The solver's answer to a job. `rule`: what made the orders."""
 
     job: int
     orders: Orders
     rule: str
-    construction: str = ""
-    costs: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,6 @@ class PlannerMachine:
             times.append(self._events_due_s)
         if self.ready:
             times.append(self.reshaping.repair_s if self._again_s == math.inf else self._again_s)
-            times.append(self.reshaping.judge_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ class PlannerMachine:
         self._again_s = now_s if sending or (placing and self.reshaping.repair_s <= now_s) else math.inf
         if self.ready and not placing:
             self.reshaping.repair(self.board, now_s)
-        effects.extend(self.reshaping.take_jobs(now_s))
+        effects.extend(self.reshaping.solving.take_effects())
         answered = self.reshaping.take_answers()
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
@@ -168,7 +167,7 @@ class PlannerMachine:
             self._answered(now_s)
         match event:
             case Tick():
-                self.reshaping.judge(self.board, now_s)
+                pass
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
                 if self.estimates.load(catalogue, profiles):
                     self.reshaping.drifted()

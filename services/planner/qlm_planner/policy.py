@@ -117,10 +117,8 @@ class Policy:
     """Least time between two looks at the order around new groups."""
     repair_moves: int = 2_000
     """Moves of the solver in one of them."""
-    first_groups: int = 500
-    """With more open groups a replan first constructs a plan, which is written while the polished one is worked out."""
     moves_each: int = 40
-    """Moves of the solver for each group of a polished plan."""
+    """Moves of the solver for each group of a replan."""
     moves_groups_min: int = 100
     """As if there were so many groups at least."""
     moves_max: int = 200_000
@@ -166,6 +164,10 @@ class Policy:
     retry_first_s: float = 0.05
     retry_max_s: float = 1.0
     """A failed call is repeated after the first pause, then after twice that, up to the last; the lease ends the repeating."""
+
+    def replan_moves(self, groups: int) -> int:
+        """How many moves a replan of so many groups may try."""
+        return min(self.moves_max, self.moves_each * max(self.moves_groups_min, groups))
 
     def overview_period_s(self, groups: int, *, backlog: bool) -> float:
         """From one overview to the next that nothing else asks for."""

@@ -27,10 +27,7 @@ def set_tiers(board: Board, above: Collection[str], policy: Policy, now_s: float
     for queue in board.queues.values():
         for group_id in queue:
             group = board.groups[group_id]
-            tier = tier_of(group, above, policy, now_s)
-            if tier != group.tier:
-                board.revision += 1
-                group.tier = tier
+            group.tier = tier_of(group, above, policy, now_s)
 
 
 def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) -> int:

@@ -80,7 +80,6 @@ def refresh(board: Board, snapshot: Snapshot, entries: Iterable[EventEntry], now
     lists = _lists(board, snapshot, since, waiting)
     if lists is None:
         return False
-    board.revision += 1
     board.plan_version = max(board.plan_version, snapshot.plan_version)
     board.load_slots(snapshot, now_s)
     for slot in board.slots.values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from qlm_core.overload import Overload
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
-from qlm_planner.effects import ApplyChunk, JobEnded, PlanApplied, PlanCause, Solve, Stage
+from qlm_planner.effects import ApplyChunk, PlanApplied, PlanCause, Stage
 from qlm_planner.estimates import Estimates
 from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.judging import Target, current, plan_cost
@@ -17,7 +17,7 @@ from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import in_rank
 from qlm_planner.reshape import homeless, relocate, settle
-from qlm_planner.solving import Job, Plan, Solving
+from qlm_planner.solving import Job, Solving
 from qlm_planner.timeline import Cost
 
 MISS_REQUESTS = 0.5
@@ -147,13 +147,6 @@ class Reshaping:
         answers, self.answers = self.answers, {}
         return answers
 
-    def take_jobs(self, now_s: float) -> list[Solve | JobEnded]:
-        """What the solver is to do, and what came of it. A first plan is polished when it is in the queue, or as far as it comes: solver,
-        planner and server share the cores."""
-        if self.target is None:
-            self.solving.go_on(now_s)
-        return self.solving.take_effects()
-
     def take_done(self) -> list[PlanApplied]:
         """Changes of the plan that came to their end."""
         done, self.done = self.done, []
@@ -235,16 +228,6 @@ class Reshaping:
             self.repaired_s = now_s
             self.solving.repair(board, now_s)
 
-    @property
-    def judge_s(self) -> float:
-        """When the plan in force is to be judged while the solver works; infinite while it is being changed."""
-        return self.solving.judge_s if self.change is None else math.inf
-
-    def judge(self, board: Board, now_s: float) -> None:
-        """Judges it, where that is due."""
-        if now_s >= self.judge_s:
-            self.solving.judge(board, now_s)
-
     def solved(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
         """The solver's answer. One that comes while groups find new homes waits until they have them."""
         job = self.solving.take(event)
@@ -254,8 +237,6 @@ class Reshaping:
             self.solving.failed(job, event.reason, now_s)
             self._over(job)
             return
-        if job.stage is Stage.FIRST:
-            self.solving.polish(job, now_s)
         answer = (job, event)
         if self.change is not None and self.change.answer is None:
             self.held = answer
@@ -267,10 +248,10 @@ class Reshaping:
     def _judge(self, answer: Answer, board: Board, now_s: float) -> None:
         """Begins the change that an answer of the solver asks for, if that is worth it."""
         job, event = answer
-        plan: Plan | None = self.solving.solved(job, event, board, now_s)
-        if plan is not None and self.deciding is None:
+        target = self.solving.solved(job, event, board, now_s)
+        if target is not None and self.deciding is None:
             self._end(whole=False)
-            self.begin(job.cause, plan.target, now_s, answer)
+            self.begin(job.cause, target, now_s, answer)
 
     def _judge_held(self, board: Board, now_s: float) -> None:
         held, self.held = self.held, None
@@ -278,7 +259,7 @@ class Reshaping:
             self._judge(held, board, now_s)
 
     def _over(self, job: Job) -> None:
-        """A job has its answer. Who asked for a replan is told when that, polished, is in the queue."""
+        """A job has its answer. Who asked for a replan is answered when the plan is in the queue."""
         if self.change is None and self.solving.job is None:
             self._answer()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from qlm_planner import solver
-from qlm_planner.effects import Solve, Stage
+from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
 
 REASON_CHARACTERS_MAX = 500
@@ -31,29 +31,14 @@ def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFaile
         found = _found(job, choice)
     except Exception as error:
         return SolveFailed(job=job.job, reason=f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX])
-    return Solved(job=job.job, orders=found.orders, rule=found.rule, construction=found.construction, costs=_costs(job, found))
+    return Solved(job=job.job, orders=found.orders, rule=found.rule)
 
 
 def _found(job: Solve, choice: Choice) -> solver.Solved:
-    match job.stage:
-        case Stage.FIRST:
-            return solver.construct(job.problem, job.rule)
-        case Stage.POLISHED if job.orders is None:
-            found = solver.solve(job.problem, moves=job.moves, seed=job.seed)
-            return found if choice is Choice.HEURISTIC or job.problem.groups > EXACT_GROUPS_MAX else _exact(job, choice, found)
-        case Stage.POLISHED | Stage.REPAIR:
-            assert job.orders is not None, "a repair begins with an order"
-            return solver.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
-
-
-def _costs(job: Solve, found: solver.Solved) -> tuple[float, float] | None:
-    """Of a first plan and of the one in force. None where that has a group on a queue that cannot serve it."""
-    if job.stage is not Stage.FIRST or job.orders is None:
-        return None
-    try:
-        return solver.evaluate(job.problem, job.orders).cost.total, found.cost.total
-    except solver.ProblemError:
-        return None
+    if job.orders is not None:
+        return solver.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
+    found = solver.solve(job.problem, moves=job.moves, seed=job.seed)
+    return found if choice is Choice.HEURISTIC or job.problem.groups > EXACT_GROUPS_MAX else _exact(job, choice, found)
 
 
 def _exact(job: Solve, choice: Choice, heuristic: solver.Solved) -> solver.Solved:

@@ -58,7 +58,7 @@ def problem(groups: int = 6) -> Problem:
 
 
 def job(number: int, *, moves: int = 100) -> Solve:
-    return Solve(job=number, stage=Stage.POLISHED, problem=problem(), orders=None, moves=moves, seed=number)
+    return Solve(job=number, stage=Stage.REPLAN, problem=problem(), orders=None, moves=moves, seed=number)
 
 
 @asynccontextmanager

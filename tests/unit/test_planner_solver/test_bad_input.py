@@ -88,11 +88,6 @@ def test_a_cost_is_not_told_of_a_group_where_it_cannot_be_served() -> None:
         evaluate(problem, Orders.of([[0], [1]]))
 
 
-def test_a_rule_that_is_none_is_refused() -> None:
-    with pytest.raises(ProblemError, match=r"^rule: must be one of edf, join"):
-        construct(two(), "joyn")
-
-
 def test_nothing_that_can_be_served() -> None:
     problem = replace(two(), work_s=np.full((1, 2), math.inf))
     for solved in (

@@ -321,7 +321,7 @@ def test_a_level_is_a_quantile_above_the_median(level: float) -> None:
 
 
 def polished(problem: Problem, *, moves: int = 0) -> Solve:
-    return Solve(job=1, stage=Stage.POLISHED, problem=problem, orders=None, moves=moves, seed=1)
+    return Solve(job=1, stage=Stage.REPLAN, problem=problem, orders=None, moves=moves, seed=1)
 
 
 def answered(job: Solve, choice: Choice) -> Solved:

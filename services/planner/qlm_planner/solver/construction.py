@@ -44,8 +44,6 @@ PORTFOLIO = (
     Rule(name="keep back", lost_absorb=True, keeps_back=True),
 )
 
-RULES = {rule.name: rule for rule in PORTFOLIO}
-
 
 def constructions(packed: Packed, rules: tuple[Rule, ...] = PORTFOLIO) -> Iterator[tuple[str, NDArray[np.int64], Integers]]:
     """By each rule: its name, where each queue begins, and the groups in order."""

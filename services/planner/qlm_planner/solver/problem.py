@@ -223,9 +223,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """`rule`: what made the orders, for people. `construction`: the rule that a whole new plan began with, "" for others."""
+    """`rule`: what made the orders, for people."""
 
     orders: Orders
     cost: Costs
     rule: str
-    construction: str = ""

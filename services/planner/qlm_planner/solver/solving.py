@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import anneal
 from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.compiled import FOLDER, alone, complete, mark_complete
-from qlm_planner.solver.construction import EDF, PORTFOLIO, RULES, Rule, constructions
+from qlm_planner.solver.construction import EDF, constructions
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
@@ -44,9 +44,9 @@ class _Work:
     def of(cls, problem: Problem) -> _Work:
         return cls(problem=problem, packed=packed(problem))
 
-    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str, construction: str = "") -> Solved:
+    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
         evaluation = evaluated(self.packed, first, groups, self.problem.count)
-        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule, construction=construction)
+        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule)
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
         size = self.problem.groups
@@ -63,7 +63,7 @@ class _Work:
         temperature = hot * min(late_cost or math.inf, MEAN_COSTS_MAX * mean_cost)
         capacity = self.capacity(orders.first)
         first, groups, _ = anneal(self.packed, orders.first, orders.groups, capacity, moves, temperature, chance_of(seed))
-        found = self.solved(first, groups, rule, start.construction)
+        found = self.solved(first, groups, rule)
         return found if found.cost.total < start.cost.total else start
 
 
@@ -77,11 +77,9 @@ def evaluate(problem: Problem, orders: Orders) -> Evaluation:
     return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.count)
 
 
-def construct(problem: Problem, rule: str = "") -> Solved:
-    """The cheapest of a portfolio of list schedules, or that of one rule. Raises ProblemError for a rule that is none."""
-    if rule and rule not in RULES:
-        raise ProblemError(f"rule: must be one of {', '.join(RULES)}, got {rule}")
-    return _constructed(_Work.of(problem), (RULES[rule],) if rule else PORTFOLIO)[0]
+def construct(problem: Problem) -> Solved:
+    """The cheapest of a portfolio of list schedules."""
+    return _constructed(_Work.of(problem))
 
 
 def edf(problem: Problem) -> Solved:
@@ -101,7 +99,7 @@ def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: flo
 def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
     """Constructs and anneals."""
     work = _Work.of(problem)
-    found = _constructed(work)[0]
+    found = _constructed(work)
     hot = min(HOT_MAX, HOT_AT * (moves / max(1, problem.groups) / HOT_MOVES) ** 2)
     return work.annealed(found, moves, hot, seed, f"{found.rule}, annealed")
 
@@ -132,10 +130,8 @@ def _total(solved: Solved) -> float:
     return solved.cost.total
 
 
-def _constructed(work: _Work, rules: tuple[Rule, ...] = PORTFOLIO) -> list[Solved]:
-    """By each rule, the cheapest first."""
-    found = [work.solved(first, groups, rule, rule) for rule, first, groups in constructions(work.packed, rules)]
-    return sorted(found, key=_total)
+def _constructed(work: _Work) -> Solved:
+    return min((work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed)), key=_total)
 
 
 def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
