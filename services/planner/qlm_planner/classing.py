@@ -23,8 +23,8 @@ from qlm_planner.tenants import TenantClasses
 
 @dataclass(slots=True, kw_only=True)
 class Classing:
-    """Of one leader. `classifier`: in force now. `learned`, `failed`: how often classes were learned, and were not. `adopted`: small groups
-    of former classes that were taken into new ones."""
+    """Of one leader. `classifier`: in force now. `learned`: how often classes were. `adopted`: small groups of former classes that were
+    taken into new ones."""
 
     policy: Policy
     fence: int
@@ -33,10 +33,8 @@ class Classing:
     classifier: Classifier = field(default_factory=Classifier)
     samples: Samples = field(default_factory=Samples)
     learned: int = 0
-    failed: int = 0
     adopted: int = 0
     _asked: int = 0
-    _answered: int = 0
     _due_s: float = -math.inf
 
     @classmethod
@@ -62,7 +60,7 @@ class Classing:
 
     def learn(self, now_s: float) -> LearnClasses | None:
         """What is to be learned now; one at a time."""
-        if self.policy.token_classes is not TokenClasses.KMEANS or self._asked > self._answered or now_s < self._due_s:
+        if self.policy.token_classes is not TokenClasses.KMEANS or self._asked > self.learned or now_s < self._due_s:
             return None
         samples = self.samples.enough()
         if not samples:
@@ -74,21 +72,11 @@ class Classing:
     def take(self, number: int, families: Mapping[Family, tuple[Centre, ...]], board: Board, estimates: Estimates) -> None:
         """New classes. Requests that come go by them. Open groups go on as whole groups: a small one is taken into the class that its mean
         request is of now, so that it is filled up instead of another one being opened beside it; the others are served as they are."""
-        if number != self._asked or number == self._answered:
-            return  # what nobody waits for
-        self._answered = number
-        self.learned += 1
+        self.learned = number
         self.classifier = self.classifier.renewed(f"{self.fence}.{number}", families)
         for group in board.groups.values():
             if group.open and group.traits.key.cluster != MEGA:
                 self._adopt(group, board, estimates)
-
-    def fail(self, number: int) -> None:
-        """Nothing was learned: what is in force stays."""
-        if number != self._asked or number == self._answered:
-            return
-        self._answered = number
-        self.failed += 1
 
     def _adopt(self, group: Group, board: Board, estimates: Estimates) -> None:
         key = group.traits.key

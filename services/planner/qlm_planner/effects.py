@@ -141,7 +141,7 @@ class Forget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnClasses:
     """Learn classes of requests from samples of each family (`qlm_planner.class_learning`), beside everything else; answered by
-    `ClassesLearned` or `ClassesFailed` of the same number."""
+    `ClassesLearned` of the same number."""
 
     number: int
     samples: Mapping[Family, tuple[Sample, ...]]

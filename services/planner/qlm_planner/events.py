@@ -171,14 +171,6 @@ class ClassesLearned:
     families: Mapping[Family, tuple[Centre, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassesFailed:
-    """No classes could be learned."""
-
-    number: int
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
     """The solver's answer to a job. `rule`: what made the orders."""
@@ -211,16 +203,4 @@ Answer = (
 )
 """The queue answered a call."""
 
-Event = (
-    Tick
-    | ProfilesRead
-    | Answer
-    | CallFailed
-    | InstanceAnnounced
-    | LoadReported
-    | ReplanAsked
-    | ClassesLearned
-    | ClassesFailed
-    | Solved
-    | SolveFailed
-)
+Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanAsked | ClassesLearned | Solved | SolveFailed

@@ -20,7 +20,6 @@ from qlm_planner.class_learning import learned
 from qlm_planner.effects import Call, Effect, JobEnded, LearnClasses, Outcome, Placement, PlanApplied, PlanChanged, Solve
 from qlm_planner.events import (
     CallFailed,
-    ClassesFailed,
     Event,
     OverviewRead,
     PlaceAnswered,
@@ -280,11 +279,7 @@ class Leadership:
         self._inbox.put_nowait(event)
 
     async def _learn(self, call: LearnClasses) -> None:
-        """In a thread: k-means lets others run while it computes."""
-        event = await asyncio.to_thread(learned, call)
-        if isinstance(event, ClassesFailed):
-            structlog.get_logger().warning("classes_not_learned", why=event.why)
-        self._inbox.put_nowait(event)
+        self._inbox.put_nowait(await asyncio.to_thread(learned, call))
 
     def _placed(self, event: PlaceAnswered) -> Placed:
         placed_s = self._now_s()

@@ -39,7 +39,6 @@ from qlm_planner.events import (
     ArrivalsRead,
     CallFailed,
     ChunkAnswered,
-    ClassesFailed,
     ClassesLearned,
     Event,
     EventsRead,
@@ -225,8 +224,6 @@ class PlannerMachine:
                 self._doubt = not (known and self.reshaping.replan_asked(self.board, now_s)) or self._doubt
             case ClassesLearned(number=number, families=families):
                 self._grouping.classing.take(number, families, self.board, self.estimates)
-            case ClassesFailed(number=number):
-                self._grouping.classing.fail(number)
             case _:
                 assert_never(event)
         if self._history.complete:

@@ -11,7 +11,6 @@ from qlm_planner.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.events import (
     ArrivalsRead,
     ChunkAnswered,
-    ClassesFailed,
     ClassesLearned,
     Event,
     ExpirySwept,
@@ -65,12 +64,7 @@ class PlannerMetrics(Metrics):
         self.tenants_above = Gauge(
             "qlm_planner_tenants_above_share", "Tenants that come behind, having had more than their share.", registry=self.registry
         )
-        self.learnings = Counter(
-            "qlm_planner_class_learnings_total",
-            "Learnings of classes of requests that came out or failed.",
-            ["result"],
-            registry=self.registry,
-        )
+        self.learnings = Counter("qlm_planner_class_learnings_total", "Learnings of classes of requests.", registry=self.registry)
         self.unassigned = Gauge("qlm_planner_unassigned_groups", "Open groups that no instance can serve.", registry=self.registry)
         self.plan_version = Gauge("qlm_planner_plan_version", "Version of the plan.", registry=self.registry)
         self.late = Gauge("qlm_planner_predicted_late_requests", "Requests expected to be late under the plan.", registry=self.registry)
@@ -154,9 +148,7 @@ class PlannerMetrics(Metrics):
             case ChunkAnswered():
                 self.conflicts.inc()
             case ClassesLearned():
-                self.learnings.labels(result="learned").inc()
-            case ClassesFailed():
-                self.learnings.labels(result="failed").inc()
+                self.learnings.inc()
             case _:
                 pass
 

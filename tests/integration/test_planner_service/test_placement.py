@@ -78,7 +78,7 @@ async def test_classes_are_learned_beside_the_decisions(cluster: Cluster) -> Non
         await cluster.submit("mistral-7b", count=60)
 
         async def learned() -> bool:
-            return figure("qlm_planner_class_learnings_total", result="learned") > 0
+            return figure("qlm_planner_class_learnings_total") > 0
 
         await until(learned, "classes are learned", 60.0)
         await cluster.submit("mistral-7b", count=20)

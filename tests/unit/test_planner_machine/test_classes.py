@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from qlm_core.group import MEGA, GroupKey
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner import class_learning
 from qlm_planner.board import Board
 from qlm_planner.class_learning import centres, learn, learned
 from qlm_planner.classes import (
@@ -33,8 +28,6 @@ from qlm_planner.classes import (
     usual_token_class,
 )
 from qlm_planner.classing import Classing
-from qlm_planner.effects import LearnClasses
-from qlm_planner.events import ClassesFailed, ClassesLearned
 from qlm_planner.policy import Policy, TokenClasses
 from qlm_planner.tenants import Tenant, Tenants
 
@@ -82,31 +75,6 @@ def test_absurd_counts_are_taken_as_the_nearest_possible(tokens: float) -> None:
     assert all(0.0 <= value <= math.log(TOKENS_MAX) for value in sample[:2])
     [*found] = centres([*two_sizes(), sample])
     assert all(math.isfinite(each.log_prompt) for each in found)
-
-
-def test_learning_that_fails_is_an_answer() -> None:
-    broken = LearnClasses(number=7, samples={family_of(KEY): ((math.nan, 1.0, "256"),) * 60})
-    answer = learned(broken)
-    assert isinstance(answer, ClassesFailed)
-    assert answer.number == 7
-    assert "finite" in answer.why
-
-
-def test_a_missing_library_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_import = builtins.__import__
-
-    def without(name: str, *args: Any) -> object:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return true_import(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert isinstance(learned(LearnClasses(number=1, samples={family_of(KEY): tuple(two_sizes())})), ClassesFailed)
-
-
-def test_scikit_learn_is_not_loaded_before_it_is_needed() -> None:
-    code = "import sys, qlm_planner.shell, qlm_planner.class_learning; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 # Classifying ------------------------------------------------------------------------------------------------------------
@@ -199,7 +167,6 @@ def test_a_predicted_output_tells_classes_apart() -> None:
     asked = classing.learn(START_S)
     assert asked is not None
     answer = learned(asked)
-    assert isinstance(answer, ClassesLearned)
     classing.take(answer.number, answer.families, board, made)
     few, many, also_many = (classing.traits(arrived(200, output_tokens=each), board, made, START_S).key.cluster for each in (75, 220, 260))
     assert few != many == also_many
@@ -284,26 +251,6 @@ async def test_groups_outlive_a_learning_that_finds_the_same() -> None:
     assert machine.classing.learned == 2
     await both_sizes(world, 10)
     assert set(machine.board.groups) == before
-
-
-async def test_a_failed_learning_leaves_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(KMEANS)
-    await world.join("a")
-    machine = await world.lead()
-    await both_sizes(world, 40)
-    before = machine.classing.classifier
-    assert before.families
-
-    def broken(samples: object) -> None:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(class_learning, "learn", broken)
-    await world.advance(11.0)
-    assert machine.classing.failed == 2, "tried again, not more often than it would learn"
-    assert machine.classing.classifier == before
-    monkeypatch.undo()
-    await world.advance(6.0)
-    assert machine.classing.classifier.version > before.version
 
 
 # Kinds of SLOs ----------------------------------------------------------------------------------------------------------
