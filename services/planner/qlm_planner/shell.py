@@ -10,7 +10,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from qlm.api.v1 import planner_pb2_grpc
 from qlm_core.errors import LeaseLost
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_planner.advice.apart import advise_apart
 from qlm_planner.config import PlannerConfig
 from qlm_planner.leadership import Leadership
 from qlm_planner.metrics import PlannerMetrics
@@ -127,7 +126,7 @@ class PlannerShell:
                 advice_every_s=self._config.planner.advice_every_s,
                 inbox_max=self._config.planner.inbox_max,
                 solve=self._worker.submit,
-                advise=advise_apart,
+                advise=self._worker.advise,
                 metrics=self._metrics,
                 tracer=self._tracer,
             )

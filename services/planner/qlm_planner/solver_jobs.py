@@ -1,10 +1,14 @@
-"""One job of the solver from its question to its answer, wherever it runs: in the worker, in the simulator, in a test."""
+"""One job of the solver from its question to its answer, wherever it runs: in the worker, in the simulator, in a test; and what else the
+solver's process is asked."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_planner import solver
+from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
 
@@ -22,6 +26,23 @@ class Choice(StrEnum):
     HEURISTIC = "heuristic"
     EXACT_HIGHS = "exact-highs"
     EXACT_GLPK = "exact-glpk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceAsked:
+    """A question. One that follows it before it is answered takes its place."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceAnswer:
+    """`advice`: None where it failed, for a reason."""
+
+    number: int
+    advice: Advice | None
+    reason: str = ""
 
 
 def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFailed:

@@ -1,7 +1,8 @@
 """The solver's process: planning takes a core for milliseconds to seconds, and the planner's loop must not wait for it (ADR 15).
 
 One process, started and warmed up with the planner, one job at a time. A job that comes while another runs waits; of several that wait only
-the newest is done. A process that dies or takes too long is ended and started again, after a pause that grows while that repeats.
+the newest is done. Advice is worked out in the same process while there are no jobs. A process that dies or takes too long is ended and
+started again, after a pause that grows while that repeats.
 Messages are pickles behind their length, on the pipes of a child that nobody else can reach.
 """
 
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
-from qlm_planner.solver_jobs import Choice
+from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice
 from qlm_planner.worker_main import HEADER
 
 START_TIMEOUT_S = 300.0
@@ -36,11 +39,18 @@ RESTART_MAX_S = 30.0
 STEADY_S = 60.0
 """A process that lived so long was not broken: the next pause is the first again."""
 
+ADVICE_TIMEOUT_S = 300.0
+"""Of one piece of advice; longer ones are of no use."""
+
 Answer = Callable[[Solved | SolveFailed], None]
 
 
 class WorkerGoneError(Exception):
     """The process died, or was ended for taking too long; the message says which."""
+
+
+class AdviceFailedError(Exception):
+    """There is no advice; the message says why."""
 
 
 @dataclass(slots=True)
@@ -49,6 +59,9 @@ class Waiting:
 
     job: Solve
     answer: Answer
+
+    def failed(self, reason: str) -> None:
+        self.answer(SolveFailed(job=self.job.job, reason=reason))
 
 
 class SolverWorker:
@@ -69,8 +82,12 @@ class SolverWorker:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: Waiting | None = None
-        self._asked = asyncio.Event()
+        self._doing: Waiting | None = None
+        self._questions = 0
+        self._advice: asyncio.Future[AdviceAnswer] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._ready = False
+        self._ended_for = ""
         self.restarts = 0
 
     @property
@@ -97,11 +114,31 @@ class SolverWorker:
     def submit(self, job: Solve, answer: Answer) -> None:
         """Does a job as soon as the one before is over; `answer` is called once, unless a newer one takes its place before it began. The
         first ones wait for the warm-up; where a process has died, jobs fail at once until there is another."""
+        waiting = Waiting(job, answer)
         if self._task is None or (not self._ready and self.restarts):
-            answer(SolveFailed(job=job.job, reason="the solver's process is gone"))
+            waiting.failed("the solver's process is gone")
             return
-        self._next = Waiting(job, answer)
-        self._asked.set()
+        self._next = waiting
+        self._send_next()
+
+    async def advise(self, question: Question) -> Advice:
+        """`advise`, while there are no jobs; one question at a time. Raises AdviceFailedError."""
+        if not self._ready:
+            raise AdviceFailedError("the solver's process is gone or warms up")
+        self._questions += 1
+        number, self._advice = self._questions, asyncio.get_running_loop().create_future()
+        self._send(AdviceAsked(number=number, question=question))
+        try:
+            async with asyncio.timeout(ADVICE_TIMEOUT_S):
+                answer = await self._advice
+        except TimeoutError:
+            self._end_for(f"no advice within {ADVICE_TIMEOUT_S:g} s")
+            raise AdviceFailedError(self._ended_for) from None
+        finally:
+            self._advice = None
+        if answer.advice is None:
+            raise AdviceFailedError(answer.reason)
+        return answer.advice
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
@@ -109,76 +146,80 @@ class SolverWorker:
         pause_s = RESTART_FIRST_S
         while True:
             began_s = time.monotonic()
+            reason = "the planner stops"
             try:
                 await self._serve()
             except (WorkerGoneError, OSError) as error:
-                structlog.get_logger().error("solver_gone", error=str(error), pause_s=pause_s)
+                reason = str(error)
+                structlog.get_logger().error("solver_gone", error=reason, pause_s=pause_s)
                 self.restarts += 1
             finally:
                 self._become_ready(False)
                 await self._end()
-            self._drop("the solver's process is gone")
+                self._drop(reason)
             if time.monotonic() - began_s >= STEADY_S:
                 pause_s = RESTART_FIRST_S
             await asyncio.sleep(pause_s)
             pause_s = min(RESTART_MAX_S, 2.0 * pause_s)
 
     async def _serve(self) -> None:
-        """Until the process is gone or takes too long: raises WorkerGoneError, after telling who waits for its answer."""
+        """Until the process is gone or takes too long: raises WorkerGoneError."""
         pipe = asyncio.subprocess.PIPE
+        self._ended_for = ""
         self._process = process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, limit=PIPE_BYTES)
+        self._send(self._choice)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                warm_up_s = await self._exchange(process, self._choice)
+                warm_up_s = await self._read(process)
         except TimeoutError:
             raise WorkerGoneError(f"not warmed up within {START_TIMEOUT_S:g} s") from None
         self._become_ready(True)
         structlog.get_logger().info("solver_ready", pid=process.pid, warm_up_s=warm_up_s)
-        died = asyncio.create_task(process.wait(), name="planner-solver-exit")
-        try:
-            while True:
-                asked = asyncio.create_task(self._asked.wait(), name="planner-solver-asked")
-                try:
-                    await asyncio.wait([asked, died], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    asked.cancel()
-                if died.done():
-                    raise WorkerGoneError(f"the process ended with {process.returncode}")
-                self._asked.clear()
-                waiting, self._next = self._next, None
-                if waiting is not None:
-                    try:
-                        waiting.answer(await self._do(process, waiting.job))
-                    except WorkerGoneError as error:
-                        waiting.answer(SolveFailed(job=waiting.job.job, reason=str(error)))
-                        raise
-        finally:
-            died.cancel()
+        self._send_next()
+        while True:
+            self._take(await self._read(process))
 
-    async def _do(self, process: asyncio.subprocess.Process, job: Solve) -> Solved | SolveFailed:
-        try:
-            async with asyncio.timeout(self._job_timeout_s):
-                found = await self._exchange(process, job)
-        except TimeoutError:
-            raise WorkerGoneError(f"no answer within {self._job_timeout_s:g} s") from None
-        if not isinstance(found, Solved | SolveFailed) or found.job != job.job:
+    def _take(self, message: object) -> None:
+        doing = self._doing
+        if isinstance(message, AdviceAnswer):
+            # That of a term that is over is for nobody.
+            if self._advice is not None and message.number == self._questions and not self._advice.done():
+                self._advice.set_result(message)
+        elif isinstance(message, Solved | SolveFailed) and doing is not None and message.job == doing.job.job:
+            self._doing = None
+            self._stop_timer()
+            doing.answer(message)
+            self._send_next()
+        else:
             raise WorkerGoneError("the answer to something else")
-        return found
 
-    async def _exchange(self, process: asyncio.subprocess.Process, message: object) -> object:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _send_next(self) -> None:
+        if self._ready and self._doing is None and self._next is not None:
+            self._doing, self._next = self._next, None
+            reason = f"no answer within {self._job_timeout_s:g} s"
+            self._timer = asyncio.get_running_loop().call_later(self._job_timeout_s, self._end_for, reason)
+            self._send(self._doing.job)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _send(self, message: object) -> None:
+        """What is not read yet is kept: a job and a question at the most. Where the process is gone, that is seen as its output ends."""
+        assert self._process is not None
+        assert self._process.stdin is not None
         body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.write(HEADER.pack(len(body)) + body)
+
+    async def _read(self, process: asyncio.subprocess.Process) -> object:
+        assert process.stdout is not None
         try:
-            process.stdin.write(HEADER.pack(len(body)))
-            process.stdin.write(body)
-            await process.stdin.drain()
             (size,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
             if size > ANSWER_BYTES_MAX:
                 raise WorkerGoneError(f"an answer of {size:,} bytes")
             answer = await process.stdout.readexactly(size)
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise WorkerGoneError("the process died") from error
+            raise WorkerGoneError(self._ended_for or "the process died") from error
         try:
             return pickle.loads(answer)
         except Exception as error:  # whatever it is, the next answer cannot be trusted either
@@ -188,17 +229,25 @@ class SolverWorker:
         self._ready = ready
         self._on_ready(float(ready))
 
-    async def _end(self) -> None:
-        process = self._process
-        if process is not None and process.returncode is None:
+    def _end_for(self, reason: str) -> None:
+        self._ended_for = reason
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+                self._process.kill()
+
+    async def _end(self) -> None:
+        if self._process is not None:
+            self._end_for(self._ended_for)
+            await self._process.wait()
         self._process = None
 
     def _drop(self, reason: str) -> None:
         """Tells who waits that nobody will come."""
+        doing, self._doing = self._doing, None
         waiting, self._next = self._next, None
-        self._asked.clear()
-        if waiting is not None:
-            waiting.answer(SolveFailed(job=waiting.job.job, reason=reason))
+        self._stop_timer()
+        for each in (doing, waiting):
+            if each is not None:
+                each.failed(reason)
+        if self._advice is not None and not self._advice.done():
+            self._advice.set_result(AdviceAnswer(number=self._questions, advice=None, reason=reason))

@@ -1,55 +1,103 @@
-"""What the solver's process does: warms up, then answers one job after the other until its input ends. Started by `worker`."""
+"""The solver's process: warms up, then answers jobs and questions until its input ends. Started by `worker`.
+
+Jobs of the solver come first: advice, which takes seconds, is worked out while there are none, and pauses for each that comes.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import select
 import signal
 import struct
 import sys
-from typing import BinaryIO
+from collections.abc import Sequence
 
 from qlm_planner import solver
+from qlm_planner.advice.advising import advise
+from qlm_planner.advice.forecast import Forecast, forecast
+from qlm_planner.advice.question import Member, Question
 from qlm_planner.effects import Solve
-from qlm_planner.solver_jobs import Choice, answer
+from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice, answer
 
 HEADER = struct.Struct("!Q")
 """The length of the message behind it."""
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """The first message says which solver, and is answered by the seconds of its warm-up."""
-    choice = _read(source)
-    if not isinstance(choice, Choice):
-        return
-    warm_up_s = solver.warm_up()
-    gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
-    _write(sink, warm_up_s)
-    while isinstance(job := _read(source), Solve):
-        _write(sink, answer(job, choice))
+class Server:
+    """Reads messages from one file descriptor and writes answers to another."""
 
+    def __init__(self, source: int, sink: int) -> None:
+        self._source = source
+        self._sink = sink
+        self._choice = Choice.HEURISTIC
+        self._asked: AdviceAsked | None = None
 
-def _read(source: BinaryIO) -> object | None:
-    """The next message, None at the end."""
-    head = source.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return None
-    message: object = pickle.loads(source.read(HEADER.unpack(head)[0]))
-    return message
+    def serve(self) -> None:
+        """The first message says which solver, and is answered by the seconds of its warm-up. Returns, or raises SystemExit, at the end of
+        the input."""
+        choice = self._read()
+        assert isinstance(choice, Choice), "it comes first"
+        self._choice = choice
+        warm_up_s = solver.warm_up()
+        gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
+        self._write(warm_up_s)
+        while True:
+            if self._asked is None:
+                self._take()
+            else:
+                asked, self._asked = self._asked, None
+                self._write(self._advised(asked))
 
+    def _take(self) -> None:
+        """The next message, waited for. A job is done at once."""
+        message = self._read()
+        if isinstance(message, Solve):
+            self._write(answer(message, self._choice))
+        else:
+            assert isinstance(message, AdviceAsked), "there are no others"
+            self._asked = message
 
-def _write(sink: BinaryIO, message: object) -> None:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    sink.write(HEADER.pack(len(body)) + body)
-    sink.flush()
+    def _pause(self) -> None:
+        while select.select([self._source], [], [], 0.0)[0]:
+            self._take()
+
+    def _play(self, question: Question, fleet: Sequence[Member]) -> Forecast:
+        return forecast(question, fleet, self._pause)
+
+    def _advised(self, asked: AdviceAsked) -> AdviceAnswer:
+        try:
+            return AdviceAnswer(number=asked.number, advice=advise(asked.question, play=self._play))
+        except Exception as error:  # nonsense in a profile costs advice, not the solver
+            return AdviceAnswer(number=asked.number, advice=None, reason=f"{type(error).__name__}: {error}")
+
+    def _read(self) -> object:
+        message: object = pickle.loads(self._exactly(HEADER.unpack(self._exactly(HEADER.size))[0]))
+        return message
+
+    def _exactly(self, size: int) -> bytearray:
+        found = bytearray()
+        while len(found) < size:
+            part = os.read(self._source, size - len(found))
+            if not part:
+                raise SystemExit(0)
+            found += part
+        return found
+
+    def _write(self, message: object) -> None:
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        rest = memoryview(HEADER.pack(len(body)) + body)
+        while rest:
+            rest = rest[os.write(self._sink, rest) :]
 
 
 def main() -> None:
     # The terminal's interrupt goes to the whole group; this process ends when the planner, which is told too, closes its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sink = sys.stdout.buffer
+    sink = sys.stdout.fileno()
     sys.stdout = sys.stderr  # whatever prints does not print between messages
-    serve(sys.stdin.buffer, sink)
+    Server(sys.stdin.fileno(), sink).serve()
 
 
 if __name__ == "__main__":

@@ -65,17 +65,13 @@ class Advice:
         return "the instances are enough"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worked:
-    """Advice, and the time on a core that it took: less than the time that it was waited for, where others had the cores."""
-
-    advice: Advice
-    core_s: float
+Play = Callable[[Question, Sequence[Member]], Forecast]
+"""`forecast`, or the same with pauses."""
 
 
-def advise(question: Question, share: float = SHARE) -> Advice:
-    """Pure; costs a bounded number of forecasts: about 2 log2(ADDED_MAX) for each kind."""
-    base = forecast(question, question.fleet)
+def advise(question: Question, share: float = SHARE, play: Play = forecast) -> Advice:
+    """Costs a bounded number of forecasts: about 2 log2(ADDED_MAX) for each kind."""
+    base = play(question, question.fleet)
     late = dict.fromkeys((load.model for load in question.classes), 0.0)
     for load, count in zip(question.classes, base.late, strict=True):
         late[load.model] += count
@@ -83,9 +79,9 @@ def advise(question: Question, share: float = SHARE) -> Advice:
     options: list[Option] = []
     spare: tuple[str, ...] = ()
     if base.attainment < share or question.unserved:
-        options = _options(question, base, share)
+        options = _options(question, base, share, play)
     elif question.fleet:
-        spare = _spare(question, base, share)
+        spare = _spare(question, base, share, play)
     return Advice(
         made_s=question.made_s,
         attainment=base.attainment,
@@ -98,14 +94,14 @@ def advise(question: Question, share: float = SHARE) -> Advice:
     )
 
 
-def _options(question: Question, base: Forecast, share: float) -> list[Option]:
+def _options(question: Question, base: Forecast, share: float, play: Play) -> list[Option]:
     """The best first. Where the SLOs are met but for models that nobody serves, only kinds that serve one of them."""
     missing = _unserved(question, question.fleet)
     found: list[tuple[int, Option]] = []
     for number, kind in enumerate(question.kinds):
         left = sum(kind.served[each] is None for each in missing)
         if base.attainment < share or left < len(missing):
-            option = _option(question, number, base, share)
+            option = _option(question, number, base, share, play)
             found += [] if option is None else [(left, option)]
     # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
     found.sort(key=lambda each: (not each[1].enough, each[0], each[1].instances * each[1].n_gpu))
@@ -125,14 +121,14 @@ def _models(question: Question, fleet: Sequence[Member]) -> frozenset[str]:
     return frozenset(model for kind in {member.kind for member in fleet} for model in question.kinds[kind].models)
 
 
-def _option(question: Question, kind: int, base: Forecast, share: float) -> Option | None:
+def _option(question: Question, kind: int, base: Forecast, share: float, play: Play) -> Option | None:
     """The fewest instances of a kind that are enough; None where more of it change nothing."""
     seen: dict[int, float] = {0: base.attainment}
 
     def reaches(count: int) -> float:
         if count not in seen:
             added = [Member(name=f"+{number}", kind=kind) for number in range(count)]
-            seen[count] = forecast(question, (*question.fleet, *added)).attainment
+            seen[count] = play(question, (*question.fleet, *added)).attainment
         return seen[count]
 
     count = _fewest(
@@ -163,7 +159,7 @@ def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, in
     return high
 
 
-def _spare(question: Question, base: Forecast, share: float) -> tuple[str, ...]:
+def _spare(question: Question, base: Forecast, share: float, play: Play) -> tuple[str, ...]:
     """Instances without which the rest would still be enough, and would serve every model, also one that nobody asks for now: the least
     used go first."""
     fleet = question.fleet
@@ -174,7 +170,7 @@ def _spare(question: Question, base: Forecast, share: float) -> tuple[str, ...]:
     def too_few(gone: int) -> bool:
         left = set(order[gone:])
         rest = [member for at, member in enumerate(fleet) if at in left]
-        return _models(question, rest) != served or forecast(question, rest).attainment < share
+        return _models(question, rest) != served or play(question, rest).attainment < share
 
     first = _fewest(too_few, len(order))
     gone = len(order) if first is None else first - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from qlm_planner.advice.late_share import late_share
@@ -103,7 +103,7 @@ class _Play:
         for number in self.order:
             self.of_model.setdefault(question.classes[number].model, []).append(number)
 
-    def result(self) -> Forecast:
+    def result(self, pause: Callable[[], None]) -> Forecast:
         for number, load in enumerate(self.question.classes):
             for count, due_s in sorted(load.backlog, key=lambda each: each[1]):
                 self._come(number, due_s, count)
@@ -112,6 +112,7 @@ class _Play:
                 self._seat_what_runs(engine)
         last_due_s = self.horizon_s + max((load.slo_s for load in self.question.classes if load.slo_s < math.inf), default=0.0)
         for step in range(2 * STEPS_MAX):
+            pause()
             self.now_s = step * self.step_s
             if step < STEPS_MAX:
                 for number, load in enumerate(self.question.classes):
@@ -313,6 +314,6 @@ class _Play:
         return self.full[kind, model]
 
 
-def forecast(question: Question, fleet: Sequence[Member]) -> Forecast:
-    """What would become of the load on this fleet. Costs O(steps x (instances + classes) x models)."""
-    return _Play(question, fleet).result()
+def forecast(question: Question, fleet: Sequence[Member], pause: Callable[[], None] = lambda: None) -> Forecast:
+    """What would become of the load on this fleet. Costs O(steps x (instances + classes) x models). `pause` is called at every step."""
+    return _Play(question, fleet).result(pause)

@@ -8,18 +8,11 @@ from typing import Protocol
 
 import structlog
 
-from qlm_planner.advice.advising import Advice, Worked
+from qlm_planner.advice.advising import Advice
 from qlm_planner.advice.question import Question
 
-PAUSE_SHARE = 10.0
-"""The pause after advice is so many times as long as it had a core, at the least: it never takes more of it. How long it was waited for
-does not count: where all is busy that is long, and advice must not be the rarer for it."""
-
-FAILED_MAX_S = 6.0
-"""What failed counts as long as it was waited for, up to this."""
-
-Work = Callable[[Question], Awaitable[Worked]]
-"""`advise`, where it keeps nobody waiting (`apart`)."""
+Work = Callable[[Question], Awaitable[Advice]]
+"""`advise`, where it keeps nobody waiting (`worker`)."""
 
 
 class AdviceFigures(Protocol):
@@ -51,25 +44,21 @@ class AdviceWatch:
         self.latest: Advice | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. The pause is at least as long as the advice took."""
         clock = asyncio.get_running_loop().time
+        took_s = 0.0
         while True:
-            await asyncio.sleep(self._every_s)
-            advice = None
+            await asyncio.sleep(max(self._every_s, took_s))
+            advice, began_s = None, clock()
             try:
                 async with self._turn:
-                    began_s = clock()
                     question = await asyncio.to_thread(self._ask)
-                core_s = clock() - began_s
                 if question is not None and question.worth_asking:
-                    worked = await self._work(question)
-                    advice = worked.advice
-                    core_s += worked.core_s
+                    advice = await self._work(question)
             except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
                 structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
-                core_s = min(FAILED_MAX_S, clock() - began_s)
+            took_s = clock() - began_s
             self._tell(advice)
-            await asyncio.sleep(max(0.0, PAUSE_SHARE * core_s - self._every_s))
 
     def _tell(self, advice: Advice | None) -> None:
         if advice is not None or self.latest is not None:
