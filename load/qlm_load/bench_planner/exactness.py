@@ -1,7 +1,7 @@
 """Proven optima hit: problems of up to ten groups against every order of them, by the expected cost itself.
 
 Pyomo proves the linear program, not the expected cost (its chances are not linear), so the proof is by enumeration
-(`qlm_planner.exact.enumeration`); the tests hold both to each other where nothing is uncertain.
+(`enumeration`); the tests hold both to each other where nothing is uncertain.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 import numpy as np
 
 from qlm_load.bench.parts import Measured
+from qlm_load.bench_planner.enumeration import enumerated
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.parts import Plan
-from qlm_planner.exact.enumeration import enumerated
 from qlm_planner.solver import solve, warm_up
 
 CASES = 100

@@ -10,8 +10,8 @@ import numpy as np
 from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.parts import Plan
+from qlm_load.bench_planner.printed import printed_optimum
 from qlm_load.bench_planner.snapshots import snapshots
-from qlm_planner.exact import printed_optimum
 from qlm_planner.solver import Problem, Weights, edf, evaluate, solve, warm_up
 
 SEEDS = 20

@@ -5,13 +5,9 @@ small queues, as reference and option. Needs the extra `planner`.
     scenarios     what stands for the distributions: means, quantiles (the chance constraint, soft) or samples
     backends      HiGHS and GLPK
     solving, status  a problem in, proven orders out, or an error that a caller falls back on
-    enumeration   every order, for the expected cost itself, which no linear program has: up to ten groups
-    printed       equation 13 as it is printed, by sets of groups: up to sixteen
 """
 
-from qlm_planner.exact.enumeration import enumerated
 from qlm_planner.exact.errors import ExactError, NoOrders, SolverFailed, SolverMissing, TooLarge
-from qlm_planner.exact.printed import Printed, printed_optimum
 from qlm_planner.exact.scenarios import Scenario, at_means, at_quantile, sampled
 from qlm_planner.exact.solving import ExactlySolved, Settings, Solver, solve_exactly
 from qlm_planner.exact.status import Status
@@ -20,7 +16,6 @@ __all__ = [
     "ExactError",
     "ExactlySolved",
     "NoOrders",
-    "Printed",
     "Scenario",
     "Settings",
     "Solver",
@@ -30,8 +25,6 @@ __all__ = [
     "TooLarge",
     "at_means",
     "at_quantile",
-    "enumerated",
-    "printed_optimum",
     "sampled",
     "solve_exactly",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.exact.errors import TooLarge
 from qlm_planner.solver.compiled import compiled, lean
 from qlm_planner.solver.packing import Packed, packed
 from qlm_planner.solver.plan import BEGIN, KEPT, LENGTH, QUEUE, Plan, Sketch, commit, empty_sketch, plan_of, queue_cost, walk
@@ -22,9 +21,9 @@ MOVES = 10_000
 
 
 def enumerated(problem: Problem) -> Solved:
-    """The orders of the least expected cost. Raises TooLarge."""
+    """The orders of the least expected cost. Raises ValueError."""
     if problem.groups > GROUPS_MAX:
-        raise TooLarge(f"all orders of {problem.groups} groups: at most {GROUPS_MAX} can be tried")
+        raise ValueError(f"all orders of {problem.groups} groups: at most {GROUPS_MAX} can be tried")
     arrays = packed(problem)
     # No part of an order may cost more than a whole plan that is known.
     known = solve(problem, moves=MOVES, seed=1).cost.total * (1.0 + 1e-9)

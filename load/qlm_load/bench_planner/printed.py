@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.exact.enumeration import best_split
-from qlm_planner.exact.errors import TooLarge
+from qlm_load.bench_planner.enumeration import best_split
 from qlm_planner.solver.compiled import compiled, lean
 from qlm_planner.solver.cost import opening
 from qlm_planner.solver.packing import DRAIN, OWN, WORK, Packed, packed
@@ -36,13 +35,13 @@ class Printed:
 
 
 def printed_optimum(problem: Problem) -> Printed:
-    """The orders of the least sum of completion times. Raises TooLarge, for bands too: they are not in the equation."""
+    """The orders of the least sum of completion times. Raises ValueError, for bands too: they are not in the equation."""
     arrays = packed(problem)
     able = np.flatnonzero(arrays.serves[arrays.kind].any(axis=0)).astype(np.int32)
     if len(able) > GROUPS_MAX:
-        raise TooLarge(f"all sets of {len(able)} groups: at most {GROUPS_MAX} can be tried")
+        raise ValueError(f"all sets of {len(able)} groups: at most {GROUPS_MAX} can be tried")
     if len(np.unique(arrays.band[able])) > 1:
-        raise TooLarge("all sets of groups of several bands")
+        raise ValueError("all sets of groups of several bands")
     lines = [_Line.of(arrays, queue, able) for queue in range(problem.queues)]
     costs = np.stack([line.cost for line in lines])
     chosen = best_split(costs)
