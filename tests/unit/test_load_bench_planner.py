@@ -62,10 +62,7 @@ def test_a_snapshot_is_a_queue_of_the_trace(traces: Path) -> None:
 def test_the_parts_measure(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process and with next to no moves: the figures mean nothing."""
     plan = Plan(traces=traces, seed=1, scale=0.02, processes=0, say=lambda text: None)
-    monkeypatch.setattr(exactness, "MOVES", 20_000)
-    monkeypatch.setattr(gaps, "MOVES", 2_000)
     monkeypatch.setattr(gaps, "REFERENCE_MOVES", 100_000)
-    monkeypatch.setattr(rivals, "MOVES", 5_000)
     monkeypatch.setattr(rivals, "PROVEN", ((4, 2), (5, 3)))
     exact = exactness.measure(plan)
     assert 0.0 < exact.values["exact_hit_rate"] <= 1.0  # type: ignore[operator]

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner import figures
+from qlm_planner.policy import Policy
+from qlm_planner.solver.problem import Problem, Solved
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -45,6 +47,13 @@ class Plan:
                 if number % max(1, len(cases) // 5) == 0:
                     self.say(f"{name}: {number} of {len(cases)}")
         return found
+
+
+def replanned(problem: Problem, seed: int) -> Solved:
+    """As the service replans: with its own number of moves."""
+    from qlm_planner.solver import solve
+
+    return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)
 
 
 def _exactness(plan: Plan) -> Measured:

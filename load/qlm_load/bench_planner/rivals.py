@@ -9,13 +9,12 @@ import numpy as np
 
 from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_load.bench_planner.parts import Plan
+from qlm_load.bench_planner.parts import Plan, replanned
 from qlm_load.bench_planner.printed import printed_optimum
 from qlm_load.bench_planner.snapshots import snapshots
-from qlm_planner.solver import Problem, Weights, edf, evaluate, solve, warm_up
+from qlm_planner.solver import Problem, Weights, edf, evaluate, warm_up
 
 SEEDS = 20
-MOVES = 100_000
 INSTANCES, MODELS = 8, 12
 GROUPS = 200
 TIGHTNESS = (0.5, 1.2)
@@ -43,7 +42,7 @@ class Case:
 def _against_edf(case: Case) -> tuple[float, float]:
     warm_up()
     problem = case.problem()
-    return solve(problem, moves=MOVES, seed=case.seed).cost.late, edf(problem).cost.late
+    return replanned(problem, case.seed).cost.late, edf(problem).cost.late
 
 
 def measure_edf(plan: Plan) -> Measured:
@@ -62,7 +61,7 @@ def _against_eq13(case: tuple[int, int, int]) -> tuple[float, float]:
     seed, groups, queues = case
     tightness = float(np.random.default_rng((seed, 37)).uniform(*TIGHTNESS))
     problem = drawn(seed, Shape(groups=groups, queues=queues, models=PROVEN_MODELS, tightness=tightness))
-    return solve(problem, moves=MOVES, seed=seed).cost.late, printed_optimum(problem).solved.cost.late
+    return replanned(problem, seed).cost.late, printed_optimum(problem).solved.cost.late
 
 
 def _against_eq13_at(case: tuple[int, int, int]) -> tuple[float, float]:
@@ -71,8 +70,8 @@ def _against_eq13_at(case: tuple[int, int, int]) -> tuple[float, float]:
     seed, groups, queues = case
     tightness = float(np.random.default_rng((seed, 41)).uniform(*TIGHTNESS))
     problem = drawn(seed, Shape(groups=groups, queues=queues, models=MODELS, tightness=tightness))
-    printed = solve(replace(problem, count=np.ones(groups), weights=PRINTED), moves=MOVES, seed=seed)
-    return solve(problem, moves=MOVES, seed=seed).cost.late, evaluate(problem, printed.orders).cost.late
+    printed = replanned(replace(problem, count=np.ones(groups), weights=PRINTED), seed)
+    return replanned(problem, seed).cost.late, evaluate(problem, printed.orders).cost.late
 
 
 def measure_eq13(plan: Plan) -> Measured:
