@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.solver import Orders, Problem, ProblemError, Weights, construct, edf, evaluate, improve, insert, solve
+from qlm_planner.solver import Orders, Problem, ProblemError, Weights, construct, evaluate, improve, solve
 
 
 def two() -> Problem:
@@ -77,11 +77,6 @@ def test_orders_that_do_not_fit_are_refused(orders: list[list[int]]) -> None:
         improve(two(), Orders.of(orders), moves=10, seed=1)
 
 
-def test_a_group_that_is_none_is_refused() -> None:
-    with pytest.raises(ProblemError, match=r"^group: "):
-        insert(two(), Orders.of([[0], [1]]), 2, moves=10, seed=1)
-
-
 def test_a_cost_is_not_told_of_a_group_where_it_cannot_be_served() -> None:
     problem = replace(two(), work_s=np.array([[10.0, math.inf]]))
     with pytest.raises(ProblemError, match="cannot serve"):
@@ -92,9 +87,8 @@ def test_nothing_that_can_be_served() -> None:
     problem = replace(two(), work_s=np.full((1, 2), math.inf))
     for solved in (
         construct(problem),
-        edf(problem),
         solve(problem, moves=100, seed=1),
-        insert(problem, Orders.of([[], []]), 0, moves=10, seed=1),
+        improve(problem, Orders.of([[], []]), moves=10, seed=1),
     ):
         assert solved.orders.lists() == [[], []]
         assert solved.cost.total == 0.0

@@ -1,10 +1,10 @@
 """The scalable solver: a problem as arrays in, orders out. Knows nothing of boards; pure, and the same on every machine for a seed.
 
 problem       what there is to plan, and what comes out
-solving       evaluate, construct, improve, solve, insert; edf to compare with
+solving       evaluate, construct, improve, solve
 packing, compiled, chance, normal    arrays as compiled code takes them; the compiler and its cache; random numbers; the normal
 cost, evaluation                     what a group costs where it stands; what orders cost
-draft, construction                  list scheduling by several rules
+construction  a whole plan at once: earliest deadline first
 plan, moves, annealing, insertion    orders being changed; changes; annealing; the best place of a group
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qlm_planner.solver.problem import Costs, Evaluation, Orders, Problem, ProblemError, Solved, Weights
 
 if TYPE_CHECKING:
-    from qlm_planner.solver.solving import construct, edf, evaluate, improve, insert, solve, warm_up
+    from qlm_planner.solver.solving import construct, evaluate, improve, solve, warm_up
 
 __all__ = [
     "Costs",
@@ -26,10 +26,8 @@ __all__ = [
     "Solved",
     "Weights",
     "construct",
-    "edf",
     "evaluate",
     "improve",
-    "insert",
     "solve",
     "warm_up",
 ]

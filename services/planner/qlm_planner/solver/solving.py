@@ -1,4 +1,4 @@
-"""The solver as others call it: evaluate, construct, improve, solve, insert. Deterministic; bounded by moves, never by time."""
+"""The solver as others call it: evaluate, construct, improve, solve. Deterministic; bounded by moves, never by time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qlm_planner.solver.annealing import anneal
 from qlm_planner.solver.chance import chance_of
 from qlm_planner.solver.compiled import FOLDER, alone, complete, mark_complete
-from qlm_planner.solver.construction import EDF, constructions
+from qlm_planner.solver.construction import constructed
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
@@ -78,39 +78,25 @@ def evaluate(problem: Problem, orders: Orders) -> Evaluation:
 
 
 def construct(problem: Problem) -> Solved:
-    """The cheapest of a portfolio of list schedules."""
-    return _constructed(_Work.of(problem))
-
-
-def edf(problem: Problem) -> Solved:
-    """Earliest deadline first, each group where it ends first: what to compare with."""
+    """Earliest deadline first, each group where it ends first: where annealing begins, and what to compare with."""
     work = _Work.of(problem)
-    return next(work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed, (EDF,)))
+    return work.solved(*constructed(work.packed), "edf")
 
 
 def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: float = MILD) -> Solved:
     """Anneals from orders that are there. What they break is mended first: bands are sorted, groups that cannot be served where they are,
     or are on no queue, come to their best place. `hot`: the first temperature, over what a group costs that is late."""
     work = _Work.of(problem)
-    start = _mended(work, orders, np.zeros(0, dtype=np.int32), "as it was")
+    start = _mended(work, orders)
     return work.annealed(start, moves, hot, seed, "improved")
 
 
 def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
     """Constructs and anneals."""
     work = _Work.of(problem)
-    found = _constructed(work)
+    found = work.solved(*constructed(work.packed), "edf")
     hot = min(HOT_MAX, HOT_AT * (moves / max(1, problem.groups) / HOT_MOVES) ** 2)
-    return work.annealed(found, moves, hot, seed, f"{found.rule}, annealed")
-
-
-def insert(problem: Problem, orders: Orders, group: int, *, moves: int, seed: int) -> Solved:
-    """The group at its best place, then a repair around it."""
-    if not 0 <= group < problem.groups:
-        raise ProblemError(f"group: must be 0 to {problem.groups - 1}, got {group}")
-    work = _Work.of(problem)
-    start = _mended(work, orders, np.array([group], dtype=np.int32), "inserted")
-    return work.annealed(start, moves, MILD, seed, "inserted, repaired")
+    return work.annealed(found, moves, hot, seed, "annealed")
 
 
 def warm_up() -> float:
@@ -126,16 +112,8 @@ def warm_up() -> float:
     return time.perf_counter() - began_s
 
 
-def _total(solved: Solved) -> float:
-    return solved.cost.total
-
-
-def _constructed(work: _Work) -> Solved:
-    return min((work.solved(first, groups, rule) for rule, first, groups in constructions(work.packed)), key=_total)
-
-
-def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
-    """Valid orders of all groups that can be served. `new`: groups that come last, where they are on no queue."""
+def _mended(work: _Work, orders: Orders) -> Solved:
+    """Valid orders of all groups that can be served."""
     problem = work.problem
     orders.checked(problem)
     queue = np.repeat(np.arange(problem.queues), np.diff(orders.first))
@@ -147,10 +125,10 @@ def _mended(work: _Work, orders: Orders, new: Integers, rule: str) -> Solved:
     first = np.searchsorted(queue, np.arange(problem.queues + 1)).astype(np.int64)
     missing = np.setdiff1d(np.arange(problem.groups, dtype=np.int32), groups)
     if missing.size:
-        turn = np.lexsort((problem.deadline_s[missing], problem.band[missing], np.isin(missing, new)))
+        turn = np.lexsort((problem.deadline_s[missing], problem.band[missing]))
         capacity = work.capacity(first, missing.size)
         first, groups = inserted(work.packed, first, groups, capacity, missing[turn])
-    return work.solved(first, groups, rule)
+    return work.solved(first, groups, "as it was")
 
 
 def _use_all() -> None:
@@ -158,7 +136,7 @@ def _use_all() -> None:
     solved = solve(problem, moves=40, seed=0)
     evaluate(problem, solved.orders)
     left = Orders.of([[group for group in queue if group] for queue in solved.orders.lists()])
-    insert(problem, left, 0, moves=4, seed=0)
+    improve(problem, left, moves=4, seed=0)
 
 
 def _tiny() -> Problem:
