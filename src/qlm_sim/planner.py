@@ -9,9 +9,9 @@ from functools import partial
 
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_planner.calls import perform
-from qlm_planner.class_learning import learned
+from qlm_planner.classes import learn
 from qlm_planner.effects import Call, LearnClasses, Solve
-from qlm_planner.events import CallFailed, Event, ProfilesRead, Tick
+from qlm_planner.events import CallFailed, ClassesLearned, Event, ProfilesRead, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.solver_jobs import answer
 from qlm_process.lease_keeper import LeaseKeeper
@@ -139,7 +139,8 @@ class SimPlanner:
                 self._term_tasks[task] = None
             elif isinstance(effect, LearnClasses):
                 # At once, but as an event of its own, so that a step has ended when the next one begins.
-                self.process.deliver(0.0, partial(self._step, learned(effect)))
+                found = ClassesLearned(number=effect.number, families=learn(effect.samples))
+                self.process.deliver(0.0, partial(self._step, found))
             elif isinstance(effect, Solve):
                 self._term_tasks[self.process.spawn(self._solve(effect))] = None
         if len(self._term_tasks) > TERM_TASKS_KEPT:

@@ -35,7 +35,7 @@ def enumerated(problem: Problem) -> Solved:
         _best_orders(arrays, queue, able, known, costs[queue], orders[queue])
     chosen = best_split(costs)
     found = Orders.of([orders[queue, chosen[queue], : int(chosen[queue]).bit_count()].tolist() for queue in range(problem.queues)])
-    return Solved(orders=found, cost=evaluate(problem, found).cost, rule="all orders")
+    return Solved(orders=found, cost=evaluate(problem, found), rule="all orders")
 
 
 @compiled

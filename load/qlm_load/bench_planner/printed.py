@@ -46,7 +46,7 @@ def printed_optimum(problem: Problem) -> Printed:
     costs = np.stack([line.cost for line in lines])
     chosen = best_split(costs)
     orders = Orders.of([[int(able[number]) for number in line.order(int(own))] for line, own in zip(lines, chosen, strict=True)])
-    solved = Solved(orders=orders, cost=evaluate(problem, orders).cost, rule="equation 13")
+    solved = Solved(orders=orders, cost=evaluate(problem, orders), rule="equation 13")
     return Printed(solved=solved, objective=float(costs[np.arange(problem.queues), chosen].sum()))
 
 

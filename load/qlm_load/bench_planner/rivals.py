@@ -71,7 +71,7 @@ def _against_eq13_at(case: tuple[int, int, int]) -> tuple[float, float]:
     tightness = float(np.random.default_rng((seed, 41)).uniform(*TIGHTNESS))
     problem = drawn(seed, Shape(groups=groups, queues=queues, models=MODELS, tightness=tightness))
     printed = replanned(replace(problem, count=np.ones(groups), weights=PRINTED), seed)
-    return replanned(problem, seed).cost.late, evaluate(problem, printed.orders).cost.late
+    return replanned(problem, seed).cost.late, evaluate(problem, printed.orders).late
 
 
 def measure_eq13(plan: Plan) -> Measured:

@@ -4,7 +4,7 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
 
     policy, snapshot, events, effects   settings, what is read, what the machine is told, what it wants
     group_meta, board                   groups, virtual queues and instances; counts only
-    tenants, classes, mega, classing    which class a request is of: its tenant, its tokens
+    tenants, classes, classing          which class a request is of: its tenant, its tokens
     shares, ranks                       who has had too much, who has waited too long; who therefore comes last or first
     estimates, timeline                 what a group costs on an instance; what an order costs
     class_terms, judging                the same for all groups at once; what whole plans cost
@@ -14,7 +14,6 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
     intake, history, connection, upkeep requests on the way; events and overviews in one order; failures; what is done at intervals
     refreshing                          overviews that have a page of the groups
     plan_view                           the plan as others see it
-    class_learning                      k-means, run by the shell beside the machine's decisions
 
 The shell: `calls` carries the machine's calls out, `worker` has the solver's process (`worker_main`, `solver_jobs`), `leadership` is one
 term as the leader, `shell` waits for the next one, `service` and `watchers` speak gRPC, `metrics`, `config`, `__main__`.

@@ -112,7 +112,8 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
         case Regroup():
             return await _regroup(queue, lease, call)
         case Forget(instance=instance):
-            return Forgotten(instance=instance, done=await queue.forget_instance(lease, instance))
+            await queue.forget_instance(lease, instance)
+            return Forgotten()
         case _:
             assert_never(call)
 

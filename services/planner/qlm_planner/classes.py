@@ -11,11 +11,17 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from scipy.cluster.vq import kmeans, vq
+
 from qlm_core.group import LEARNED, GroupKey
 from qlm_planner.tenants import BETWEEN
 
 CLASSES_MAX = 8
 """Most classes of a family."""
+
+SPREAD_MAX = math.log(1.25)
+"""Classes are added until the root mean square of the distances to their centres is below this: tokens within a factor of 1.25 (ADR 16)."""
 
 FAMILIES_MAX = 64
 """Families that samples are kept of; the one that had none for longest is forgotten."""
@@ -123,3 +129,34 @@ def usual_token_class(samples: list[Sample]) -> str:
     """The most frequent one; of equally frequent ones the first by name."""
     counts = Counter(sample[2] for sample in samples)
     return min(counts, key=lambda name: (-counts[name], name))
+
+
+# Learning -------------------------------------------------------------------------------------------------------------
+
+
+def learn(samples: Mapping[Family, Sequence[Sample]]) -> dict[Family, tuple[Centre, ...]]:
+    """Centres of each family, by their place: the same for the same samples."""
+    return {family: centres(found) for family, found in samples.items() if found}
+
+
+def centres(samples: Sequence[Sample]) -> tuple[Centre, ...]:
+    """Classes until they are narrow enough, at most `CLASSES_MAX`. Each new one begins at the request farthest from its centre, so there is
+    no chance in it."""
+    points = np.array([sample[:2] for sample in samples])
+    middles = points.mean(axis=0, keepdims=True)
+    labels, distances = vq(points, middles)
+    for _ in range(CLASSES_MAX - 1):
+        if math.sqrt(float((distances**2).mean())) <= SPREAD_MAX:
+            break
+        middles, _ = kmeans(points, np.vstack((middles, points[distances.argmax()])))
+        labels, distances = vq(points, middles)
+    found = [
+        Centre(
+            log_prompt=float(middle[0]),
+            log_output=float(middle[1]),
+            token_class=usual_token_class([samples[at] for at in np.flatnonzero(labels == number).tolist()]),
+        )
+        for number, middle in enumerate(middles)
+        if (labels == number).any()
+    ]
+    return tuple(sorted(found, key=lambda centre: (centre.log_prompt, centre.log_output)))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from qlm_core.group import LEARNED, MEGA, group_key
+from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board
 from qlm_planner.classes import Centre, Classifier, Family, Samples, family_of, sample_of
@@ -16,7 +17,6 @@ from qlm_planner.effects import LearnClasses
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits
 from qlm_planner.items import Group
-from qlm_planner.mega import MegaRule
 from qlm_planner.policy import Policy, TokenClasses
 from qlm_planner.tenants import TenantClasses
 
@@ -103,3 +103,41 @@ KINDS = ("fixed", "kmeans", "mega")
 def _kind(group: Group) -> str:
     cluster = group.traits.key.cluster
     return "mega" if cluster == MEGA else "kmeans" if cluster.startswith(LEARNED) else "fixed"
+
+
+@dataclass(slots=True, kw_only=True)
+class MegaRule:
+    """Mega prompts: requests of which one alone takes a large part of an engine (QLM section 8, workload W_C). They have groups of their
+    own, so that the planner sees their cost and may put them on another instance than those they would hold up. `share`: of the KV of the
+    instance that has most of it, or of the SLO for the prefill of the fastest one."""
+
+    share: float
+    _best: dict[str, tuple[int, HardwareProfile] | None] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Instances or profiles changed."""
+        self._best.clear()
+
+    def holds(self, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
+        """O(1), but for the first request of a model since `forget`. False where no instance serves the model."""
+        best = self._of(facts.model, board, estimates)
+        if best is None:
+            return False
+        kv_tokens, fastest = best
+        if facts.prompt_tokens + facts.predicted_output_tokens > self.share * kv_tokens:
+            return True
+        return math.isfinite(facts.slo.seconds) and fastest.prefill_s(facts.prompt_tokens) > self.share * facts.slo.seconds
+
+    def _of(self, model: str, board: Board, estimates: Estimates) -> tuple[int, HardwareProfile] | None:
+        if model not in self._best:
+            able = [estimates.hardware(slot.facts, model) for _, slot in sorted(board.slots.items()) if estimates.can_serve(slot, model)]
+            known = [hardware for hardware in able if hardware is not None]
+            self._best[model] = (
+                (
+                    max(hardware.kv_capacity_tokens for hardware in known),
+                    min(known, key=lambda hardware: hardware.slowdown * hardware.prefill_ms_per_token),
+                )
+                if known
+                else None
+            )
+        return self._best[model]

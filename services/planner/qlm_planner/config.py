@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -150,37 +150,17 @@ class PlannerConfig(Section):
     def policy(self) -> Policy:
         """The machine's settings."""
         own = self.planner
-        return replace(
-            DEFAULTS,
-            order=own.policy,
-            seed=own.seed,
-            overload=own.overload,
-            operations=own.operations,
-            delta=own.delta,
-            group_service_fraction=own.group_service_fraction,
-            group_spread_fraction=own.group_spread_fraction,
-            group_overtake_fraction=own.group_overtake_fraction,
-            late_weight=own.late_weight,
-            tardiness_weight=own.tardiness_weight,
-            work_weight=own.work_weight,
-            completion_weight=own.completion_weight,
-            head_gain=own.head_gain,
-            starvation_slos=own.starvation_slos,
-            slo_band=own.slo_band,
-            wait_max_slos=own.wait_max_slos,
-            token_classes=own.token_classes,
-            relearn_every_s=own.relearn_every_s,
-            mega_fraction=own.mega_fraction,
-            tenants=Tenants(
+        same = {each.name: getattr(own, each.name) for each in fields(Policy) if each.name in PlannerSettings.model_fields}
+        changed = {
+            "order": own.policy,
+            "tenants": Tenants(
                 named=tuple(each.tenant() for each in own.tenants),
                 others=Tenant(weight=own.tenant_weight, share_max=own.tenant_share_max),
             ),
-            share_window_s=own.share_window_s,
-            replan_every_s=own.replan_every_s,
-            overview_every_s=own.overview_every_s,
-            overview_every_max_s=max(DEFAULTS.overview_every_max_s, own.overview_every_s),
-            lease_ttl_s=self.queue.lease_ttl_s,
-        )
+            "overview_every_max_s": max(DEFAULTS.overview_every_max_s, own.overview_every_s),
+            "lease_ttl_s": self.queue.lease_ttl_s,
+        }
+        return replace(DEFAULTS, **{**same, **changed})
 
     def catalogue(self) -> dict[str, ModelSpec]:
         return {model.name: model.spec() for model in self.models}

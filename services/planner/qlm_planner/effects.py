@@ -112,19 +112,11 @@ class Shed:
     oldest: bool
 
 
-class RegroupCause(StrEnum):
-    """Why requests went to another group."""
-
-    SPLIT = "split"
-    """Their group holds more than a group may where it stands: it moved there, or requests came back to it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """Take requests that wait in the group `source` to another one (`qlm_queue.port.Queue.regroup`): the last `count`, as long as `keep`
     are left. `into`: its deadline is that of what goes there."""
 
-    cause: RegroupCause
     source: str
     keep: int
     count: int
@@ -140,7 +132,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnClasses:
-    """Learn classes of requests from samples of each family (`qlm_planner.class_learning`), beside everything else; answered by
+    """Learn classes of requests from samples of each family (`classes.learn`), beside everything else; answered by
     `ClassesLearned` of the same number."""
 
     number: int

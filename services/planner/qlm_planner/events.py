@@ -129,8 +129,7 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    instance: str
-    done: bool
+    """The instance is forgotten, or was not to be: the next overview tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

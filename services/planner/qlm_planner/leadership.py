@@ -16,10 +16,11 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_planner.advice.question import Question, question_of
 from qlm_planner.advice.watch import AdviceWatch, Work
 from qlm_planner.calls import perform
-from qlm_planner.class_learning import learned
+from qlm_planner.classes import learn
 from qlm_planner.effects import Call, Effect, JobEnded, LearnClasses, Outcome, Placement, PlanApplied, PlanChanged, Solve
 from qlm_planner.events import (
     CallFailed,
+    ClassesLearned,
     Event,
     OverviewRead,
     PlaceAnswered,
@@ -279,7 +280,8 @@ class Leadership:
         self._inbox.put_nowait(event)
 
     async def _learn(self, call: LearnClasses) -> None:
-        self._inbox.put_nowait(await asyncio.to_thread(learned, call))
+        families = await asyncio.to_thread(learn, call.samples)
+        self._inbox.put_nowait(ClassesLearned(number=call.number, families=families))
 
     def _placed(self, event: PlaceAnswered) -> Placed:
         placed_s = self._now_s()

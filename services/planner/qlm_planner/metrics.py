@@ -76,16 +76,10 @@ class PlannerMetrics(Metrics):
         )
         self.groups_moved = Counter("qlm_planner_groups_moved_total", "Groups moved to another queue.", registry=self.registry)
         self.regrouped = Counter(
-            "qlm_planner_regrouped_total",
-            "Waiting requests that went to another group, by why: their group was split.",
-            ["cause"],
-            registry=self.registry,
+            "qlm_planner_regrouped_total", "Waiting requests that went to another group, as theirs was split.", registry=self.registry
         )
         self.regroup_calls = Counter(
-            "qlm_planner_regroup_calls_total",
-            "Calls that took waiting requests from a group to another.",
-            ["cause"],
-            registry=self.registry,
+            "qlm_planner_regroup_calls_total", "Calls that took waiting requests from a group to another.", registry=self.registry
         )
         self.groups_placed = Counter("qlm_planner_group_placements_total", "Groups named in placements.", registry=self.registry)
         self.shed = Counter("qlm_planner_shed_total", "Requests failed under overload that would have been late.", registry=self.registry)
@@ -140,9 +134,9 @@ class PlannerMetrics(Metrics):
                 self.expired.inc(count)
             case ShedAnswered(count=count):
                 self.shed.inc(count)
-            case Regrouped(call=call, count=count):
-                self.regroup_calls.labels(cause=call.cause.value).inc()
-                self.regrouped.labels(cause=call.cause.value).inc(count)
+            case Regrouped(count=count):
+                self.regroup_calls.inc()
+                self.regrouped.inc(count)
             case ChunkAnswered(applied=True, moved=moved):
                 self.groups_moved.inc(moved)
             case ChunkAnswered():

@@ -54,7 +54,6 @@ class Draft:
     able: tuple[Able, ...]
     orders: Orders
     heads: tuple[str, ...]
-    made_s: float
 
     def lists(self, orders: Orders) -> dict[str, list[str]]:
         """Orders as group ids of each queue."""
@@ -115,7 +114,6 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         able=tuple(_able(slot) for slot in slots),
         orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
         heads=tuple(heads),
-        made_s=now_s,
     )
 
 

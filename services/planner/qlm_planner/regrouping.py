@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from qlm_planner.board import Board
-from qlm_planner.effects import GroupOpening, Regroup, RegroupCause
+from qlm_planner.effects import GroupOpening, Regroup
 from qlm_planner.estimates import Estimates
 from qlm_planner.events import Regrouped
 from qlm_planner.group_meta import to_meta
@@ -88,4 +88,4 @@ class Regrouping:
             first_deadline_s=math.inf,
             meta=to_meta(group.traits, group.band),
         )
-        return Regroup(cause=RegroupCause.SPLIT, source=group.group_id, keep=group.waiting - count, count=count, into=into)
+        return Regroup(source=group.group_id, keep=group.waiting - count, count=count, into=into)

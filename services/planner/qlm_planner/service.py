@@ -12,7 +12,6 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
-from qlm_planner.advice import wire as advice_wire
 from qlm_planner.advice.advising import Advice
 from qlm_planner.events import InstanceAnnounced, LoadReported
 from qlm_planner.leadership import Leadership
@@ -102,7 +101,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> planner_pb2.Advice:
         term = await self._leader()
         latest = term.advice.latest
-        return planner_pb2.Advice() if latest is None else advice_wire.to_proto(latest)
+        return planner_pb2.Advice() if latest is None else advice_to_proto(latest)
 
     async def _leader(self) -> Leadership:
         term = self._leadership()
@@ -146,7 +145,7 @@ def to_proto(plan: PlanView, advice: Advice | None) -> planner_pb2.Plan:
             planner_pb2.PlannedQueue(instance=queue.instance, groups=[_group_to_proto(group) for group in queue.groups])
             for queue in plan.queues
         ],
-        advice=None if advice is None else advice_wire.to_proto(advice),
+        advice=None if advice is None else advice_to_proto(advice),
     )
 
 
@@ -160,4 +159,39 @@ def _group_to_proto(group: GroupOutlook) -> planner_pb2.PlannedGroup:
         first_deadline_s=group.first_deadline_s,
         completion_p50_s=group.completion_p50_s,
         completion_p90_s=group.completion_p90_s,
+    )
+
+
+def advice_to_proto(advice: Advice) -> planner_pb2.Advice:
+    return planner_pb2.Advice(
+        made_s=advice.made_s,
+        line=advice.line,
+        attainment=advice.attainment,
+        late=advice.late,
+        unserved=advice.unserved,
+        misses=[
+            planner_pb2.ExpectedMiss(
+                group_id=miss.group_id,
+                model=miss.model,
+                slo_class=miss.slo_class,
+                instance=miss.instance,
+                waiting=miss.waiting,
+                late=miss.late,
+                over_s=miss.over_s,
+            )
+            for miss in advice.misses
+        ],
+        options=[
+            planner_pb2.AdviceOption(
+                gpu=option.gpu,
+                n_gpu=option.n_gpu,
+                models=option.models,
+                instances=option.instances,
+                attainment=option.attainment,
+                enough=option.enough,
+            )
+            for option in advice.options
+        ],
+        model=advice.model,
+        spare=advice.spare,
     )

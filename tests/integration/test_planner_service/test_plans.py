@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import grpc.aio
@@ -13,9 +13,7 @@ from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner import leadership
-from qlm_planner.class_learning import learned
-from qlm_planner.effects import LearnClasses
-from qlm_planner.events import ClassesLearned
+from qlm_planner.classes import Centre, Family, Sample, learn
 from qlm_planner.shell import PlannerShell
 from qlm_process.instance_wire import to_body, to_proto
 
@@ -94,12 +92,12 @@ async def test_nobody_waits_while_classes_are_learned(cluster: Cluster, monkeypa
     began, placed = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
-    def slow(call: LearnClasses) -> ClassesLearned:
+    def slow(samples: Mapping[Family, Sequence[Sample]]) -> dict[Family, tuple[Centre, ...]]:
         began.set()
         in_time.append(placed.wait(20.0))
-        return learned(call)
+        return learn(samples)
 
-    monkeypatch.setattr(leadership, "learned", slow)
+    monkeypatch.setattr(leadership, "learn", slow)
     await cluster.join("a")
     async with cluster.planner(token_classes="kmeans") as shell:
         await leading(cluster, shell)

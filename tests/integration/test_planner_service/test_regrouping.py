@@ -50,4 +50,4 @@ async def test_a_group_is_split_where_the_batch_became_smaller(cluster: Cluster)
     ]
     assert len(set(told)) >= COUNT - 7 - 1.25 * 4 * BATCH
     sample = cluster.metrics.registry.get_sample_value
-    assert sample("qlm_planner_regrouped_total", {"cause": "split"}) == len(told)
+    assert sample("qlm_planner_regrouped_total") == len(told)

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from qlm_planner.advice.advising import Advice, Option, advise
 from qlm_planner.advice.question import Miss, Question
 from qlm_planner.advice.watch import AdviceWatch
-from qlm_planner.advice.wire import to_proto
 from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.service import advice_to_proto
 
 from .test_advice import asked, cluster
 
@@ -59,7 +59,7 @@ async def test_advice_is_shown_and_on_the_wire() -> None:
     assert isinstance(advice, Advice)
     shown = metrics.registry.get_sample_value("qlm_planner_advised_instances", {"gpu": "big", "n_gpu": "1"})
     assert shown == advice.options[0].instances
-    message = to_proto(advice)
+    message = advice_to_proto(advice)
     assert message.line == advice.line
     assert [option.instances for option in message.options] == [option.instances for option in advice.options]
 
@@ -93,7 +93,7 @@ def test_nothing_of_it_is_lost_on_the_wire() -> None:
         model="alpha",
         spare=("x", "y"),
     )
-    same(to_proto(advice), advice)
+    same(advice_to_proto(advice), advice)
 
 
 async def test_what_could_go_and_what_is_met_are_metrics() -> None:

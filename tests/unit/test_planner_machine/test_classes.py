@@ -12,7 +12,6 @@ import pytest
 from qlm_core.group import MEGA, GroupKey
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board import Board
-from qlm_planner.class_learning import centres, learn, learned
 from qlm_planner.classes import (
     CLASSES_MAX,
     FAMILIES_MAX,
@@ -23,7 +22,9 @@ from qlm_planner.classes import (
     Family,
     Sample,
     Samples,
+    centres,
     family_of,
+    learn,
     sample_of,
     usual_token_class,
 )
@@ -166,8 +167,7 @@ def test_a_predicted_output_tells_classes_apart() -> None:
         assert fixed == "256/o256"
     asked = classing.learn(START_S)
     assert asked is not None
-    answer = learned(asked)
-    classing.take(answer.number, answer.families, board, made)
+    classing.take(asked.number, learn(asked.samples), board, made)
     few, many, also_many = (classing.traits(arrived(200, output_tokens=each), board, made, START_S).key.cluster for each in (75, 220, 260))
     assert few != many == also_many
 

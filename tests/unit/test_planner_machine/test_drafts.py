@@ -78,7 +78,7 @@ def test_both_models_of_a_queue_agree_which_order_is_better() -> None:
                 queue[1:] = rest
             orders = Orders.of(lists)
             [cost] = plan_costs(board, terms, START_S, [found.lists(orders)])
-            told.append((evaluate(found.problem, orders).cost.late, cost.late))
+            told.append((evaluate(found.problem, orders).late, cost.late))
         for one, left in enumerate(told):
             for right in told[:one]:
                 if abs(left[1] - right[1]) > 30.0:

@@ -1,8 +1,7 @@
 """How near the solver's linear cost is to the one model of queues (`qlm_core.queue_model`, by `qlm_planner.timeline`).
 
 On random boards, queues in random orders. Measured over 80 of them of 2 instances and 24 groups: expected late requests differ by 0.9% of
-all requests in the mean and 3.5% at p95, tardiness by 5% and 10%, and the end of a group by 2.0% of its queue's length in the mean, 5.4%
-at p95; the solver's are the later ones. The bounds here are about twice that.
+all requests in the mean and 3.5% at p95, tardiness by 5% and 10%. The bounds here are about twice that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from qlm_planner.class_terms import ClassTerms
-from qlm_planner.insertion import Line
 from qlm_planner.judging import plan_costs
 from qlm_planner.problems import draft
 from qlm_planner.solver import evaluate
@@ -29,13 +27,11 @@ SEEDS, ORDERS = 8, 4
 def test_the_linear_cost_is_near_the_model_of_queues(instances: int, groups: int) -> None:
     late: list[float] = []
     tardiness: list[tuple[float, float]] = []
-    ends: list[float] = []
     for seed in range(SEEDS):
         board, made = random_board(seed, instances=instances, groups=groups), estimates()
         terms = ClassTerms(estimates=made)
         found = draft(board, made, terms, START_S)
         assert found is not None
-        number_of = {group_id: number for number, group_id in enumerate(found.groups)}
         chance = random.Random(seed)
         for _ in range(ORDERS):
             queues = found.orders.lists()
@@ -44,19 +40,11 @@ def test_the_linear_cost_is_near_the_model_of_queues(instances: int, groups: int
                 chance.shuffle(rest)
                 queue[1:] = rest
             orders = Orders.of(queues)
-            lists = found.lists(orders)
-            [judged] = plan_costs(board, terms, START_S, [lists])
+            [judged] = plan_costs(board, terms, START_S, [found.lists(orders)])
             linear = evaluate(found.problem, orders)
-            late.append(abs(linear.cost.late - judged.late) / float(found.problem.count.sum()))
-            tardiness.append((linear.cost.tardiness_s, judged.tardiness_s))
-            for name, ids in lists.items():
-                times = Line.of(board.slots[name], [board.groups[group_id] for group_id in ids], made, keep=False).timeline(START_S)
-                if ids and not times.clears:  # what gives way comes back, and is among the groups of one of them alone
-                    own = linear.end_s[[number_of[group_id] for group_id in ids]]
-                    ends.extend(np.abs(own - times.end_s) / times.end_s[-1])
+            late.append(abs(linear.late - judged.late) / float(found.problem.count.sum()))
+            tardiness.append((linear.tardiness_s, judged.tardiness_s))
     assert np.mean(late) <= 0.02
     assert max(late) <= 0.10
     told, expected = np.sum(tardiness, axis=0)
     assert told == pytest.approx(expected, rel=0.10)
-    assert np.mean(ends) <= 0.04
-    assert np.quantile(ends, 0.95) <= 0.10

@@ -171,5 +171,5 @@ async def test_what_the_solver_says_of_both_plans_is_near_the_model_of_queues() 
     for orders in (made.orders, reversed_orders(made)):
         target = reconciled(machine.board, made, orders)
         [by_queues] = plan_costs(machine.board, machine.reshaping.terms, world.now_s, [target])
-        told = evaluate(made.problem, orders).cost.total
+        told = evaluate(made.problem, orders).total
         assert told == pytest.approx(by_queues.weighed(world.policy), rel=0.1)

@@ -16,7 +16,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_planner.calls import perform
-from qlm_planner.class_learning import learned
+from qlm_planner.classes import learn
 from qlm_planner.effects import (
     ApplyChunk,
     Call,
@@ -30,7 +30,7 @@ from qlm_planner.effects import (
     Regroup,
     Solve,
 )
-from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
+from qlm_planner.events import ArrivalsRead, CallFailed, ClassesLearned, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_planner.solver_jobs import answer
@@ -260,7 +260,7 @@ class World:
             elif isinstance(effect, PlanApplied):
                 self.applied.append(effect)
             elif isinstance(effect, LearnClasses):
-                self._events.append(learned(effect))
+                self._events.append(ClassesLearned(number=effect.number, families=learn(effect.samples)))
             elif isinstance(effect, JobEnded):
                 self.jobs.append(effect)
             elif isinstance(effect, Solve):

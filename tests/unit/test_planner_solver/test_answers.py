@@ -100,17 +100,13 @@ def test_what_is_broken_is_mended(problem: Problem, seed: int) -> None:
     holds(problem, improve(problem, mixed, moves=100, seed=seed))
 
 
-def test_the_parts_of_the_cost_add_up_and_late_requests_are_told_by_group() -> None:
+def test_the_parts_of_the_cost_add_up() -> None:
     problem = drawn(3, Shape(groups=40, queues=4, models=6, tightness=1.5))
     orders = construct(problem).orders
-    found, weights = evaluate(problem, orders), problem.weights
-    cost = found.cost
+    cost, weights = evaluate(problem, orders), problem.weights
     parts = weights.late * cost.late + weights.tardiness * cost.tardiness_s + weights.work * cost.swap_s
     parts += weights.completion * cost.completion_s + cost.redo_cost + cost.displaced_cost + cost.starvation_cost
     assert cost.total == pytest.approx(parts)
-    assert cost.late == pytest.approx(found.late.sum())
-    ends = found.end_s[orders.groups[orders.first[0] : orders.first[1]]]
-    assert (np.diff(ends) > -60.0).all()
 
 
 def test_a_late_request_of_a_heavy_tenant_counts_as_much_as_its_weight() -> None:
@@ -155,11 +151,10 @@ def test_what_runs_gives_way_where_that_saves_more_than_it_costs() -> None:
     problem = by_hand(model=[0, 1], work_s=[[50.0, 5.0]], deadline_s=[1e4, 40.0], kind=[0], active=[0], swap_s=20.0)
     busy = replace(problem, drain_lead_s=np.array([100.0]), clear_s=np.array([2.0]), clear_cost=np.array([300.0]))
     order = Orders.of([[1, 0]])
-    assert evaluate(busy, order).cost.redo_cost == 300.0
-    assert evaluate(busy, order).end_s[1] == pytest.approx(27.0)
     never = replace(busy, clear_s=np.array([math.inf]))
-    assert evaluate(never, order).cost.redo_cost == 0.0
-    assert evaluate(never, order).end_s[1] == pytest.approx(125.0)
+    gives_way, waits = evaluate(busy, order), evaluate(never, order)
+    assert (gives_way.redo_cost, waits.redo_cost) == (300.0, 0.0)
+    assert waits.completion_s - gives_way.completion_s == pytest.approx(98.0 * problem.count.sum())
 
 
 def test_nobody_starves_for_what_comes_later() -> None:
@@ -176,9 +171,9 @@ def test_nobody_starves_for_what_comes_later() -> None:
         count=4.0,
     )
     problem = replace(problem, slo_s=np.array([130.0] * groups + [20.0]))
-    bound = evaluate(problem, solve(problem, moves=4_000, seed=1).orders).end_s[groups]
     free = replace(problem, weights=Weights(starvation=0.0))
-    assert bound < 10.0 < 100.0 < evaluate(free, solve(free, moves=4_000, seed=1).orders).end_s[groups]
+    bound, unbound = (solve(each, moves=4_000, seed=1).orders.lists()[0].index(groups) for each in (problem, free))
+    assert bound < 1 <= groups - 1 <= unbound
 
 
 def test_ten_thousand_groups_in_one_queue() -> None:

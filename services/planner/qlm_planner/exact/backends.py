@@ -17,7 +17,7 @@ from pyomo.contrib.solver.common.results import SolutionStatus, TerminationCondi
 from pyomo.opt import TerminationCondition as LegacyTermination
 
 from qlm_planner.exact.errors import NoOrders, SolverFailed, SolverMissing
-from qlm_planner.exact.status import Status
+from qlm_planner.exact.solving import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

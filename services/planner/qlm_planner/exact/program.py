@@ -1,7 +1,7 @@
 """The stochastic program of QLM (equations 6-13) as a mixed-integer linear program, with these corrections:
 
 - The objective is the design's. Equation 13 as printed, the plain sum of completion - SLO, ignores deadlines: the SLOs are a constant in
-  it. It can be had for comparison (`printed`).
+  it.
 - Equation 12, the chance constraint, is a penalty on late requests (`scenarios.at_quantile`): under overload no order keeps it.
 - Equation 9: a switch is s[q, j, m] >= y[q, j, m] - y[q, j - 1, m] with y the sum of x over the groups of a model, so s needs not be
   integer; in front of position 0 stands the active model.
@@ -184,23 +184,13 @@ class _Builder:
                     cost += scenario.late_share * weights.late * requests / POINTS * late[group, point]
         return cost
 
-    def printed(self, scenario: Scenario) -> pyo.Expression:
-        """Equation 13: the sum of completion - SLO over the groups, without the constant."""
-        start = self.starts("printed", scenario)
-        groups = np.flatnonzero(self.packed.serves[self.packed.kind].any(axis=0)).tolist()
-        own, work = finite(scenario.own_s), finite(scenario.work_s)
-        return sum(start[group] + self.seated(group, own) + self.seated(group, work) for group in groups)
 
-
-def program_of(problem: Problem, packed: Packed, scenarios: Sequence[Scenario], positions: int, *, printed: bool) -> Program:
+def program_of(problem: Problem, packed: Packed, scenarios: Sequence[Scenario], positions: int) -> Program:
     """The program of a problem, with so many positions in each queue."""
     horizon_s = _horizon_s(problem, packed)
     builder = _Builder(problem=problem, packed=packed, positions=positions, horizon_s=horizon_s, model=pyo.ConcreteModel())
     builder.assign()
-    if printed:
-        cost = builder.printed(scenarios[0])
-    else:
-        cost = builder.front() + sum(builder.waiting(str(number), scenario) for number, scenario in enumerate(scenarios))
+    cost = builder.front() + sum(builder.waiting(str(number), scenario) for number, scenario in enumerate(scenarios))
     builder.model.cost = pyo.Objective(expr=cost, sense=pyo.minimize)
     return Program(model=builder.model, queues=problem.queues, seats=builder.seats())
 

@@ -11,10 +11,19 @@ from enum import StrEnum
 from qlm_core.errors import ConfigError
 from qlm_planner.exact.errors import SolverMissing, TooLarge
 from qlm_planner.exact.scenarios import Scenario, at_means
-from qlm_planner.exact.status import Status
 from qlm_planner.solver.packing import packed
 from qlm_planner.solver.problem import Costs, Orders, Problem
 from qlm_planner.solver.solving import evaluate
+
+SEATS_MAX = 20_000
+"""Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""
+
+
+class Status(StrEnum):
+    """OPTIMAL: proven, within the gap that was asked for. FEASIBLE: the best that was found in time."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
 
 
 class Solver(StrEnum):
@@ -24,16 +33,11 @@ class Solver(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`gap`: of the objective, relative, that counts as proven. `positions_max`: most groups on a queue; 0 for all. `printed`: equation 13
-    as printed in place of the design's objective. Raises ConfigError."""
+    """`gap`: of the objective, relative, that counts as proven. Raises ConfigError."""
 
     solver: Solver = Solver.HIGHS
     time_limit_s: float = 10.0
     gap: float = 1e-6
-    positions_max: int = 0
-    seats_max: int = 20_000
-    """Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""
-    printed: bool = False
 
     def __post_init__(self) -> None:
         if self.solver not in tuple(Solver):
@@ -68,17 +72,14 @@ def solve_exactly(problem: Problem, settings: Settings | None = None, scenarios:
     if able == 0:
         orders = Orders.of([[] for _ in range(problem.queues)])
         return _told(problem, orders, settings, Status.OPTIMAL, 0.0, 0.0, began_s)
-    positions = min(able, settings.positions_max or able)
-    if positions * problem.queues < able:
-        raise TooLarge(f"{able} groups do not fit on {problem.queues} queues of {positions} positions")
-    if able * problem.queues * positions > settings.seats_max:
-        raise TooLarge(f"{able} groups on {problem.queues} queues of {positions} positions: more than {settings.seats_max:,} seats")
+    if able * problem.queues * able > SEATS_MAX:
+        raise TooLarge(f"{able} groups on {problem.queues} queues: more than {SEATS_MAX:,} seats")
     try:
         from qlm_planner.exact.backends import BACKENDS
         from qlm_planner.exact.program import program_of  # late: Pyomo takes a second, and is an extra
     except ImportError as error:
         raise SolverMissing(f"Pyomo is not installed ({error}): pip install 'qlm-serving[planner]'") from error
-    program = program_of(problem, arrays, scenarios or at_means(problem), positions, printed=settings.printed)
+    program = program_of(problem, arrays, scenarios or at_means(problem), able)
     left_s = settings.time_limit_s - (time.perf_counter() - began_s)
     answer = BACKENDS[settings.solver](program.model, max(left_s, 0.1), settings.gap)
     return _told(problem, program.orders(), settings, answer.status, answer.objective, answer.bound, began_s)
@@ -90,7 +91,7 @@ def _told(
     gap = max(0.0, objective - bound) / max(abs(objective), 1e-9) if math.isfinite(bound) else math.inf
     return ExactlySolved(
         orders=orders,
-        cost=evaluate(problem, orders).cost,
+        cost=evaluate(problem, orders),
         solver=settings.solver,
         status=status,
         objective=objective,

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qlm_planner.solver.problem import Costs, Evaluation, Orders, Problem, ProblemError, Solved, Weights
+from qlm_planner.solver.problem import Costs, Orders, Problem, ProblemError, Solved, Weights
 
 if TYPE_CHECKING:
     from qlm_planner.solver.solving import construct, evaluate, improve, solve, warm_up
 
 __all__ = [
     "Costs",
-    "Evaluation",
     "Orders",
     "Problem",
     "ProblemError",

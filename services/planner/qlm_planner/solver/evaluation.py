@@ -1,8 +1,6 @@
-"""What orders cost, group by group."""
+"""What orders cost, in parts."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +26,13 @@ from qlm_planner.solver.packing import (
     WORK_WEIGHT,
     Packed,
 )
-from qlm_planner.solver.problem import Costs, Evaluation, Floats, Integers
+from qlm_planner.solver.problem import Costs, Floats, Integers
 
 (SUM_LATE, SUM_TARDINESS, SUM_SWAP, SWAPS, REDO, DISPLACED, STARVATION, SUM_COMPLETION, TOTAL) = range(9)
 
 
 @lean
-def _evaluate(
-    packed: Packed, first: NDArray[np.int64], groups: Integers, late: Floats, end: Floats, variances: Floats, sums: Floats
-) -> None:
+def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: Floats) -> None:
     weights = packed.weights
     for queue in range(len(first) - 1):
         before = -1
@@ -65,16 +61,13 @@ def _evaluate(
             own_variance, work_variance = packed.on_kind[kind, group, OWN_VARIANCE], packed.on_kind[kind, group, WORK_VARIANCE]
             requests = packed.group[group, REQUESTS]
             gap_s = start_s + own_s - packed.group[group, DEADLINE]
-            late[group], tardiness_s = lateness(gap_s, work_s - packed.group[group, SPREAD], variance + own_variance, work_variance)
-            sums[SUM_LATE] += requests * late[group]
+            late, tardiness_s = lateness(gap_s, work_s - packed.group[group, SPREAD], variance + own_variance, work_variance)
+            sums[SUM_LATE] += requests * late
             sums[SUM_TARDINESS] += requests * tardiness_s
             sums[SUM_COMPLETION] += requests * (start_s + own_s + 0.5 * work_s)
             sums[STARVATION] += packed.group[group, STARVING] * max(0.0, start_s + work_s + own_s - packed.group[group, STARVES])
             start_s += work_s
             variance += work_variance
-            # As a run ends: the sequences that start last run on side by side.
-            end[group] = start_s + max(own_s, packed.on_kind[kind, group, DRAIN])
-            variances[group] = variance + own_variance
             before = group
     sums[TOTAL] = (
         weights[LATE] * sums[SUM_LATE]
@@ -87,16 +80,10 @@ def _evaluate(
     )
 
 
-def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, count: Floats) -> Evaluation:
+def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers) -> Costs:
     """Orders that fit and are valid, with no group where it cannot be served."""
-    size = len(packed.model)
-    late, end, variance = np.full(size, math.nan), np.full(size, math.nan), np.full(size, math.nan)
     sums = np.zeros(TOTAL + 1)
-    _evaluate(packed, first, groups, late, end, variance, sums)
-    return Evaluation(cost=_costs(sums), late=late * count, end_s=end, end_variance=variance)
-
-
-def _costs(sums: Floats) -> Costs:
+    _evaluate(packed, first, groups, sums)
     return Costs(
         late=float(sums[SUM_LATE]),
         tardiness_s=float(sums[SUM_TARDINESS]),

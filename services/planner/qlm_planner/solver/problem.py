@@ -211,17 +211,6 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evaluation:
-    """`late` [G]: expected late requests, not weighed; `end_s`, `end_variance` [G]: completion of the whole group. NaN for groups that no
-    queue holds."""
-
-    cost: Costs
-    late: Floats
-    end_s: Floats
-    end_variance: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
     """`rule`: what made the orders, for people."""
 

@@ -16,7 +16,7 @@ from qlm_planner.solver.construction import constructed
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
-from qlm_planner.solver.problem import Evaluation, Integers, Orders, Problem, ProblemError, Solved
+from qlm_planner.solver.problem import Costs, Integers, Orders, Problem, ProblemError, Solved
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -45,8 +45,7 @@ class _Work:
         return cls(problem=problem, packed=packed(problem))
 
     def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
-        evaluation = evaluated(self.packed, first, groups, self.problem.count)
-        return Solved(orders=Orders(first=first, groups=groups), cost=evaluation.cost, rule=rule)
+        return Solved(orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups), rule=rule)
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
         size = self.problem.groups
@@ -67,14 +66,14 @@ class _Work:
         return found if found.cost.total < start.cost.total else start
 
 
-def evaluate(problem: Problem, orders: Orders) -> Evaluation:
+def evaluate(problem: Problem, orders: Orders) -> Costs:
     """Raises ProblemError for orders that do not fit, or have a group where it cannot be served."""
     work = _Work.of(problem)
     orders.checked(problem)
     kinds = np.repeat(work.packed.kind, np.diff(orders.first))
     if not work.packed.serves[kinds, orders.groups].all():
         raise ProblemError("orders: a group is on a queue that cannot serve it")
-    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.count)
+    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32))
 
 
 def construct(problem: Problem) -> Solved:
