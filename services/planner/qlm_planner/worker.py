@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.advising import Advice, AdviceFailedError
 from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
@@ -47,10 +47,6 @@ Answer = Callable[[Solved | SolveFailed], None]
 
 class WorkerGoneError(Exception):
     """The process died, or was ended for taking too long; the message says which."""
-
-
-class AdviceFailedError(Exception):
-    """There is no advice; the message says why."""
 
 
 @dataclass(slots=True)

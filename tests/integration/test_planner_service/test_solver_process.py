@@ -13,13 +13,13 @@ from typing import cast
 import numpy as np
 import pytest
 
-from qlm_planner.advice.advising import advise
+from qlm_planner.advice.advising import AdviceFailedError, advise
 from qlm_planner.advice.question import Kind, LoadClass, Member, Question, ServedClass
 from qlm_planner.effects import Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.solver import Problem
 from qlm_planner.solver_jobs import Choice
-from qlm_planner.worker import AdviceFailedError, SolverWorker
+from qlm_planner.worker import SolverWorker
 
 from .cluster import Cluster, until
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_planner.advice.advising import Advice, Option, advise
+from qlm_planner.advice.advising import Advice, AdviceFailedError, Option, advise
 from qlm_planner.advice.question import Miss, Question
 from qlm_planner.advice.watch import AdviceWatch
 from qlm_planner.metrics import PlannerMetrics
@@ -125,7 +125,7 @@ async def test_a_log_line_says_it_when_it_changes() -> None:
     assert said == 2 * [watch.latest.line]
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError("it died")])
+@pytest.mark.parametrize("error", [None, RuntimeError("a fault"), AdviceFailedError("it died")])
 async def test_it_pauses_for_as_long_as_it_took(error: Exception | None) -> None:
     """At most half of the time there is advice under way."""
     took_s, begun_s = 0.1, list[float]()

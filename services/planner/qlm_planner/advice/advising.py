@@ -21,6 +21,10 @@ HOPEFUL_MIN = 8
 """So many are tried in any case: a load of far more than the fleet serves shows nothing of the first ones."""
 
 
+class AdviceFailedError(Exception):
+    """There is no advice; the message says why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """So many more instances of one kind. `attainment`: expected with them; `enough`: that is the share asked for, or as much as any

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import structlog
 
-from qlm_planner.advice.advising import Advice
+from qlm_planner.advice.advising import Advice, AdviceFailedError
 from qlm_planner.advice.question import Question
 
 Work = Callable[[Question], Awaitable[Advice]]
-"""`advise`, where it keeps nobody waiting (`worker`)."""
+"""`advise`, where it keeps nobody waiting (`worker`). Raises AdviceFailedError."""
 
 
 class AdviceFigures(Protocol):
@@ -55,6 +55,8 @@ class AdviceWatch:
                     question = await asyncio.to_thread(self._ask)
                 if question is not None and question.worth_asking:
                     advice = await self._work(question)
+            except AdviceFailedError as error:
+                structlog.get_logger().warning("advice_failed", error=str(error))
             except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
                 structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
             took_s = clock() - began_s
