@@ -220,7 +220,7 @@ def _drawn(chance: np.random.Generator, *, one_model: bool, inside: bool) -> Cel
     a10 = gpu_kind == "mixed3" and any(spec.profile != "Mistral-7B" for spec in models)
     if a10 or model_count > MODELS_PER_INSTANCE_MAX * instances or (gpu_kind.startswith("mixed") and instances < len(GPUS[gpu_kind])):
         return None
-    classes = {"chat": _chat, "batch": _batch, "mixed": lambda: _mixed(patient_s, urgent_kind)}[mix]()
+    classes = _mixed(patient_s, urgent_kind) if mix == "mixed" else _chat() if mix == "chat" else _batch()
     if lengths == "long_outputs":
         classes = tuple(map(_stretched, classes))
     gpus = tuple(GPUS[gpu_kind][at % len(GPUS[gpu_kind])] for at in range(instances))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qlm_load.matrix.figures import CellRuns
     from qlm_load.matrix.runs import Task
 
-POLICIES = ("slo", "fcfs", "edf", "least_loaded", "shepherd")
+POLICIES = ("slo", "fcfs", "edf", "least_loaded", "shepherd", "batched")
 BATCHES = (32, 48, 64, 96)
 """Values of `batch_max` that the other policies also have with `--best`, beside the one that ships."""
 SEEDS, QUICK_SEEDS = "1-3", "1"
