@@ -11,12 +11,8 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from qlm_load import azure_shape
+from qlm_load.output_bounds import BOUNDED_TOKENS_MAX
 
-OUTPUT_BOUNDS = (512, 1_024, 4_096)
-"""Values of `max_tokens` that clients send: round, and known to hold their answers."""
-OUTPUT_BOUND_MARGIN = 1.25
-"""A client's bound is at least this x its answer."""
-OUTPUT_TOKENS_MAX = int(OUTPUT_BOUNDS[-1] / OUTPUT_BOUND_MARGIN)
 MEAN_SAMPLES = 4_096
 
 Tokens = npt.NDArray[np.int64]
@@ -68,7 +64,7 @@ def token_counts(name: str, levels: npt.NDArray[np.float64], context_tokens_max:
         else:
             prompt = azure_shape.input_tokens_at(prompt_level)
             output = azure_shape.output_tokens_at(output_level, prompt)
-        output = min(output, OUTPUT_TOKENS_MAX, context_tokens_max // 2)
+        output = min(output, BOUNDED_TOKENS_MAX, context_tokens_max // 2)
         prompts.append(max(2, min(prompt, context_tokens_max - output)))
         outputs.append(output)
     return np.array(prompts), np.array(outputs)
@@ -80,10 +76,3 @@ def mean_tokens(name: str, context_tokens_max: int) -> tuple[float, float]:
     levels = np.random.Generator(np.random.PCG64(0)).random((3, MEAN_SAMPLES))
     prompts, outputs = token_counts(name, levels, context_tokens_max)
     return float(prompts.mean()), float(outputs.mean())
-
-
-def output_bound(output_tokens: int, level: float) -> int:
-    """The `max_tokens` of a client whose answer has so many tokens: one of OUTPUT_BOUNDS with room, all equally likely. `level`: in [0, 1).
-    0, for none, where none has room."""
-    able = [bound for bound in OUTPUT_BOUNDS if bound >= OUTPUT_BOUND_MARGIN * output_tokens]
-    return able[int(level * len(able))] if able else 0
