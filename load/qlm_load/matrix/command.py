@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,12 +94,11 @@ def matrix(
         sys.exit(EXIT_FAILED)
 
 
-def _run_all(tasks: Sequence[Task], found: dict[str, CellRuns], processes: int, written: object) -> int:
+def _run_all(tasks: Sequence[Task], found: dict[str, CellRuns], processes: int, written: Callable[[], None]) -> int:
     """Runs them, most at a time as there are processes, and gives how many failed."""
     from qlm_load.matrix.runs import run
 
     progress, failed = Progress(), 0
-    assert callable(written)
     with ProcessPoolExecutor(max_workers=processes) as pool:
         of = {pool.submit(run, task): task for task in tasks}
         left = {key: sum(task.cell.key == key for task in tasks) for key in found}

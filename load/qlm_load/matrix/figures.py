@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -105,10 +105,9 @@ def document(found: Sequence[CellRuns], context: Mapping[str, object]) -> dict[s
     }
 
 
-def _over(found: Sequence[CellRuns], name: str, kind: str, fold: object) -> float | None:
-    assert callable(fold)
+def _over(found: Sequence[CellRuns], name: str, kind: str, fold: Callable[[Sequence[float]], float]) -> float | None:
     points = [margin.points for each in found if (margin := each.margin(name, kind)) is not None]
-    return round(float(fold(points)), 2) if points else None
+    return round(fold(points), 2) if points else None
 
 
 def _mean(points: Sequence[float]) -> float:

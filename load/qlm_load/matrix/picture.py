@@ -27,7 +27,7 @@ def write_picture(found: Sequence[CellRuns], path: Path) -> None:
     if not rivals:
         return
     with mpl.rc_context({"font.size": 8.0}):
-        figure = Figure(figsize=(5.0 + 1.5 * len(rivals), 1.2 + 0.26 * len(shown)), layout="constrained")
+        figure = Figure(figsize=(5.0 + 1.5 * len(rivals), max(3.2, 1.2 + 0.26 * len(shown))), layout="constrained")
         FigureCanvasAgg(figure)
         axes_of = figure.subplots(1, len(PANELS), sharey=True, squeeze=False)[0]
         for axes, (name, title) in zip(axes_of, PANELS, strict=True):
