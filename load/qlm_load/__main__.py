@@ -1,4 +1,4 @@
-"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, comparisons of policies, campaigns of kills, and the bench."""
+"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, comparisons of policies, campaigns of kills, benches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from qlm_load.campaign_command import campaign
 from qlm_load.compare_command import compare
 from qlm_load.demo_command import demo
 from qlm_load.demo_vllm_command import demo_vllm
+from qlm_load.matrix.command import matrix
 from qlm_load.picture.command import picture
 from qlm_load.replay_command import replay
 from qlm_load.simulate_command import simulate
@@ -28,6 +29,7 @@ main.add_command(picture)
 main.add_command(replay)
 main.add_command(simulate)
 main.add_command(compare)
+main.add_command(matrix)
 main.add_command(campaign)
 bench.add_command(agent)
 bench.add_command(estimator)

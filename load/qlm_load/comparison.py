@@ -65,6 +65,7 @@ NAMES = {
     "random": "random",
     "power_of_two": "power of two",
     "least_loaded": "least loaded",
+    "batched": "batched by model",
     "shepherd": "SHEPHERD",
 }
 """Of the policies (`planner.policy`)."""

@@ -104,7 +104,7 @@ class Replay:
             request.model,
             self._workload.prompt(request),
             slo_s=request.slo_s / self._settings.time_scale,
-            max_tokens=request.output_tokens,
+            max_tokens=request.output_tokens_max,
             temperature=0.0,
             request_id=request.request_id,
         )

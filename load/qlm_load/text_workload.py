@@ -44,6 +44,7 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
     requests, asked = [], []
     for index, (arrival_s, model, slo, (text_level, length_level)) in enumerate(sorted(drawn, key=lambda each: each[0])):
         least, most = ANSWER_TOKENS[slo.name]
+        output_tokens = least + int(length_level * (most - least + 1))
         text = texts[slo.name][int(text_level * len(texts[slo.name]))]
         asked.append(text)
         requests.append(
@@ -55,7 +56,8 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
                 slo_class=slo.name,
                 slo_s=slo.slo_s,
                 input_tokens=len(text.split()),
-                output_tokens=least + int(length_level * (most - least + 1)),
+                output_tokens=output_tokens,
+                output_tokens_max=output_tokens,  # real models, which end where they like, are held to what people would read
             )
         )
     sizes = {model.name: model.vocabulary_size for model in models}

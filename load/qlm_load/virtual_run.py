@@ -45,7 +45,7 @@ def simulated_run(
             model=request.model,
             prompt_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
-            output_tokens_max=request.output_tokens,  # as its client says in a live run
+            output_tokens_max=request.output_tokens_max,  # as its client says in a live run
             greedy=True,
             slo=Slo(kind=SloKind.COMPLETION, seconds=request.slo_s / time_scale),
             content=request.index,

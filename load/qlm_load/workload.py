@@ -21,6 +21,7 @@ from qlm.messages import Prompt
 from qlm_core.errors import ConfigError
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_load import azure_shape
+from qlm_load.output_bounds import output_bound
 from qlm_load.trace import Trace, TraceRow
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class ModelShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds."""
+    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds. `output_tokens_max`: what its client names as the
+    most, 0 for nothing."""
 
     index: int
     request_id: str
@@ -70,6 +72,7 @@ class WorkloadRequest:
     slo_s: float
     input_tokens: int
     output_tokens: int
+    output_tokens_max: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +165,12 @@ def make_workload(
         if abs(factor - 1) > 0.05:
             notes.append(f"arrivals scaled from {own_rate_per_s:.3g} to {rate_per_s:.3g} requests per trace second")
     levels = np.random.Generator(np.random.PCG64([seed, 0x6D6F])).random((len(trace.rows), 2)).tolist()
+    bound_levels = np.random.Generator(np.random.PCG64([seed, 0x626F])).random(len(trace.rows)).tolist()
     by_name = _model_map(trace, models)
     if by_name:
         notes.append("models mapped: " + ", ".join(f"{theirs} -> {ours.name}" for theirs, ours in by_name.items()))
     requests, cut = [], 0
-    for index, (row, (model_level, class_level)) in enumerate(zip(trace.rows, levels, strict=True)):
+    for index, (row, (model_level, class_level), bound_level) in enumerate(zip(trace.rows, levels, bound_levels, strict=True)):
         model = by_name[row.model] if row.model in by_name else pick(models, [m.share for m in models], model_level)
         slo = pick(*classes_of(model, classes), class_level)
         output_tokens = min(row.output_tokens, model.context_tokens_max // 2)
@@ -182,6 +186,7 @@ def make_workload(
                 slo_s=slo.slo_s,
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
+                output_tokens_max=output_bound(output_tokens, bound_level),
             )
         )
     if cut:

@@ -19,6 +19,7 @@ from qlm_load.bench.prompts import PROMPTS, PromptSource
 from qlm_load.bench.schedule import poisson_times, summary_ms
 from qlm_load.bench.span_sink import SpanCounts
 from qlm_load.bench.stream_worker import gaps_s
+from qlm_load.output_bounds import OUTPUT_BOUNDS
 
 KEYS = {
     "accepts_per_s",
@@ -97,7 +98,7 @@ def test_parts_are_chosen_by_their_own_name_or_by_a_key_of_theirs() -> None:
     assert {figure.part for figure in FIGURES} == set(PARTS)
 
 
-def test_requests_ask_for_their_length_and_say_it_to_the_gateway() -> None:
+def test_requests_ask_the_engine_for_a_length_that_no_other_process_is_told() -> None:
     source = PromptSource(seed=1, run_id="run", prompt_tokens=64, output_tokens=16, slo_s=20.0)
     prompts, stored = source.prompts(), source.admitted()
     assert len(prompts) == PROMPTS
@@ -106,7 +107,8 @@ def test_requests_ask_for_their_length_and_say_it_to_the_gateway() -> None:
     assert prompts == source.prompts()
     assert stored[3].tokens == prompts[3].tokens
     assert stored[3].admission.prompt_tokens == 64
-    assert stored[3].admission.output_tokens_max == 16
+    assert {each.sampling.max_tokens for each in prompts} == set(OUTPUT_BOUNDS), "none says how long its answer is"
+    assert stored[3].admission.output_tokens_max == prompts[3].sampling.max_tokens
     assert stored[3].admission.slo.seconds == 20.0
 
 

@@ -155,7 +155,7 @@ async def test_replays_every_request_once_and_checks_every_token() -> None:
     for request in workload.requests:
         sent = backend.requests[request.request_id]
         assert list(sent.tokens.ids) == workload.prompt_ids(request)
-        assert sent.sampling.max_tokens == request.output_tokens
+        assert sent.sampling.max_tokens == request.output_tokens_max
         assert sent.slo.seconds == request.slo_s
 
 

@@ -14,6 +14,7 @@ import pytest
 from qlm_core.errors import ConfigError
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_token, prompt_digest
 from qlm_load import azure_shape
+from qlm_load.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS, output_bound
 from qlm_load.trace import Trace, TraceRow
 from qlm_load.workload import SLO_CLASSES, ModelShare, Workload, generate_rows, make_workload
 
@@ -169,3 +170,13 @@ def test_the_same_seed_is_the_same_workload_in_another_process() -> None:
         )
         assert there.stdout.strip() == here
     assert fingerprint(make_workload(generate_rows(300, seed=12), MODELS, seed=12)) != here
+
+
+def test_no_client_names_the_length_of_its_answer() -> None:
+    workload = make_workload(generate_rows(2_000, 3), MODELS, 3, run_id="r")
+    for request in workload.requests:
+        assert request.output_tokens_max in (0, *OUTPUT_BOUNDS)
+        assert not request.output_tokens_max or request.output_tokens_max >= OUTPUT_BOUND_MARGIN * request.output_tokens
+    assert {request.output_tokens_max for request in workload.requests} == set(OUTPUT_BOUNDS)
+    assert output_bound(3_000, 0.99) == output_bound(3_000, 0.0) == 4_096
+    assert output_bound(3_300, 0.5) == 0, "none has room"

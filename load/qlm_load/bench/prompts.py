@@ -9,6 +9,7 @@ import numpy as np
 
 from qlm.api.v1.request_pb2 import SLO_KIND_COMPLETION, Admission, Request, SamplingParams, Slo, TokenPrompt
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_load.output_bounds import output_bound
 
 MODEL = "mistral-7b"
 PROFILE = "Mistral-7B"
@@ -36,15 +37,16 @@ class PromptSource:
     def prompts(self) -> Sequence[Request]:
         """Requests without an id, as clients send them."""
         generator = np.random.Generator(np.random.PCG64([self.seed, 0x70726F]))
+        bounds = np.random.Generator(np.random.PCG64([self.seed, 0x626F])).random(PROMPTS).tolist()
         ids = generator.integers(0, VOCABULARY_SIZE, size=(PROMPTS, self.prompt_tokens - 1), dtype=np.uint32)
         return [
             Request(
                 model=MODEL,
                 tokens=TokenPrompt(ids=[*row, LENGTH_TOKEN_BASE + self.output_tokens]),
-                sampling=SamplingParams(max_tokens=self.output_tokens, temperature=0.0),
+                sampling=SamplingParams(max_tokens=output_bound(self.output_tokens, level), temperature=0.0),
                 slo=Slo(kind=SLO_KIND_COMPLETION, seconds=self.slo_s),
             )
-            for row in ids.tolist()
+            for row, level in zip(ids.tolist(), bounds, strict=True)
         ]
 
     def admitted(self) -> Sequence[Request]:
@@ -52,6 +54,8 @@ class PromptSource:
         found = self.prompts()
         for request in found:
             request.tenant = "default"
-            admission = Admission(prompt_tokens=self.prompt_tokens, output_tokens_max=self.output_tokens, slo=request.slo)
+            room_tokens = CONTEXT_TOKENS_MAX - self.prompt_tokens
+            output_tokens_max = min(request.sampling.max_tokens or room_tokens, room_tokens)
+            admission = Admission(prompt_tokens=self.prompt_tokens, output_tokens_max=output_tokens_max, slo=request.slo)
             request.admission.CopyFrom(admission)
         return found

@@ -61,6 +61,9 @@ class PlannerSettings(Section):
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
     policy: Order = Field(DEFAULTS.order, description="slo: order by objectives; the others are to compare with.")
     seed: int = Field(DEFAULTS.seed, ge=0, description="Of the policies that pick by chance.")
+    stay_s: Weight = Field(
+        DEFAULTS.stay_s, description="Under policy batched, requests are overtaken only by those of other models that came within so long."
+    )
     overload: Overload = Field(
         DEFAULTS.overload,
         description="When no order meets the SLOs: best_effort: the cost decides who is late; edf: earliest deadline first; "

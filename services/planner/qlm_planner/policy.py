@@ -31,6 +31,7 @@ class Order(StrEnum):
     RANDOM = "random"
     POWER_OF_TWO = "power_of_two"
     LEAST_LOADED = "least_loaded"
+    BATCHED = "batched"
     SHEPHERD = "shepherd"
 
 
@@ -41,6 +42,8 @@ class Policy:
     order: Order = Order.SLO
     seed: int = 0
     """Of the policies that pick by chance."""
+    stay_s: float = 30.0
+    """Under BATCHED, requests are overtaken only by those of other models that came within so long: several loads of most models."""
     overload: Overload = Overload.BEST_EFFORT
     """What is done when no order meets the SLOs."""
     operations: tuple[str, ...] = ()

@@ -186,6 +186,86 @@ async def test_the_least_loaded_is_told_of_what_runs() -> None:
     assert (await waiting_on(world))["b"] == 4, "three wait there; on the other one five run"
 
 
+async def test_the_least_loaded_keeps_a_model_where_it_is_until_others_have_clearly_less() -> None:
+    world = world_of(Order.LEAST_LOADED)
+    await joined(world, ("a", "b"))
+    for model, count in (("alpha", 20), ("beta", 30), ("alpha", 40), ("beta", 5)):
+        await world.submit(model, slo_s=3600.0, count=count)
+        await world.settle()
+        if model == "alpha" and count == 20:
+            assert len(await world.pull("b", "alpha", 10)) == 10
+            await world.settle()
+    queues = await world.queues()
+    assert [len(dict.fromkeys(queue)) for queue in queues.values()].count(2) <= 1, "one of them serves nothing but alpha"
+
+
+def test_an_instance_without_the_model_is_taken_where_the_others_are_clearly_more_loaded() -> None:
+    assert LeastLoaded().choose(NAMES, "", {"a": 70, "b": 10, "c": 9, "d": 60}, ("a", "d")) == "d", "51 more"
+    assert LeastLoaded().choose(NAMES, "", {"a": 80, "b": 10, "c": 9, "d": 80}, ("a", "d")) == "c", "71 more, and 8 times as many"
+    assert LeastLoaded().choose(NAMES, "", {"a": 280, "b": 210, "c": 209, "d": 280}, ("a",)) == "a", "71 more, but 1.3 times as many"
+
+
+# Batched --------------------------------------------------------------------------------------------------------------
+
+
+async def test_batched_serves_a_model_after_the_other_and_each_in_the_order_of_arrival() -> None:
+    world = world_of(Order.BATCHED)
+    await joined(world, ["a"])
+    keys: dict[str, list[str]] = {"alpha": [], "beta": [], "gamma": []}
+    for number in range(18):
+        model = ("beta", "alpha", "gamma")[number % 3]
+        [key] = await world.submit(model, slo_s=(600.0, 5.0)[number % 2])
+        keys[model].append(key.request_id)
+        await world.settle()
+    assert await served(world, "a") == [*keys["beta"], *keys["alpha"], *keys["gamma"]]
+
+
+async def test_nobody_is_overtaken_by_who_came_later_than_the_stay() -> None:
+    world = world_of(Order.BATCHED, stay_s=10.0)
+    await joined(world, ["a"])
+    for model in ("alpha", "beta"):
+        await world.submit(model, slo_s=600.0)
+        await world.settle()
+    await world.advance(9.0)
+    await world.submit("alpha", slo_s=600.0)
+    await world.settle()
+    assert (await world.queues())["a"] == ["alpha", "beta"]
+    await world.advance(2.0)
+    await world.submit("alpha", slo_s=600.0)
+    await world.settle()
+    assert (await world.queues())["a"] == ["alpha", "beta", "alpha"]
+
+
+async def test_batched_stays_with_what_runs() -> None:
+    """Nobody of the model waits, and others do: its requests still go on until the others have waited for long."""
+    world = world_of(Order.BATCHED, stay_s=10.0)
+    await joined(world, ["a"])
+    await world.submit("alpha", slo_s=600.0)
+    await world.settle()
+    assert len(await world.pull("a", "alpha", 1)) == 1
+    await world.settle()
+    await world.submit("beta", slo_s=600.0)
+    await world.submit("alpha", slo_s=600.0)
+    await world.settle()
+    assert (await world.queues())["a"] == ["alpha", "beta"]
+    await world.pull("a", "alpha", 1)
+    await world.advance(11.0)
+    await world.submit("alpha", slo_s=600.0)
+    await world.settle()
+    assert (await world.queues())["a"] == ["beta", "alpha"]
+
+
+async def test_batched_spreads_one_model_evenly_and_keeps_others_apart() -> None:
+    world = world_of(Order.BATCHED)
+    await joined(world, ("a", "b"))
+    await world.submit("alpha", slo_s=3600.0, count=40)
+    await world.settle()
+    assert await waiting_on(world) == {"a": 20, "b": 20}
+    await world.submit("beta", slo_s=3600.0, count=30)
+    await world.settle()
+    assert sorted((await waiting_on(world)).values()) == [20, 50], "one swap, not two"
+
+
 # EDF ------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What load balancers do that know no times: in turn, by chance, the better of two by chance, and the shortest queue.
+"""Load balancers that know no times: in turn, by chance, the better of two by chance, and the shortest queue.
 
 Chance is a checksum of the seed and the request's queue id, so that replays, standbys and the simulator pick alike.
 """
@@ -16,7 +16,7 @@ from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line
 from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Home, Orders, Seating
-from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, loads_of
+from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_loaded_of, loads_of
 
 
 class Balancer(ABC):
@@ -27,11 +27,12 @@ class Balancer(ABC):
     fallbacks = 0
 
     @abstractmethod
-    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
-        """One of the instances, at least one, for a request or group of this id. `loads`: requests of each."""
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
+        """One of the instances, at least one, for a request or group of this id. `loads`: requests of each; `serving`: those that need no
+        other model for it than the one before it."""
 
     def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
-        return QueueEnds(board=board, estimates=estimates, picker=_Chosen(policy=self, loads=loads_of(board)))
+        return QueueEnds(board=board, estimates=estimates, picker=_Chosen(policy=self, board=board, loads=loads_of(board)))
 
     def home(self, lines: Sequence[Line], estimates: Estimates, group: Group, board: Board, now_s: float) -> Home | None:
         """Picked as for a request, with what `lines` hold; between the groups older and younger than it."""
@@ -39,7 +40,9 @@ class Balancer(ABC):
         if not able:
             return None
         loads = {name: line.slot.running + sum(term.count for term in line.terms) for name, line in able.items()}
-        return aged(able[self.choose(sorted(able), group.group_id, loads)], group, board)
+        ends = {name: line.terms[-1].model if line.terms else line.slot.active_model for name, line in sorted(able.items())}
+        serving = [name for name, model in ends.items() if model in ("", group.traits.key.model)]
+        return aged(able[self.choose(sorted(able), group.group_id, loads, serving)], group, board)
 
     def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
         return None
@@ -50,13 +53,20 @@ class _Chosen:
     """Counts what it picked, so that one batch is spread as single requests are."""
 
     policy: Balancer
+    board: Board
     loads: dict[str, int]
 
     def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
         by_name = {slot.facts.name: slot for slot in able}
-        name = self.policy.choose(list(by_name), facts.queue_id, self.loads)
+        serving = [name for name, slot in by_name.items() if self._end_model(slot) in ("", facts.model)]
+        name = self.policy.choose(list(by_name), facts.queue_id, self.loads, serving)
         self.loads[name] += 1
         return by_name[name]
+
+    def _end_model(self, slot: Slot) -> str:
+        """Of the last group on the queue, else the one that is active."""
+        queue = self.board.queues[slot.facts.name]
+        return self.board.groups[queue[-1]].traits.key.model if queue else slot.active_model
 
 
 @dataclass(slots=True)
@@ -65,7 +75,7 @@ class RoundRobin(Balancer):
 
     last: str = ""
 
-    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
         """The next one by name, among those that serve the model."""
         self.last = next((name for name in names if name > self.last), names[0])
         return self.last
@@ -77,7 +87,7 @@ class Chance(Balancer):
 
     seed: int = 0
 
-    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
         return names[draw(self.seed, key, 0) % len(names)]
 
 
@@ -87,17 +97,18 @@ class PowerOfTwo(Balancer):
 
     seed: int = 0
 
-    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
         first = draw(self.seed, key, 1) % len(names)
         second = (first + 1 + draw(self.seed, key, 2) % max(1, len(names) - 1)) % len(names)
         return min(names[first], names[second], key=lambda name: (loads[name], name))
 
 
 class LeastLoaded(Balancer):
-    """The one with the fewest requests that wait and run."""
+    """The one with the fewest requests that wait and run, first of those whose queue ends with the model, as a balancer in front of servers
+    that swap models would (`queue_ends.least_loaded_of`)."""
 
-    def choose(self, names: Sequence[str], key: str, loads: dict[str, int]) -> str:
-        return min(names, key=lambda name: (loads[name], name))
+    def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
+        return least_loaded_of(names, serving, loads)
 
 
 def draw(seed: int, key: str, number: int) -> int:

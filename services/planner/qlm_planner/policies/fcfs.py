@@ -37,7 +37,8 @@ class FirstStart:
     def pick(self, able: Sequence[Slot], facts: RequestFacts, alone: Group) -> Slot:
         """Costs O(instances)."""
         options = [(self.tails[slot.facts.name], self.estimates.term(slot, alone)) for slot in able]
-        tail, term = min(options, key=lambda each: each[0].start_s(each[1]))
+        # With a free seat everywhere all would start it at once: then the one that runs least.
+        tail, term = min(options, key=lambda each: (each[0].start_s(each[1]), each[0].slot.running))
         tail.append(term)
         return tail.slot
 

@@ -8,7 +8,7 @@ queue, and only one of its own kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,6 +58,20 @@ class QueueEnds:
 def loads_of(board: Board) -> dict[str, int]:
     """Requests that wait on each instance's queue or run there. Costs O(groups)."""
     return {name: slot.running + sum(group.waiting for group in board.queue_groups(name)) for name, slot in board.slots.items()}
+
+
+IMBALANCE_REQUESTS, IMBALANCE_RATIO = 64, 1.5
+"""An instance is clearly more loaded than another with so many requests more and so many times as many: the defaults by which SGLang's
+router leaves the instance with the right cache for the shortest queue."""
+
+
+def least_loaded_of(names: Sequence[str], serving: Sequence[str], loads: Mapping[str, int]) -> str:
+    """The one of `serving` with the fewest requests, unless one of all `names` has clearly fewer; where none serves, the one with the
+    fewest. `names` are at least one."""
+    least = min(names, key=lambda name: (loads[name], name))
+    near = min(serving, key=lambda name: (loads[name], name), default=least)
+    far = loads[near] - loads[least] > IMBALANCE_REQUESTS and loads[near] > IMBALANCE_RATIO * loads[least]
+    return least if far else near
 
 
 def position_by_age(queue: Sequence[str], group: Group, board: Board) -> int:

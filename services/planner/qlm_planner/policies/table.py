@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin
 from qlm_planner.policies.baseline import Baseline
+from qlm_planner.policies.batched import Batched
 from qlm_planner.policies.deadlines import Edf
 from qlm_planner.policies.fcfs import Fcfs
 from qlm_planner.policies.shepherd import Shepherd
@@ -27,5 +28,7 @@ def baseline_of(policy: Policy) -> Baseline | None:
             return PowerOfTwo(policy.seed)
         case Order.LEAST_LOADED:
             return LeastLoaded()
+        case Order.BATCHED:
+            return Batched()
         case Order.SHEPHERD:
             return Shepherd()
