@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.simulation.test_comparison import CLUSTER, workload
 
 from qlm_planner.policy import Order
 from qlm_sim.comparison import PlannedKill, simulate
 from qlm_sim.seed_run import run_seed
 from qlm_sim.server import SimServer
-from tests.simulation.test_comparison import CLUSTER, workload
 
 
 def try_all(server: SimServer) -> None:
