@@ -42,7 +42,7 @@ depend on besides its traits and the snapshot."""
 
 
 EngineKey = tuple[str, int, tuple[tuple[str, int, int, float], ...]]
-"""What an engine depends on besides the snapshot: the active model, how many run, and of each of their groups the count, band and deadline."""
+"""What an engine depends on besides the snapshot: the active model, how many run, and their groups: count, band and deadline of each."""
 
 Likeness = tuple[object, ...]
 """What all figures of an instance depend on: instances with equal ones serve alike."""
