@@ -38,6 +38,9 @@ class PlannedKill:
     down_s: float
 
 
+GARBAGE_OBJECTS = 50_000
+"""New objects after which a run looks for garbage: most of them are no cycles."""
+
 PROFILES_EVERY_S = 5.0
 """How often the estimator's findings are published and read in comparison runs, where nobody waits for them."""
 
@@ -275,11 +278,14 @@ def _coarse(instance: InstanceDescription, look_every_s: float) -> InstanceDescr
 
 @contextmanager
 def _old_objects_apart() -> Iterator[None]:
-    """What was there before the run, and stays, is not looked through for garbage again and again meanwhile."""
+    """What was there before the run, and stays, is not looked through for garbage meanwhile, and the rest seldom."""
+    thresholds = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
