@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from qlm_core.profile import HardwareProfile
 
@@ -44,11 +45,11 @@ class Way(StrEnum):
     OFFLOAD = "offload"  # its KV goes to host memory and comes back
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupant:
+class Occupant(NamedTuple):
     """A request that has a seat. `left_s`: expected until it ends. `kv_tokens`: what is free when it goes; `context_tokens`: what of it is
     written, and moved or computed again. `answered`: its SLO cannot be missed any more (its first token is made). `abortable`: it can be
-    continued faithfully from its tokens; `offloadable`: its KV is whole. `displacements`: how often it gave way."""
+    continued faithfully from its tokens; `offloadable`: its KV is whole. `displacements`: how often it gave way. (A tuple, since each look
+    makes one of every run.)"""
 
     run_id: str
     urgency: Urgency

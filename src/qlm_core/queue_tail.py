@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from qlm_core.distribution import Normal
+from qlm_core.distribution import FAR_DEVIATIONS, Normal
 from qlm_core.queue_model import DECODE, FULL_SHARE, LEFT, PERSISTENCE, PREFILL, SEATS, SEATS_SLACK, SUMS, VARIANCE
 from qlm_core.run_lengths import BASE, CHUNK, LONGEST, SHARED, STEP
 
@@ -26,6 +26,7 @@ class QueueTail:
     start_s: float = 0.0
     _full: deque[tuple[float, float]] = field(default_factory=deque)
     _full_seats: float = 0.0
+    _full_left: float = 0.0
     _longest_s: float = 0.0
     _like: float | None = None
     _held_s: float = 0.0
@@ -45,6 +46,9 @@ class QueueTail:
             tail._held_s = left[DECODE] if left[SEATS] >= FULL_SHARE else 0.0
         return tail
 
+    def copy(self) -> QueueTail:
+        return replace(self, ahead=list(self.ahead), _full=self._full.copy())
+
     def first_start_s(self, model: str, each: Sequence[float], swap_s: float, warm_s: float) -> float:
         """When the first request of a group behind all others would start; `each`, `swap_s`, `warm_s` as in `QueueColumns`."""
         if model != self.model:
@@ -57,7 +61,7 @@ class QueueTail:
             self.start_s = self._next_start_s(swap_s, warm_s)
             self.model, self.ahead = model, [0.0] * SUMS
             self._full.clear()
-            self._full_seats, self._longest_s, self._like, self._held_s = 0.0, 0.0, None, 0.0
+            self._full_seats, self._full_left, self._longest_s, self._like, self._held_s = 0.0, 0.0, 0.0, None, 0.0
             self._work_s, self._base_s, self._least_s, self._begun = 0.0, 0.0, 0.0, True
         if self._like is None:
             self._like = each[LEFT] / each[SEATS]
@@ -66,7 +70,8 @@ class QueueTail:
             self._work_s, self._begun = self.ahead[PREFILL] + self.ahead[DECODE] * share, True
         self._longest_s = max(self._longest_s, self._seat_wait_s(each, 0.0))
         others = max(0.0, count - 1.0)
-        self._longest_s = max(self._longest_s, self._seat_wait_s(each, others))
+        if others:
+            self._longest_s = max(self._longest_s, self._seat_wait_s(each, others))
         steps = max((self.ahead[PREFILL] + others * each[PREFILL]) / ends[CHUNK], self._longest_s / ends[STEP])
         self._work_s += count * (each[PREFILL] + ends[SHARED])
         self._base_s = max(self._base_s, ends[BASE] * (steps + ends[LONGEST]))
@@ -90,23 +95,30 @@ class QueueTail:
             in_flight_s = stays * self._held_s + (1.0 - stays) * in_flight_s
         work -= in_flight_s
         variance = self.ahead[VARIANCE] + others * each[VARIANCE]
-        return max(self._longest_s, Normal(work, variance).floored(0.0).mean)
+        if work < FAR_DEVIATIONS * math.sqrt(variance):
+            work = Normal(work, variance).floored(0.0).mean
+        return max(self._longest_s, work)
 
     def _in_flight_s(self, each: Sequence[float], own: float) -> float:
         """What the last full batch of seats holds, of which `own` are of the group itself."""
         each_left = each[LEFT] / each[SEATS]
         if own >= 1.0:
             return each_left
-        found, seats = own * each_left, own
-        for share, left in reversed(self._full):
-            if seats + share >= 1.0:
-                return found + (1.0 - seats) * left / share
-            seats, found = seats + share, found + left
-        return found + (1.0 - seats) * (each_left if self._like is None else self._like)
+        found, beyond = own * each_left + self._full_left, own + self._full_seats - 1.0
+        if beyond <= 0.0:
+            return found - beyond * (each_left if self._like is None else self._like)
+        for share, left in self._full:  # the oldest first
+            if share >= beyond:
+                return found - beyond * left / share
+            beyond, found = beyond - share, found - left
+        return own * each_left
 
     def _take(self, share: float, left: float) -> None:
         if share > 0.0:
             self._full.append((share, left))
             self._full_seats += share
+            self._full_left += left
         while self._full and self._full_seats - self._full[0][0] >= 1.0:
-            self._full_seats -= self._full.popleft()[0]
+            share, left = self._full.popleft()
+            self._full_seats -= share
+            self._full_left -= left

@@ -45,7 +45,8 @@ class KeptViews:
         self._kept = {}
         for group_id, record in groups.items():
             known = kept.get(group_id)
-            self._kept[group_id] = known if known is not None and known[0] is record else (record, group_view(record))
+            same = known is not None and (known[0] is record or known[0] == record)
+            self._kept[group_id] = known if known is not None and same else (record, group_view(record))
         return {group_id: view for group_id, (_, view) in self._kept.items()}
 
 

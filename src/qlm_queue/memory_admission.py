@@ -35,6 +35,7 @@ def accept(state: MemoryState, now_s: float, acceptance: Acceptance) -> AcceptRe
     state.requests[request.queue_id] = state.by_key[key] = state.by_number[request.number] = request
     state.unplaced[request.queue_id] = request
     state.unread.append(request.queue_id)
+    state.written.add(("arrivals", ""))
     state.add_expiry(request)
     state.live_by_tenant[key.tenant] += 1
     state.live_by_class[request.slo_class] += 1

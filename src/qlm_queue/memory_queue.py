@@ -237,7 +237,7 @@ class MemoryQueue:
         _check_batch(events)
         entry = events_entry(events)
         if entry:
-            self.state.events.add(self._now_s(), entry)
+            self.state.add_events(self._now_s(), entry)
             await self._notify()
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:

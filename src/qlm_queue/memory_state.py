@@ -157,7 +157,7 @@ class MemoryStream(Generic[Payload]):
 
 
 class MemoryState:
-    """All of one queue."""
+    """All of one queue. `written`: (kind, owner) of the streams that commands added to, until somebody clears it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -183,6 +183,7 @@ class MemoryState:
         self.control: dict[str, MemoryStream[ControlEntry]] = {}
         self.events: MemoryStream[bytes] = MemoryStream(bounds.events_max)
         self.profiles: tuple[int, bytes] = (0, b"")
+        self.written: set[tuple[str, str]] = set()
 
     def next_queue_id(self, now_s: float) -> str:
         milliseconds = int(now_s * 1000)
@@ -254,3 +255,8 @@ class MemoryState:
             return
         stream = self.control.setdefault(instance, MemoryStream(self.bounds.control_max))
         stream.add(now_s, ControlEntry(entry_id="", kind=kind, queue_id=queue_id, attempt=attempt))
+        self.written.add(("control", instance))
+
+    def add_events(self, now_s: float, entry: bytes) -> None:
+        self.events.add(now_s, entry)
+        self.written.add(("events", ""))

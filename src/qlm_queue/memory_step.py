@@ -72,8 +72,9 @@ class Step:
             if stream is None:
                 stream = self.state.frames[gateway] = MemoryStream(self.state.bounds.frames_max)
             stream.add(self.now_s, batch.SerializeToString())
+            self.state.written.add(("frames", gateway))
         if self._events.events:
-            self.state.events.add(self.now_s, self._events.SerializeToString())
+            self.state.add_events(self.now_s, self._events.SerializeToString())
 
     # Groups -----------------------------------------------------------------------------------------------------------
 

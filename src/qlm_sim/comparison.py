@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +37,9 @@ class PlannedKill:
     at_s: float
     down_s: float
 
+
+GARBAGE_OBJECTS = 50_000
+"""New objects after which a run looks for garbage: most of them are no cycles."""
 
 PROFILES_EVERY_S = 5.0
 """How often the estimator's findings are published and read in comparison runs, where nobody waits for them."""
@@ -122,7 +127,7 @@ def simulate(
     is called with the cluster, so many seconds after the start. The same arguments give the same result, everywhere. Raises ValueError for
     a kill of an unknown process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
-    with quiet_logs():
+    with quiet_logs(), _old_objects_apart():
         run = _Comparison(cluster, workload, policy, seed, sample_every_s, look_every_s)
         for kill in kills:
             run.plan(kill)
@@ -269,6 +274,19 @@ def _coarse(instance: InstanceDescription, look_every_s: float) -> InstanceDescr
         {"coalesce_s": max(agent.coalesce_s, 10 * look_every_s)}, {"tell_every_s": max(agent.simulated.tell_every_s, look_every_s)}
     )
     return replace(changed, wake_min_s=max(instance.wake_min_s, look_every_s))
+
+
+@contextmanager
+def _old_objects_apart() -> Iterator[None]:
+    """What was there before the run, and stays, is not looked through for garbage meanwhile, and the rest seldom."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _after_start(time_s: float) -> float:

@@ -34,7 +34,8 @@ class InstanceDescription:
 class ClusterDescription:
     """`planners`, `estimators`: processes of each role, of which one leads. `clock_skew_max_s`: how far a process may be off in what it
     takes for the server's clock. `profiles`: of its GPUs, None for those that come with QLM. `stream_buffer_tokens_max`: of a gateway, for
-    a reader that is slow."""
+    a reader that is slow. `predictions`: whether clients are told their expected wait. It decides only what is refused as late, and
+    takes up to a third of a run's time."""
 
     models: tuple[ModelSpec, ...]
     instances: tuple[InstanceDescription, ...]
@@ -47,4 +48,5 @@ class ClusterDescription:
     profiles_every_s: float = 1.0
     clock_skew_max_s: float = 0.0
     stream_buffer_tokens_max: int = 4_096
+    predictions: bool = True
     profiles: ProfileSnapshot | None = None

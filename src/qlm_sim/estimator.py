@@ -31,6 +31,13 @@ class ProcessClock(ServerClock):
         return self._process.now_s()
 
 
+class QuietShell(EstimatorShell):
+    """Nobody looks at its metrics."""
+
+    def _report_calibration(self) -> None:
+        """It would be worked out for them alone."""
+
+
 class SimEstimator:
     """One process over all its lives."""
 
@@ -52,7 +59,7 @@ class SimEstimator:
             renew_s=site.description.lease_renew_s,
             make_nonce=lambda: f"{process.name}-{site.new_id()}",
         )
-        shell = EstimatorShell(
+        shell = QuietShell(
             queue=queue,
             clock=ProcessClock(process, queue),
             election=roles,

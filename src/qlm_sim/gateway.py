@@ -144,8 +144,11 @@ class SimGateway:
         self._service = GatewayService(self._queue, catalogue, texts, entry, self._hub, watch, updates, site.gateway_metrics)
         process.spawn(self._read_frames())
         process.spawn(self._keep_time())
-        for loop in watch.loops().values():
-            process.spawn(loop)
+        for name, loop in watch.loops().items():
+            if name == "overview" and not site.description.predictions:
+                loop.close()
+            else:
+                process.spawn(loop)
 
     def kill(self) -> None:
         """SIGKILL: its clients see their connections end."""

@@ -29,7 +29,9 @@ READ_ONLY = frozenset(
         *BLOCK_ARGUMENT,
     }
 )
-"""Commands after which no blocked read finds anything new."""
+"""Commands that change nothing."""
+
+StreamKey = tuple[str, str]
 
 
 class Condition(Enum):
@@ -59,7 +61,7 @@ class SimServer:
         self._schedule = schedule
         self._busy_until_s = 0.0
         self._backlog: list[Exchange] = []
-        self._blocked: list[tuple[Exchange, float]] = []  # with the time at which it answers nothing
+        self._blocked: list[tuple[Exchange, float, StreamKey]] = []  # with the time at which it answers nothing
 
     def receive(self, exchange: Exchange) -> None:
         match self.condition:
@@ -84,7 +86,7 @@ class SimServer:
     def kill(self) -> None:
         """What it has answered, it keeps; what it has not read is lost."""
         self.condition = Condition.AWAY
-        left = [*self._backlog, *(exchange for exchange, _ in self._blocked)]
+        left = [*self._backlog, *(exchange for exchange, *_ in self._blocked)]
         self._backlog, self._blocked = [], []
         for exchange in left:
             self._refuse(exchange)
@@ -112,22 +114,27 @@ class SimServer:
         if command.name in BLOCK_ARGUMENT:
             if exchange.heard and not self._read(exchange, last=command.block_s <= 0.0):
                 until_s = self._schedule.now_s + command.block_s
-                self._blocked.append((exchange, until_s))
+                self._blocked.append((exchange, until_s, _read_key(command)))
                 self._schedule.at(until_s, lambda: self._unblock(exchange))
             return
         value, error = self._perform(exchange)
         exchange.answer(value, error)
-        if command.name not in READ_ONLY:
-            self._wake_readers()
+        self._wake_readers()
 
     def _wake_readers(self) -> None:
-        self._blocked = [
-            (exchange, until_s) for exchange, until_s in self._blocked if exchange.heard and not self._read(exchange, last=False)
-        ]
+        """Answers the reads of the streams that were written, in the order in which they came."""
+        written = self.queue.state.written
+        if written:
+            self._blocked = [
+                blocked
+                for blocked in self._blocked
+                if blocked[2] not in written or (blocked[0].heard and not self._read(blocked[0], last=False))
+            ]
+            written.clear()
 
     def _unblock(self, exchange: Exchange) -> None:
         """Its time is over, if it still waits."""
-        for place, (blocked, until_s) in enumerate(self._blocked):
+        for place, (blocked, until_s, _) in enumerate(self._blocked):
             if blocked is exchange and until_s <= self._schedule.now_s:
                 del self._blocked[place]
                 self._read(exchange, last=True)
@@ -169,6 +176,12 @@ def drive(coroutine: Coroutine[Any, Any, object]) -> object:
         result: object = end.value
         return result
     raise AssertionError(f"{coroutine} waits for something")
+
+
+def _read_key(command: Command) -> StreamKey:
+    """The stream that a blocking read waits on, as `MemoryState.written` names it."""
+    owner = command.args[0] if command.name in ("read_frames", "read_control") else ""
+    return command.name.removeprefix("read_"), owner
 
 
 def _found(value: object) -> bool:

@@ -54,6 +54,11 @@ def test_every_request_completes_with_its_times(order: str) -> None:
     assert any(sample.groups for sample in result.history)
 
 
+def test_without_predictions_nobody_is_told_a_wait() -> None:
+    result = simulate(replace(CLUSTER, predictions=False), workload(30), "slo")
+    assert all(outcome.told_wait_s is None and outcome.state is RequestState.COMPLETED for outcome in result.outcomes)
+
+
 def test_the_same_arguments_give_the_same() -> None:
     assert simulate(CLUSTER, workload(30), "slo") == simulate(CLUSTER, workload(30), "slo")
 

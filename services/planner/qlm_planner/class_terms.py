@@ -24,7 +24,6 @@ from qlm_planner.board import Board
 from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.tenants import weight_of
-from qlm_planner.terms import Engine
 from qlm_planner.timeline import (
     BAND,
     COUNT,
@@ -46,9 +45,6 @@ from qlm_planner.timeline import (
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-EngineKey = tuple[str, int, tuple[tuple[str, int], ...]]
-"""What an engine's row depends on besides the snapshot: the active model, how many run, and of which groups."""
 
 SIZES = 96
 """Sizes of prompts that are told apart: e^(96 * PROMPT_STEP) tokens are beyond every context."""
@@ -123,7 +119,6 @@ class ClassTerms:
     _traits: dict[str, int] = field(default_factory=dict)
     _slots: dict[str, int] = field(default_factory=dict)
     _kinds: dict[Likeness, int] = field(default_factory=dict)
-    _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _column_of: NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0, SIZES), -1, dtype=np.int32))
     _table: Floats = field(default_factory=lambda: np.zeros((ROWS, COLUMNS_FIRST)))
     _used: int = 0
@@ -237,16 +232,6 @@ class ClassTerms:
             warm[number, each] = True
         return warm
 
-    def engine(self, slot: Slot) -> Engine:
-        """`Estimates.engine`, kept while the same runs there."""
-        self._refresh()
-        runs = tuple((group_id, kept.count) for group_id, kept in slot.runners.items())
-        key = (slot.active_model, slot.running, runs)
-        kept = self._engines.get(slot.facts.incarnation)
-        if kept is None or kept[0] != key:
-            kept = self._engines[slot.facts.incarnation] = (key, self.estimates.engine(slot))
-        return kept[1]
-
     def alike(self, slots: Sequence[Slot]) -> list[int]:
         """A number for each instance, the same for those that serve alike."""
         self._refresh()
@@ -259,7 +244,6 @@ class ClassTerms:
             self._version = self.estimates.version
             self._slots.clear()
             self._kinds.clear()
-            self._engines.clear()
             self._forget_columns()
 
     def _forget_columns(self) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_core.clearing import giving_way
+from qlm_core.clearing import GivingWay, giving_way
 from qlm_core.distribution import Normal
 from qlm_core.group import MEGA, GroupKey
 from qlm_core.instance import InstanceFacts
@@ -22,7 +22,7 @@ from qlm_core.prediction import Service
 from qlm_core.prediction import service as service_of
 from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
-from qlm_core.queue_model import DECODE, PREFILL
+from qlm_core.queue_model import DECODE, PREFILL, REQUESTS
 from qlm_core.request import SloKind
 from qlm_planner.board import Board
 from qlm_planner.items import Group, Running, Slot
@@ -40,6 +40,9 @@ TermKey = tuple[str, int, int, int, float, float, float, int]
 """(incarnation, waiting, of these answered, prompt tokens, next deadline, seconds to the last one, least SLO, rank): what a group's terms
 depend on besides its traits and the snapshot."""
 
+
+EngineKey = tuple[str, int, tuple[tuple[str, int, int, float], ...]]
+"""What an engine depends on besides the snapshot: the active model, how many run, and their groups: count, band and deadline of each."""
 
 Likeness = tuple[object, ...]
 """What all figures of an instance depend on: instances with equal ones serve alike."""
@@ -66,6 +69,9 @@ class Estimates:
     _hardware: dict[tuple[InstanceFacts, str], HardwareProfile | None] = field(default_factory=dict)
     _services: dict[tuple[InstanceFacts, GroupKey, int], Service | None] = field(default_factory=dict)
     _terms: dict[str, tuple[TermKey, Term]] = field(default_factory=dict)
+    _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
+    _running: dict[tuple[str, str], tuple[Service, GivingWay]] = field(default_factory=dict)
+    _runs: dict[tuple[str, str, str, int, int, float], tuple[Sums | None, Term]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
     _drifting: dict[tuple[str, str], float] = field(default_factory=dict)
     _operations: tuple[Operation, ...] = ()
@@ -87,6 +93,9 @@ class Estimates:
         self._hardware.clear()
         self._services.clear()
         self._terms.clear()
+        self._engines.clear()
+        self._running.clear()
+        self._runs.clear()
         self.version += 1
         return begun
 
@@ -205,38 +214,61 @@ class Estimates:
         return workload.prompt_tokens_variance if workload.token_class == key.token_class else 0.0
 
     def engine(self, slot: Slot) -> Engine:
-        """What runs on an instance, by the classes of its groups; what gives way and ends is taken as any of its active model."""
+        """What runs on an instance, by the classes of its groups; what gives way and ends is taken as any of its active model. Kept while
+        the same runs there."""
+        runs = tuple([(group_id, kept.count, kept.band, kept.deadline_s) for group_id, kept in slot.runners.items()])
+        key = (slot.active_model, slot.running, runs)
+        kept = self._engines.get(slot.facts.incarnation)
+        if kept is None or kept[0] != key:
+            kept = self._engines[slot.facts.incarnation] = (key, self._engine(slot))
+        return kept[1]
+
+    def _engine(self, slot: Slot) -> Engine:
         hardware = self.hardware(slot.facts, slot.active_model)
         code = self.code(slot.active_model)
         if hardware is None or self._profiles is None or slot.running == 0:
             return Engine(active_model=slot.active_model, model_code=code)
-        workload = self._profiles.workload_for(slot.active_model, "", "")
-        running = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, slot.facts.batch_max)
-        way = giving_way(running, workload.prompt_tokens_mean, hardware)
+        running, way = self._running_as(slot.facts, slot.active_model, hardware)
         drain = running.drain(slot.running, full=True, behind=0.0)
+        runs = [self._run(slot, group_id, kept, running, way.displacement_s, hardware) for group_id, kept in sorted(slot.runners.items())]
+        parts = [left for left, _ in runs if left is not None]
+        told = sum(int(left[REQUESTS]) for left in parts)
+        parts.append(left_of(running, max(0, slot.running - told)))
+        requests, prefill_s, decode_s, variance, seats, batch_left_s = (math.fsum(values) for values in zip(*parts, strict=True))
         return Engine(
             active_model=slot.active_model,
             model_code=code,
-            left=self._left(slot, running),
+            left=(requests, prefill_s, decode_s, variance, seats, batch_left_s),
             drain_s=drain.mean,
             drain_variance=drain.variance,
             way=way,
-            runners=tuple(self._runner(code, kept, running, way.displacement_s, hardware) for _, kept in sorted(slot.runners.items())),
+            runners=tuple([term for _, term in runs]),
         )
 
-    def _left(self, slot: Slot, running: Service) -> Sums:
-        """What is left of all that runs: by the class of each group, or as of any request of the model where nobody knows who runs."""
-        parts: list[Sums] = []
-        told = 0
-        for _, kept in sorted(slot.runners.items()):
-            key = kept.traits.key
-            served = self._service(slot.facts, key, self._prompt_mean(key)) if key.model == slot.active_model else None
-            if served is not None:
-                parts.append(left_of(served, kept.count))
-                told += kept.count
-        parts.append(left_of(running, max(0, slot.running - told)))
-        requests, prefill_s, decode_s, variance, seats, batch_left_s = (math.fsum(values) for values in zip(*parts, strict=True))
-        return (requests, prefill_s, decode_s, variance, seats, batch_left_s)
+    def _running_as(self, facts: InstanceFacts, model: str, hardware: HardwareProfile) -> tuple[Service, GivingWay]:
+        """Any request of a model, and what its giving way takes."""
+        found = self._running.get((facts.incarnation, model))
+        if found is None:
+            assert self._profiles is not None
+            workload = self._profiles.workload_for(model, "", "")
+            running = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, facts.batch_max)
+            found = self._running[(facts.incarnation, model)] = (running, giving_way(running, workload.prompt_tokens_mean, hardware))
+        return found
+
+    def _run(
+        self, slot: Slot, group_id: str, kept: Running, running: Service, redo_s: float, hardware: HardwareProfile
+    ) -> tuple[Sums | None, Term]:
+        """What is left of the requests of a group that run, by its class (None where that is not known), and `_runner`."""
+        key = (slot.facts.incarnation, slot.active_model, group_id, kept.count, kept.band, kept.deadline_s)
+        found = self._runs.get(key)
+        if found is None:
+            if len(self._runs) >= CLASSES_MAX:
+                self._runs.clear()
+            group = kept.traits.key
+            served = self._service(slot.facts, group, self._prompt_mean(group)) if group.model == slot.active_model else None
+            left = None if served is None else left_of(served, kept.count)
+            found = self._runs[key] = (left, self._runner(self.code(slot.active_model), kept, running, redo_s, hardware))
+        return found
 
     def _prompt_mean(self, key: GroupKey) -> float:
         return 0.0 if self._profiles is None else self._profiles.workload_for(key.model, key.slo_class, key.token_class).prompt_tokens_mean

@@ -114,7 +114,7 @@ def lines_at_once(board: Board, made: ClassTerms) -> list[Line]:
     return [
         Line(
             slot=slot,
-            engine=made.engine(slot),
+            engine=made.estimates.engine(slot),
             terms=[made.estimates.kept_term(slot, group) for group in queue[:1]],
             columns=Columns(rows[:, begin:end]),
         )

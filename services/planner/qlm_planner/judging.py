@@ -46,7 +46,7 @@ def plan_costs(board: Board, made: ClassTerms, now_s: float, plans: Sequence[Map
             bounds.append(len(orders))
     sizes = np.diff(bounds)
     on = np.tile(np.arange(len(slots), dtype=np.int64), len(plans)).repeat(sizes)
-    engines = [made.engine(slot) for slot in slots] * len(plans)
+    engines = [made.estimates.engine(slot) for slot in slots] * len(plans)
     if not orders:
         return [Cost()] * len(plans)
     stand = columns.take(np.array(orders, dtype=np.int64))

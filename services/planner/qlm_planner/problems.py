@@ -82,7 +82,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
     np.cumsum([len(queue) for queue in queues], out=first[1:])
     heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
     swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
-    engines = [_engine_row(estimates.policy, made.engine(slot), names) for slot in slots]
+    engines = [_engine_row(estimates.policy, made.estimates.engine(slot), names) for slot in slots]
     lead_s, lead_variance, drain_s, drain_variance, clear_s, clear_cost, active = np.array(engines, dtype=np.float64).T
     problem = Problem(
         model=model.astype(np.int32),

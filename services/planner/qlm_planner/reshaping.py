@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class Reshaping:
-    """`change`: what is being carried out, chunk by chunk. `predicted`: cost of the plan at the last overview. `serving`: the
+    """`change`: what is being carried out, chunk by chunk. `serving`: the
     instances that served then, None before the first. `asks`: replans that were asked for; `working`: those that the change answers.
     `due`: why a replan is due at the next overview, whatever it shows. `held`: an answer of the solver that waits for the end of a change.
     `stalled`: a chunk was not applied; what becomes of the change is seen at the next overview. `unsettled`: groups came since the order
@@ -93,7 +93,8 @@ class Reshaping:
     fallback: Baseline = field(default_factory=EdfFallback)
     late_looks: int = 0
     change: Change | None = None
-    predicted: Cost = field(default_factory=Cost)
+    _predicted: Cost = field(default_factory=Cost)
+    _unpredicted: tuple[Board, float] | None = None
     serving: tuple[str, ...] | None = None
     asks: list[int] = field(default_factory=list)
     working: list[int] = field(default_factory=list)
@@ -114,6 +115,14 @@ class Reshaping:
     def of(cls, policy: Policy, estimates: Estimates, baseline: Baseline | None = None) -> Reshaping:
         terms = ClassTerms(estimates=estimates)
         return cls(policy=policy, terms=terms, solving=Solving(policy=policy, terms=terms), baseline=baseline)
+
+    @property
+    def predicted(self) -> Cost:
+        """Cost of the plan at the last overview, worked out for who asks first: nobody does for a policy that never reorders."""
+        if self._unpredicted is not None:
+            (board, now_s), self._unpredicted = self._unpredicted, None
+            self._predicted = plan_cost(board, self.terms, now_s)
+        return self._predicted
 
     @property
     def target(self) -> Target | None:
@@ -162,7 +171,7 @@ class Reshaping:
             self.held = self.change.answer
         self._drop_target(keep_asks=self.held is not None)
         reopened = board.take_reopened()
-        self.predicted = plan_cost(board, self.terms, now_s)
+        self._unpredicted = (board, now_s)
         self._see(board, now_s)
         baseline = self.deciding
         if self.attempts >= self.policy.apply_attempts_max:
@@ -282,7 +291,7 @@ class Reshaping:
 
     def _follow(self, baseline: Baseline, board: Board, estimates: Estimates, now_s: float, *, backlog: bool) -> None:
         """A comparison policy says what is ordered anew, where QLM would look for a better order."""
-        cause = PlanCause.ASKED if self.asks else None if backlog else self._replan_due(board, now_s)
+        cause = PlanCause.ASKED if self.asks else None if backlog or baseline.by_age else self._replan_due(board, now_s)
         if cause is None:
             return
         self.replanned_s = now_s
@@ -296,8 +305,9 @@ class Reshaping:
 
     def _see(self, board: Board, now_s: float) -> None:
         """Which instances serve now, and whether misses are expected."""
-        expects_misses = self.predicted.late >= MISS_REQUESTS
-        self.late_looks = min(2 * LATE_LOOKS_MIN, self.late_looks + 1) if expects_misses else max(0, self.late_looks - 1)
+        if self.baseline is None or not self.baseline.by_age or self.policy.overload is not Overload.BEST_EFFORT:
+            expects_misses = self.predicted.late >= MISS_REQUESTS
+            self.late_looks = min(2 * LATE_LOOKS_MIN, self.late_looks + 1) if expects_misses else max(0, self.late_looks - 1)
         serving = tuple(slot.facts.incarnation for _, slot in sorted(board.slots.items()) if slot.serving)
         if self.serving is None:
             # A new leader first goes on with the plan that it finds.

@@ -27,9 +27,9 @@ class Arrival:
     tracestate: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GroupRow:
-    """A group as the queue has it (`GroupRecord`)."""
+    """A group as the queue has it (`GroupRecord`). (Not frozen, as there.)"""
 
     group_id: str
     instance: str

@@ -166,7 +166,9 @@ def test_the_end_of_a_queue_is_that_of_its_timeline(active: str, models: Sequenc
     on = line(queue, made, active=active)
     for model in ("alpha", "beta"):
         new = made.term(on.slot, group(99, model, 600.0, 1))
-        tail = Tail.of(on.slot, on.engine, on.terms)
+        tail = Tail.of(on.slot, on.engine)
+        for term in on.terms:
+            tail.append(term)
         on_end = line([*queue, group(99, model, 600.0, 1)], made, active=active).timeline(START_S)
         assert tail.start_s(new) == pytest.approx(float(on_end.start_s[-1]))
 

@@ -7,7 +7,7 @@ section 2.4, insight 3). Times are means, added up: a group's work after the swa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.instance import UNASSIGNED
@@ -38,13 +38,18 @@ class DatedQueue:
     ends_s: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, slot: Slot, groups: Iterable[Group], estimates: Estimates, fixed: int = 0) -> DatedQueue:
+    def of(cls, slot: Slot, groups: Sequence[Group], estimates: Estimates, fixed: int = 0) -> DatedQueue:
         """With groups that stand there in this order already."""
         engine = estimates.engine(slot)
-        queue = cls(slot=slot, active_model=engine.active_model, left_s=engine.left_s)
-        for group in groups:
-            queue.insert(len(queue.terms), group, estimates.term(slot, group))
-        queue.fixed = fixed
+        queue = cls(
+            slot=slot,
+            active_model=engine.active_model,
+            left_s=engine.left_s,
+            fixed=fixed,
+            urgencies=[group.urgency for group in groups],
+            terms=[estimates.kept_term(slot, group) for group in groups],
+        )
+        queue._add_up(0)
         return queue
 
     def place(self, group: Group) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.queue_tail import QueueTail
@@ -18,11 +17,9 @@ class Tail:
     queue: QueueTail
 
     @classmethod
-    def of(cls, slot: Slot, engine: Engine, terms: Sequence[Term]) -> Tail:
-        tail = cls(slot=slot, queue=QueueTail.behind(engine.active_model, engine.left, engine.drain_s))
-        for term in terms:
-            tail.append(term)
-        return tail
+    def of(cls, slot: Slot, engine: Engine) -> Tail:
+        """Of a queue with no group."""
+        return cls(slot=slot, queue=QueueTail.behind(engine.active_model, engine.left, engine.drain_s))
 
     def start_s(self, term: Term) -> float:
         """When the first request of a group behind all others would start, in seconds from now."""
@@ -30,6 +27,12 @@ class Tail:
 
     def append(self, term: Term) -> None:
         self.queue.append(term.model, term.each, term.ends, term.count, self._swap_s(term), term.warm_s)
+
+    def with_term(self, term: Term) -> Tail:
+        """A copy with a group more."""
+        tail = Tail(slot=self.slot, queue=self.queue.copy())
+        tail.append(term)
+        return tail
 
     def _swap_s(self, term: Term) -> float:
         return term.warm_s if term.model in self.slot.warm_models else term.cold_s
