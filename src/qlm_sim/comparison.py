@@ -38,6 +38,9 @@ class PlannedKill:
     down_s: float
 
 
+RESULT_KEPT_S = 60.0
+"""The queue keeps results so long: they are judged at once."""
+
 GARBAGE_OBJECTS = 50_000
 """New objects after which a run looks for garbage: most of them are no cycles."""
 
@@ -154,7 +157,8 @@ class _Comparison:
         coarse = tuple(_coarse(each, look_every_s) for each in description.instances)
         self._workload = workload
         self._sample_every_s = sample_every_s
-        self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S), seed, policy)
+        bounds = replace(description.bounds, result_ttl_s=RESULT_KEPT_S)
+        self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S, bounds=bounds), seed, policy)
         self._cluster.server.watchers.append(self)
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}
@@ -223,7 +227,8 @@ class _Comparison:
         for key, stored in reversed(self._cluster.server.queue.state.terminals.items()):
             if key in self._ended:
                 break
-            self._ended[key] = Result.FromString(stored.record.result)
+            self._ended[key] = result = Result.FromString(stored.record.result)
+            result.ClearField("output_token_ids")
             self._states[key] = stored.record.state
 
     def _outcome(self, request: SimRequest) -> RequestOutcome:
@@ -280,6 +285,7 @@ def _coarse(instance: InstanceDescription, look_every_s: float) -> InstanceDescr
 def _old_objects_apart() -> Iterator[None]:
     """What was there before the run, and stays, is not looked through for garbage meanwhile, and the rest seldom."""
     thresholds = gc.get_threshold()
+    gc.collect()  # a run before this one
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
