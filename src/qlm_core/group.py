@@ -46,6 +46,18 @@ def slo_class(slo: Slo) -> str:
     return f"{2**exponent}s" if exponent >= 0 else f"1/{2**-exponent}s"
 
 
+def shortest_slo_s(slo_class: str) -> float:
+    """The SLO that all of a class exceed ("32s" is for more than 16 s); infinite for a class that is no time."""
+    text = slo_class.removesuffix("s")
+    if text == slo_class:
+        return math.inf
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1) / 2.0
+    except (ValueError, ZeroDivisionError):
+        return math.inf
+
+
 def token_class(prompt_tokens: int, expected_output_tokens: int = 0) -> str:
     """The prompt's class and, where the output was predicted at arrival, the predicted output's: "256" or "256/o64". It is fixed by what
     was accepted with the request, so it never changes while the request waits."""

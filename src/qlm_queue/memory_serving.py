@@ -17,6 +17,7 @@ from qlm_queue.values import (
     MODELS_AHEAD_GROUPS_MAX,
     Completion,
     Emission,
+    GroupBehind,
     HeadGroup,
     Lease,
     Owned,
@@ -58,12 +59,19 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
         pulled.append(_take(step, group, request, incarnation))
     step.send()
     looked_up = [state.groups[group_id] for group_id in group_ids[:MODELS_AHEAD_GROUPS_MAX]]
-    models = list(dict.fromkeys(group.model for group in looked_up))
     return PullResult(
         pulled=pulled,
         head=_head(state, looked_up[0]) if looked_up else None,
         blocked_tokens=blocked_tokens,
-        models_ahead=tuple(models[1:]),
+        behind=tuple(
+            GroupBehind(
+                model=group.model,
+                slo_class=group.meta.get("slo_class", ""),
+                slo_kind=group.meta.get("slo_kind", ""),
+                waiting=len(group.members),
+            )
+            for group in looked_up[1:]
+        ),
     )
 
 

@@ -168,8 +168,8 @@ class Queue(Protocol):
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         """Takes waiting requests of the first groups of the incarnation's virtual queue, as long as these are of `model`; counts the
-        attempt. "" pulls nothing. Ends expired ones as EXPIRED instead. Tells the head and the models ahead as they are after it. Raises
-        LeaseLost."""
+        attempt. "" pulls nothing. Ends expired ones as EXPIRED instead. Reports the head and the groups behind it as they are after it.
+        Raises LeaseLost."""
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
         """All that an incarnation owns: after a lost answer of `pull`, to find what it does not know of."""

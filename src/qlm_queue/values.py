@@ -256,16 +256,31 @@ class HeadGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBehind:
+    """A group behind the head of a virtual queue. `waiting`: its requests; the others as in its `meta`."""
+
+    model: str
+    slo_class: str
+    slo_kind: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
-    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0. `models_ahead`: the models of the
-    groups behind the head in the order of the queue, each once and without the head's, looked up over the first
-    `MODELS_AHEAD_GROUPS_MAX` groups."""
+    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0. `behind`: the groups behind the
+    head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
 
     pulled: Sequence[Pulled]
     head: HeadGroup | None
     blocked_tokens: int
-    models_ahead: tuple[str, ...]
+    behind: tuple[GroupBehind, ...]
+
+    @property
+    def models_ahead(self) -> tuple[str, ...]:
+        """The models of the groups behind the head in their order, each once and without the head's."""
+        head = () if self.head is None else (self.head.model,)
+        return tuple(dict.fromkeys((*head, *(group.model for group in self.behind))))[len(head) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm_agent.engine import ModelLoadFailed
 from qlm_agent.machine_settings import MachineSettings
@@ -22,7 +22,6 @@ from qlm_core.hardware_prior import why_none
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.instance import BATCH_MAX_DEFAULT, TIME_SCALE_MAX, TIME_SCALE_MIN, InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.operations.table import operations_of
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.slo_rules import PRIORITY_MAX
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
@@ -61,6 +60,11 @@ class AgentSettings(Section):
     engine: Literal["simulated", "vllm", "openai"] = Field("simulated", description="What generates the tokens.")
     models: tuple[str, ...] = Field((), description="Models that it serves. Empty: all that have a profile on its GPUs.")
     batch_max: Count = Field(BATCH_MAX_DEFAULT, description="Most requests that run at once.")
+    batch: Literal["auto", "slo", "max"] = Field(
+        "auto",
+        description="slo: fewer than batch_max run at once where more would be too slow for their SLOs; max: never; auto: slo under "
+        "planner.policy slo, max under the others.",
+    )
     lookahead_requests: int = Field(
         0, ge=0, le=1_000, description="Requests pulled beyond those that run, for the engine's policy to order."
     )
@@ -77,7 +81,6 @@ class AgentSettings(Section):
     slo_band: int = Field(
         0, ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="Priority band of requests with an SLO: the same as planner.slo_band."
     )
-    operations: tuple[str, ...] = Field((), description="LSOs beyond the five: batch_limit. The same as planner.operations.")
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
     heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
@@ -86,11 +89,13 @@ class AgentSettings(Section):
 
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
 
-    @field_validator("operations")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        operations_of(names)
-        return names
+
+class FollowedPolicy(BaseModel):
+    """The planner's setting that `agent.batch: auto` follows."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    policy: str = "slo"
 
 
 class AgentConfig(Section):
@@ -99,7 +104,15 @@ class AgentConfig(Section):
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it serves.")
     models: tuple[ModelSettings, ...] = Field((), description="The served models.")
     agent: AgentSettings = Field(default_factory=AgentSettings, description="This agent.")
+    planner: FollowedPolicy = Field(default_factory=FollowedPolicy, exclude=True)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="Logs and metrics.")
+
+    @model_validator(mode="after")
+    def _batch(self) -> AgentConfig:
+        if self.agent.batch != "auto":
+            return self
+        batch = "slo" if self.planner.policy == "slo" else "max"
+        return self.model_copy(update={"agent": self.agent.model_copy(update={"batch": batch})})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +195,7 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) ->
         warm_ahead=agent.warm_ahead,
         displacements_max=agent.displacements_max,
         offloaded_max_s=agent.offloaded_max_s,
-        operations=agent.operations,
+        batch_by_slo=agent.batch != "max",
     )
 
 

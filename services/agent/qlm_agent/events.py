@@ -34,9 +34,9 @@ class Message(StrEnum):
 class PulledRun:
     """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why it cannot be read, else "".
 
-    `deadline_s`: on the queue's clock, infinite for a strict priority; `first_token`: it bounds the first token only. `priority`: None for
-    requests with an SLO. `resumable`: prompt + output are enough to go on faithfully elsewhere. `displacements`: how often earlier attempts
-    were given back without having failed."""
+    `deadline_s`: on the queue's clock; `slo_s`: from acceptance to it; both infinite for a strict priority. `first_token`: it
+    bounds the first token only. `priority`: None for requests with an SLO. `resumable`: prompt + output are enough to go on faithfully
+    elsewhere. `displacements`: how often earlier attempts were given back without having failed."""
 
     run_id: str
     queue_id: str
@@ -46,6 +46,7 @@ class PulledRun:
     stored: int
     refusal: str = ""
     deadline_s: float = math.inf
+    slo_s: float = math.inf
     first_token: bool = False
     priority: int | None = None
     slo_class: str = ""
@@ -54,9 +55,19 @@ class PulledRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingGroup:
+    """A group of the virtual queue: a model, the class and kind of its SLO ("p<priority>" for a strict priority), requests that wait."""
+
+    model: str
+    slo_class: str
+    first_token: bool
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueHead:
     """The first group of the virtual queue (`qlm_queue.values.HeadGroup`). `first_deadline_s`, `first_token`, `priority`: as in PulledRun,
-    of its first waiting request."""
+    of its first waiting request. `behind`: the groups behind it in their order, as far as the pull looked."""
 
     group_id: str
     model: str
@@ -66,6 +77,7 @@ class QueueHead:
     first_token: bool = False
     priority: int | None = None
     slo_class: str = ""
+    behind: tuple[WaitingGroup, ...] = ()
 
 
 # The server --------------------------------------------------------------------------------------------------------------

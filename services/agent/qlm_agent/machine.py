@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import assert_never
 
+from qlm_agent.batch_size import BatchSize
 from qlm_agent.delivery import Delivery
 from qlm_agent.draining import Draining
 from qlm_agent.effects import AbortRuns, Effect, ForgetRun, PauseEngine, ResumeEngine, Stop
@@ -77,9 +78,10 @@ class AgentMachine:
         self.expectations = Expectations(settings.hardware)
         self.delivery = Delivery(self.runs, self._link, settings.coalesce_s)
         self._drain = Draining(settings, self.runs, self._link, self.delivery)
-        self.pulling = Pulling(settings, self.runs, self._link, self.expectations)
-        self.preempting = Preempting(settings, self.runs, self.delivery, self.expectations, self.operations)
-        self.restoring = Restoring(settings, self.runs, self.delivery, self.operations)
+        self.batch_size = BatchSize(settings, self.runs, self.expectations)
+        self.pulling = Pulling(settings, self.runs, self._link, self.expectations, self.batch_size)
+        self.preempting = Preempting(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
+        self.restoring = Restoring(settings, self.runs, self.delivery, self.operations, self.batch_size)
         weights_gb = self._weights_gb(settings.hardware)
         self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
         self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
@@ -147,6 +149,7 @@ class AgentMachine:
                 if self.pulling.pull_answered(event):
                     self.preempting.look_again()
                     for pulled in event.pulled:
+                        self.batch_size.pulled(pulled)
                         self._own(pulled, effects)
             case OwnedAnswered():
                 self._link.answered()
@@ -213,6 +216,7 @@ class AgentMachine:
 
     def _engine_told(self, now_s: float, event: EngineTold) -> None:
         seconds, tokens_told, model = 0.0, 0, ""
+        sequences = self.runs.running
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:
@@ -225,7 +229,7 @@ class AgentMachine:
             run.told_s = now_s
             self.delivery.produced(now_s, run, tokens)
         if tokens_told:
-            self.expectations.told(model, seconds, tokens_told)
+            self.expectations.told(model, seconds, tokens_told, sequences)
         for end in event.ended:
             self._engine_ended(end)
 
@@ -297,6 +301,7 @@ class AgentMachine:
 
     def _decide_service(self, now_s: float, effects: list[Effect]) -> None:
         swapping, pulling = self.swapping, self.pulling
+        self.batch_size.choose(now_s, swapping.active, pulling.head)
         head = pulling.head if pulling.head is not None and pulling.head.model in self._settings.models else None
         urgency = None if head is None else self.preempting.head_urgency(head)
         if not self.paused and not swapping.swapping_to and pulling.head_is_fresh:

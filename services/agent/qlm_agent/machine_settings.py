@@ -20,8 +20,8 @@ class MachineSettings:
     others as `hardware` says. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the band of requests with an SLO among
     those with strict priorities, as the planner has it. `host_kv_apart`: whether each model has host memory for KV of its own; else all
     share it. `evict`, `kv_swap`, `warm_ahead`: whether it does so. `displacements_max`: how often a request gives way to others.
-    `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at the head. `operations`: LSOs beyond the
-    five, by name."""
+    `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at the head. `batch_by_slo`: fewer than
+    `batch_max` requests run at once where more would be too slow for their SLOs."""
 
     models: tuple[str, ...]
     batch_max: int = 256
@@ -42,4 +42,4 @@ class MachineSettings:
     warm_ahead: bool = True
     displacements_max: int = 3
     offloaded_max_s: float = 300.0
-    operations: tuple[str, ...] = ()
+    batch_by_slo: bool = False

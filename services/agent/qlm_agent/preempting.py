@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qlm_agent.batch_size import BatchSize
 from qlm_agent.delivery import Delivery
 from qlm_agent.effects import AbortRuns, Effect, OffloadRuns
 from qlm_agent.events import QueueHead, RunsOffloaded
@@ -26,7 +27,13 @@ class Preempting:
     """`host_kv_capacity_tokens`: as the engine told last, 0 where it cannot offload."""
 
     def __init__(
-        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, expectations: Expectations, operations: Operations
+        self,
+        settings: MachineSettings,
+        runs: RunTable,
+        delivery: Delivery,
+        expectations: Expectations,
+        operations: Operations,
+        batch_size: BatchSize,
     ) -> None:
         self._settings = settings
         self._rule = Rule(displacements_max=settings.displacements_max)
@@ -34,6 +41,7 @@ class Preempting:
         self._delivery = delivery
         self._expectations = expectations
         self._operations = operations
+        self._batch_size = batch_size
         self._look_at_s: float | None = None
         self.host_kv_capacity_tokens = 0
 

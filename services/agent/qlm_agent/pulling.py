@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlm_agent.batch_size import BatchSize
 from qlm_agent.effects import Effect, Pull, ReadOwned
 from qlm_agent.events import PullAnswered, QueueHead
 from qlm_agent.expectations import Expectations
 from qlm_agent.machine_settings import MachineSettings
-from qlm_agent.operation_limits import OperationLimits
 from qlm_agent.runs import RunTable
 from qlm_agent.server_link import ServerLink
 
@@ -37,12 +37,14 @@ class _Call:
 class Pulling:
     """`head`: the first group of the virtual queue when it was last seen, None if it was empty; `models_ahead`: of the groups behind it."""
 
-    def __init__(self, settings: MachineSettings, runs: RunTable, link: ServerLink, expectations: Expectations) -> None:
+    def __init__(
+        self, settings: MachineSettings, runs: RunTable, link: ServerLink, expectations: Expectations, batch_size: BatchSize
+    ) -> None:
         self._settings = settings
         self._runs = runs
         self._link = link
         self._expectations = expectations
-        self._limits = OperationLimits(settings, runs, expectations)
+        self._batch_size = batch_size
         self._active = ""
         self.reset(0.0)
 
@@ -84,7 +86,8 @@ class Pulling:
         """The batch has no room for the head, which is of the active model, and the runs can make it."""
         if self._runs.running == 0:
             return False
-        seats, kv_tokens = self._room(kv_capacity_tokens)
+        # The agent's own limit gives nobody a reason to evict.
+        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
         return (seats < 1 or kv_tokens < max(1, self.blocked_tokens)) and not self._crowded(seats, kv_tokens)
 
     def _crowded(self, seats: int, kv_tokens: int) -> bool:
@@ -183,7 +186,7 @@ class Pulling:
         return self._pull(model, requests, kv_tokens) if requests > 0 and fits else None
 
     def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
-        return self._runs.room(self._limits.batch_max(self._active, self.head), kv_capacity_tokens)
+        return self._runs.room(self._batch_size.limit, kv_capacity_tokens)
 
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
         number = self._link.next_call()

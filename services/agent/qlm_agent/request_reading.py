@@ -4,18 +4,19 @@ the planner wrote of their groups."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
 from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
-from qlm_agent.events import PulledRun, QueueHead
+from qlm_agent.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
 from qlm_process.tracing import context_of
-from qlm_queue.values import HeadGroup, Pulled
+from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
 
 def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float, slo_band: int = 0) -> HeldRun:
@@ -65,6 +66,7 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         stored=stored,
         refusal=held.refusal,
         deadline_s=math.inf if slo is None else slo.deadline_s(pulled.accepted_s),
+        slo_s=math.inf if slo is None or slo.kind is SloKind.PRIORITY else slo.seconds,
         first_token=slo is not None and slo.kind is SloKind.FIRST_TOKEN,
         priority=slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else None,
         slo_class=held.slo_class,
@@ -73,8 +75,9 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
     )
 
 
-def read_head(head: HeadGroup | None) -> QueueHead | None:
-    """The head of the virtual queue as the machine sees it. A group whose record lacks its SLO has no deadline."""
+def read_head(head: HeadGroup | None, behind: Sequence[GroupBehind] = ()) -> QueueHead | None:
+    """The head of the virtual queue as the machine sees it, with the groups behind it. A group whose record lacks its SLO
+    has no deadline."""
     if head is None:
         return None
     meta = head.meta
@@ -88,6 +91,15 @@ def read_head(head: HeadGroup | None) -> QueueHead | None:
         first_token=meta.get("slo_kind") == SloKind.FIRST_TOKEN,
         priority=int(priority) if priority.removeprefix("-").isdecimal() else None,
         slo_class=meta.get("slo_class", ""),
+        behind=tuple(
+            WaitingGroup(
+                model=group.model,
+                slo_class=group.slo_class,
+                first_token=group.slo_kind == SloKind.FIRST_TOKEN,
+                waiting=group.waiting,
+            )
+            for group in behind
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qlm_agent.batch_size import BatchSize
 from qlm_agent.delivery import Delivery
 from qlm_agent.effects import AbortRuns, Effect, RestoreRuns
 from qlm_agent.events import RunsRestored
@@ -28,11 +29,14 @@ FIRST_OF_ALL = Urgency(-1_000_000, -math.inf)
 class Restoring:
     """See the module."""
 
-    def __init__(self, settings: MachineSettings, runs: RunTable, delivery: Delivery, operations: Operations) -> None:
+    def __init__(
+        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, operations: Operations, batch_size: BatchSize
+    ) -> None:
         self._settings = settings
         self._runs = runs
         self._delivery = delivery
         self._operations = operations
+        self._batch_size = batch_size
         self._retry_at_s: float | None = None
 
     @property
@@ -89,7 +93,7 @@ class Restoring:
         if not self._runs.offloaded() or (self._retry_at_s is not None and now_s < self._retry_at_s):
             return []
         self._retry_at_s = None
-        seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
+        seats, kv_tokens = self._runs.room(self._batch_size.limit, kv_capacity_tokens)
         alone = self._runs.running == 0 and seats > 0 and (kv_tokens > 0 or not self._runs.others_kv_tokens)
         chosen: list[Run] = []
         for run in sorted(self._runs.offloaded(), key=lambda run: (self.urgency(now_s, run), run.queue_id)):

@@ -160,7 +160,7 @@ class ServerCalls:
         return PullAnswered(
             call=effect.call,
             pulled=self._take(result.pulled, began_s),
-            head=read_head(result.head),
+            head=read_head(result.head, result.behind),
             blocked_tokens=result.blocked_tokens,
             models_ahead=result.models_ahead,
         )

@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from qlm_core.model import ModelSpec
-from qlm_core.operations.table import operations_of
 from qlm_core.overload import Overload
 from qlm_planner.policy import Order, Policy, TokenClasses
 from qlm_planner.solver_jobs import Choice
@@ -68,9 +67,6 @@ class PlannerSettings(Section):
         DEFAULTS.overload,
         description="When no order meets the SLOs: best_effort: the cost decides who is late; edf: earliest deadline first; "
         "shed: fail what would be late anyway, lowest value first; refuse: gateways refuse what would be late.",
-    )
-    operations: tuple[str, ...] = Field(
-        (), description="LSOs beyond the five that agents carry out: batch_limit. The same as agent.operations."
     )
     delta: Seconds = Field(DEFAULTS.delta, description="A group holds at most delta x the average batch of its instance.")
     group_service_fraction: Seconds = Field(
@@ -134,12 +130,6 @@ class PlannerSettings(Section):
         if len({tenant.name for tenant in tenants}) != len(tenants):
             raise ValueError("every tenant comes once")
         return tenants
-
-    @field_validator("operations")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        operations_of(names)
-        return names
 
 
 class PlannerConfig(Section):

@@ -16,8 +16,6 @@ from qlm_core.group import MEGA, GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import longest_among
 from qlm_core.model import ModelSpec
-from qlm_core.operations.operation import Means, Operation, Situation, effect_of, shortest_slo_s
-from qlm_core.operations.table import operations_of
 from qlm_core.prediction import Service
 from qlm_core.prediction import service as service_of
 from qlm_core.prediction_service import longest_of
@@ -74,10 +72,6 @@ class Estimates:
     _runs: dict[tuple[str, str, str, int, int, float], tuple[Sums | None, Term]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
     _drifting: dict[tuple[str, str], float] = field(default_factory=dict)
-    _operations: tuple[Operation, ...] = ()
-
-    def __post_init__(self) -> None:
-        self._operations = operations_of(self.policy.operations)
 
     @property
     def ready(self) -> bool:
@@ -324,6 +318,14 @@ class Estimates:
         """GPUs and how many of them an instance has, of all that the profiles know."""
         return [] if self._profiles is None else sorted({(row.gpu, row.n_gpu) for row in self._profiles.hardware if not row.instance})
 
+    def step_s(self, slot: Slot, key: GroupKey, prompt_tokens: float, sequences: float) -> float:
+        """Seconds of a step of so many requests like those of a class, prefills included (`qlm_core.batch_size`); infinite where the
+        instance does not serve them."""
+        served = self._service(slot.facts, key, prompt_tokens)
+        if served is None:
+            return math.inf
+        return served.step_base_s + sequences * (served.sequence_s + served.prefill_work_s / served.output.mean)
+
     def service(self, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> Service | None:
         """How an instance serves requests of a class; None where it cannot."""
         return self._service(facts, key, prompt_tokens)
@@ -342,12 +344,7 @@ class Estimates:
             else:
                 output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
                 mean_tokens = math.exp(size * PROMPT_STEP)
-                means = Means(hardware=hardware, batch_max=facts.batch_max)
-                if self._operations:
-                    slo_s = shortest_slo_s(key.slo_class)
-                    situation = Situation(model=key.model, slo_kind=key.slo_kind, slo_s=slo_s, prompt_tokens=mean_tokens, output=output)
-                    means = effect_of(self._operations, situation, means)
                 self._services[index] = service_of(
-                    mean_tokens, output, means.hardware, means.batch_max, prompt_variance=self._prompt_variance(key)
+                    mean_tokens, output, hardware, facts.batch_max, prompt_variance=self._prompt_variance(key)
                 )
         return self._services[index]

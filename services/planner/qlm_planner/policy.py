@@ -46,8 +46,6 @@ class Policy:
     """Under BATCHED, requests are overtaken only by those of other models that came within so long: several loads of most models."""
     overload: Overload = Overload.BEST_EFFORT
     """What is done when no order meets the SLOs."""
-    operations: tuple[str, ...] = ()
-    """LSOs beyond the five, by name (`qlm_core.operations`): as the agents have them."""
     shed_max: int = 50
     """Most requests that are shed in `shed_every_s`: the load is measured again before more go."""
     shed_every_s: float = 1.0

@@ -5,7 +5,7 @@ local function owns(record, id, incarnation, attempt)
 end
 
 -- What a virtual queue begins with: the head group (id, waiting, acceptance of its first waiting request in ms, its record) or an empty
--- table, and the other models of the groups behind it, in order.
+-- table, and of the groups behind it: model, SLO class, SLO kind, how many wait.
 local function head_answer(prefix, list)
   local gids = redis.call('LRANGE', list, 0, MODELS_AHEAD_GROUPS_MAX - 1)
   if #gids == 0 then return {}, {} end
@@ -14,13 +14,13 @@ local function head_answer(prefix, list)
   local head = {
     gids[1], ON .. string.match(list, ':vq:(.*)$'), redis.call('ZCARD', members), integer(read_request(hash_key).accepted_ms), redis.call('HGETALL', meta),
   }
-  local models, seen = {}, { [redis.call('HGET', meta, 'model') or ''] = true }
+  local behind = {}
   for index = 2, #gids do
-    local model = redis.call('HGET', prefix .. ':group_meta:' .. gids[index], 'model') or ''
-    if not seen[model] then models[#models + 1] = model end
-    seen[model] = true
+    local its_members, its_meta = group_keys(prefix, gids[index])
+    for _, field in ipairs(redis.call('HMGET', its_meta, 'model', 'slo_class', 'slo_kind')) do behind[#behind + 1] = field or '' end
+    behind[#behind + 1] = redis.call('ZCARD', its_members)
   end
-  return head, models
+  return head, behind
 end
 
 -- What a pull makes of the state of a waiting request, with the `s` that it writes.
@@ -74,7 +74,7 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
 end
 
 -- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, owned aside, Result of expired requests
--- answer: blocked tokens, head group and models ahead (`head_answer`), then seven strings of each request, as in `live_answer` with the
+-- answer: blocked tokens, head group and groups behind it (`head_answer`), then seven strings of each request, as in `live_answer` with the
 --         progress, but flat: a table for each costs the server a third of its answer
 local function pull(keys, args)
   local prefix = keys[1]

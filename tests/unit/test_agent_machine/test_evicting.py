@@ -78,14 +78,14 @@ def test_kv_for_the_head_and_no_more() -> None:
         "start 2",
         "pull m x100",
     ]
-    t.answer_pull(head=group("m", name="batch", prompt=4_500), blocked=4_712)
+    t.answer_pull(head=group("m", name="batch", prompt=4_500), blocked=4_713)
     t.at(0.1).produce(("1", 1), ("2", 1))
     t.answer_items("emit", DONE, DONE)
     assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull m x100"]
     head = group("m", name="urgent", prompt=3_000, due=3.0)
-    assert t.answer_pull(head=head, blocked=3_212) == ["abort 1", "pull m x100", "give back 1 evicted"]
+    assert t.answer_pull(head=head, blocked=3_213) == ["abort 1", "pull m x100", "give back 1 evicted"]
     assert t.pull is not None
-    assert t.pull.kv_tokens == CAPACITY - 4_712
+    assert t.pull.kv_tokens == CAPACITY - 4_713
 
 
 def test_the_more_urgent_are_left() -> None:

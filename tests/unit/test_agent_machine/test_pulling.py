@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlm_agent.events import Message, Outcome, Told
 
-from .transcript import CAPACITY, Transcript, ended, pulled
+from .transcript import CAPACITY, Transcript, ended, group, profile, pulled
 
 DONE = Outcome.DONE
 
@@ -58,7 +60,7 @@ def test_budget_is_what_the_predicted_need_of_the_running_leaves() -> None:
     assert t.pull is not None
     assert t.pull.kv_tokens == CAPACITY
     reserve = t.pull.output_reserve_tokens
-    assert reserve == 212  # the stated prior of a model without data
+    assert reserve == 213  # the stated prior of a model without data
     t.answer_pull(pulled("1", prompt=300), pulled("2", prompt=50, output_max=10), head="m")
     assert t.pull.kv_tokens == CAPACITY - (300 + reserve) - (50 + 10)  # never more than a request may produce
 
@@ -80,14 +82,14 @@ def test_expected_output_follows_what_ends() -> None:
     for number in range(100):
         t.end(ended(str(number), 10))
     assert 10 < t.machine.expectations.output_tokens("m") < 60
-    assert t.machine.expectations.output_tokens("n") == 212  # another model's is its own
+    assert t.machine.expectations.output_tokens("n") == 213  # another model's is its own
 
 
 def test_blocked_by_kv_until_enough_is_free() -> None:
     t = Transcript()
     t.serve()
     big = [pulled(str(number), prompt=4000) for number in (1, 2)]
-    assert t.answer_pull(*big, head="m", blocked=4212) == ["start 1", "start 2"]  # 4,212 more do not fit
+    assert t.answer_pull(*big, head="m", blocked=4213) == ["start 1", "start 2"]  # 4,213 more do not fit
     assert t.produce(("1", 1)) == ["emit 1[0:1]"]
     assert t.end(ended("2", 3))[0] == "pull m x100"
 
@@ -147,3 +149,23 @@ def test_what_is_owned_is_compared_now_and_then() -> None:
     assert t.wake() == ["read owned"]
     assert t.now_s == 15.0
     assert t.answer_owned(pulled("9")) == ["start 9"]
+
+
+def test_fewer_run_at_once_where_more_would_be_late() -> None:
+    """Outputs of 213 tokens, ten a second, due within 20 s: each of 100 at once would take 20 s, 0.9 ms a step for each of them."""
+    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=0.9)}
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
+    t.serve()
+    runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
+    head = replace(group("m", prompt=10, waiting=40, due=24.0), slo_class="32s")
+    t.at(4.0).answer_pull(*runs, head=head)
+    limit = t.machine.batch_size.limit
+    assert 40 < limit < 100
+    assert t.pull is not None
+    assert t.pull.requests_max == limit - 40
+    t.at(5.0).answer_pull(head=replace(head, first_deadline_s=4.0))
+    unlimited = Transcript(batch_max=256, hardware=hardware)
+    unlimited.serve()
+    unlimited.at(4.0).answer_pull(*runs, head=head)
+    assert unlimited.pull is not None
+    assert unlimited.pull.requests_max == 100
