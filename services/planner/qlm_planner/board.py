@@ -18,6 +18,8 @@ from qlm_planner.group_meta import band_of, from_meta, order_of
 from qlm_planner.items import USUAL, Group, Slot
 from qlm_planner.snapshot import GroupRow, Snapshot
 
+BATCH_LOOK = 64
+
 
 @dataclass(slots=True, kw_only=True)
 class Board:
@@ -43,6 +45,16 @@ class Board:
     def queue_groups(self, instance: str) -> list[Group]:
         """The open groups of a virtual queue, first served first."""
         return [self.groups[group_id] for group_id in self.queues.get(instance, ())]
+
+    def in_batch(self, slot: Slot) -> int:
+        """Requests that run on an instance or wait for its active model at the front of its queue, of BATCH_LOOK groups at the most."""
+        count = slot.running
+        for group_id in self.queues.get(slot.facts.name, ())[:BATCH_LOOK]:
+            group = self.groups[group_id]
+            if group.traits.key.model != slot.active_model:
+                break
+            count += group.waiting
+        return count
 
     def successor(self, group: Group) -> str:
         """The group behind an open one on its queue, "" for the last."""

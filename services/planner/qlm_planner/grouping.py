@@ -16,7 +16,7 @@ from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place, lines_at_once
-from qlm_planner.items import Group
+from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import tier_of
@@ -24,6 +24,8 @@ from qlm_planner.snapshot import Arrival
 
 SPREAD_MIN_S = 0.1
 """Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
+CROWDED = 1.1
+"""Steps that differ by less are alike: else each request would open a group."""
 OVERTAKEN_LOOK = 32
 """Groups behind an open one, and from the head of its queue, among which those are looked for that a request would overtake."""
 
@@ -140,10 +142,25 @@ class Grouping:
         limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
+        if self._crowded(group, slot, board, estimates):
+            return False
         if math.isinf(group.traits.slo_s):
             return True  # priorities, and those that may take any time
         spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
         return abs(facts.deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, facts, board)
+
+    def _crowded(self, group: Group, slot: Slot | None, board: Board, estimates: Estimates) -> bool:
+        """A step takes clearly longer on the group's instance than on another one that serves its model now."""
+        key = group.traits.key
+        if slot is None or slot.active_model != key.model:
+            return False
+        prompt_tokens = group.waiting_prompt_tokens / max(1, group.waiting)
+
+        def step_s(each: Slot) -> float:
+            return estimates.step_s(each, key, prompt_tokens, board.in_batch(each) + 1)
+
+        others = [each for each in board.slots.values() if each is not slot and each.serving and each.active_model == key.model]
+        return step_s(slot) > CROWDED * min(map(step_s, others), default=math.inf)
 
     def _overtakes(self, group: Group, facts: RequestFacts, board: Board) -> bool:
         """Whether a request that joins a group would come before others of its model and SLO class that came much earlier. A group may

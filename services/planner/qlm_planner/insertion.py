@@ -65,6 +65,11 @@ class Line:
         """Its head is being served, or will be before anything else can be."""
         return bool(self.terms)
 
+    def goes_on(self, model: str, position: int) -> bool:
+        """The active model serves a group there, without a model swap before."""
+        ahead = self.columns.model[:position]
+        return self.engine.active_model == model and bool((ahead == self.engine.model_code).all())
+
     def timeline(self, now_s: float) -> Timeline:
         return timeline(self.engine, self.columns, now_s)
 
@@ -81,8 +86,10 @@ class Line:
 
 
 def best_place(lines: Sequence[Line], estimates: Estimates, group: Group, now_s: float) -> Place | None:
-    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the earlier end, then the first
-    line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model active."""
+    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the earlier end, then the first line.
+    Where the place is in a batch that goes on (`Line.goes_on`), it is the one of those batches with the fastest step: a request in a batch
+    slows all others, which the cost of an order does not have. Of many lines only the shortest `lines_max` are tried, and as many of those
+    that have the model active."""
     model = group.traits.key.model
     able = [line for line in lines if estimates.can_serve(line.slot, model)]
     most = estimates.policy.lines_max
@@ -92,7 +99,20 @@ def best_place(lines: Sequence[Line], estimates: Estimates, group: Group, now_s:
         chosen = {id(line) for line in (*by_work[:most], *at_hand)}
         able = [line for line in able if id(line) in chosen]
     tried = best_in_lines([(line, estimates.term(line.slot, group)) for line in able], estimates.policy, now_s)
-    return min(tried, key=lambda place: (place.added_cost, place.end_s), default=None)
+    best = min(tried, key=lambda place: (place.added_cost, place.end_s), default=None)
+    beside = [place for line, place in zip(able, tried, strict=True) if line.goes_on(model, place.position)]
+    if best not in beside:
+        return best
+    by_name = {line.slot.facts.name: line for line in able}
+    return min(beside, key=lambda place: (_step_s(by_name[place.instance], estimates, group), place.added_cost, place.end_s))
+
+
+def _step_s(line: Line, estimates: Estimates, group: Group) -> float:
+    """A step of the batch that a group joins, with all that waits of the first run."""
+    columns = line.columns
+    others = columns.model != line.engine.model_code
+    sequences = line.slot.running + float(columns.count[: _first(others)].sum()) + group.waiting
+    return estimates.step_s(line.slot, group.traits.key, group.waiting_prompt_tokens / max(1, group.waiting), sequences)
 
 
 def lines_of(board: Board, estimates: Estimates, without: Collection[str] = ()) -> list[Line]:

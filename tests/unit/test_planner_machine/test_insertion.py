@@ -172,3 +172,16 @@ def test_any_slo_has_a_place(slo_s: float) -> None:
     queue = [group(1, "alpha", 10), group(2, "beta", 10)]
     assert len(placed(queue, group(3, "gamma", slo_s, slo_s=slo_s))) == 3
     assert math.isfinite(slo_s)
+
+
+def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> None:
+    made = estimates()
+    full, calm = line([], made, name="a", active="alpha"), line([], made, name="b", active="alpha")
+    full.slot.running, calm.slot.running = 100, 40
+    found = best_place([full, calm], made, group(1, "alpha", 600, 1), START_S)
+    assert found is not None
+    assert found.instance == "b", "it waits for a seat on neither"
+    other = line([], made, name="c", active="beta")
+    spread = best_place([full, calm, other], made, group(2, "alpha", 600, 1), START_S)
+    assert spread is not None
+    assert spread.instance == "b", "no model is swapped in to spread"
