@@ -51,7 +51,8 @@ def test_a_step_takes_as_long_as_on_the_step_accurate_engine(sequences: int, pro
     for number in range(1, sequences + 1):
         # Ages of a batch that has gone on for long: evenly spread.
         engine.add(0.0, run(str(number), prompt, 1 + number * output // sequences))
-    now_s, ends, warm = 0.0, [], 2 * sequences
+    now_s, warm = 0.0, 2 * sequences
+    ends: list[float] = []
     while len(ends) < 5 * sequences + 8:
         assert engine.next_due_s is not None
         now_s = max(now_s, engine.next_due_s)
