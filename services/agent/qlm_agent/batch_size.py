@@ -76,7 +76,7 @@ class BatchSize:
         elif now_s >= self._choose_at_s or model != self._chosen_for:
             self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
             groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *head.behind)
-            demands = self._demands(now_s, model, [group for group in groups if group.model == model])
+            demands = self._demands(now_s, model, groups)
             own = sum(each.running + each.waiting for each in demands)
             others = sum(group.waiting for group in groups if group.model != model)
             self.limit = choose_batch(
@@ -91,7 +91,7 @@ class BatchSize:
         waiting: dict[ClassKey, int] = {}
         late: dict[ClassKey, int] = {}
         for group in groups:
-            key = (model, group.slo_class, group.first_token)
+            key = (group.model, group.slo_class, group.first_token)
             waiting[key] = waiting.get(key, 0) + group.waiting
             if isinstance(group, QueueHead) and group.first_deadline_s < now_s:
                 late[key] = group.waiting
@@ -102,6 +102,8 @@ class BatchSize:
             running[key] = running.get(key, 0) + 1
         demands = []
         for key in dict.fromkeys((*waiting, *running)):
+            if key[0] != model:
+                continue
             known = self._classes.get(key)
             demands.append(
                 ClassDemand(
