@@ -239,3 +239,17 @@ async def test_a_class_opens_a_group_a_second_at_the_most() -> None:
         await world.advance(0.05)
     await world.settle()
     assert len(await sizes(world)) <= 2 * 5
+
+
+async def test_a_group_closes_where_a_step_is_clearly_slower_than_elsewhere() -> None:
+    world = World()
+    await world.join("a")
+    await world.join("b")
+    machine = await world.lead()
+    for slot in machine.board.slots.values():
+        slot.active_model = "alpha"
+    await world.submit("alpha", slo_s=36_000.0, count=200)
+    await world.settle()
+    waiting = {name: sum(each.waiting for each in machine.board.queue_groups(name)) for name in ("a", "b")}
+    assert sum(waiting.values()) == 200
+    assert min(waiting.values()) > 50, "one group of 200 would have room on one of them"
