@@ -13,7 +13,6 @@ from qlm_planner.solver import Orders, Problem
 
 NORMAL = NormalDist()
 SHARES = (0.125, 0.375, 0.625, 0.875)
-STARVED_MIN = 8.0
 
 
 def slow_cost(problem: Problem, orders: Orders) -> float:
@@ -66,7 +65,7 @@ def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
 def _group_cost(problem: Problem, kind: int, group: int, start_s: float, variance: float) -> float:
     weights = problem.weights
     work_s, own_s = float(problem.work_s[kind, group]), float(problem.own_s[kind, group])
-    deadline_s, slo_s, spread_s = float(problem.deadline_s[group]), float(problem.slo_s[group]), float(problem.spread_s[group])
+    deadline_s, spread_s = float(problem.deadline_s[group]), float(problem.spread_s[group])
     requests = float(problem.count[group] * problem.weight[group])
     cost = weights.completion * requests * (start_s + own_s + 0.5 * work_s)
     if not math.isfinite(deadline_s):
@@ -77,10 +76,6 @@ def _group_cost(problem: Problem, kind: int, group: int, start_s: float, varianc
         z = gap_s / spread
         late = NORMAL.cdf(z)
         cost += requests / len(SHARES) * (weights.late * late + weights.tardiness * (gap_s * late + spread * NORMAL.pdf(z)))
-    if math.isfinite(slo_s):
-        over_s = start_s + work_s + own_s - deadline_s - spread_s - weights.starvation_slos * slo_s
-        counted = max(requests, STARVED_MIN * float(problem.weight[group]))
-        cost += counted * weights.starvation / max(slo_s, 1.0) * max(0.0, over_s)
     return cost
 
 

@@ -184,6 +184,7 @@ class Board:
             return False
         slot.active_model = load.active_model
         slot.warm_models = load.warm_models
+        slot.report_batch(load.batch)
         return True
 
     def load(self, snapshot: Snapshot, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Terms of many groups at once: what `Estimates.term` says of one, on arrays.
+"""Terms of many groups at once, on arrays.
 
 A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
 clusters, so a group that is taken into another one keeps its terms. What its groups share is worked out once for each snapshot of the
@@ -15,33 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_core.group import GroupKey
-from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.length_curve import LONGEST_OF
-from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE
 from qlm_core.request import SloKind
-from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP
 from qlm_planner.board import Board
 from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.items import TIERS, Group, Slot
-from qlm_planner.tenants import weight_of
-from qlm_planner.timeline import (
+from qlm_planner.order_cost import (
     BAND,
     COUNT,
     DEADLINE,
     DRAIN,
-    DUE_SHARE,
     FAR_S,
-    FIELDS,
+    GROUP_ROWS,
     MODEL,
     OWN,
     OWN_VARIANCE,
+    REQUESTS,
     SLO,
     SPREAD,
     SWAP,
     WARM,
-    WEIGHT,
     WORK,
+    WORK_VARIANCE,
 )
+from qlm_planner.tenants import weight_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -54,6 +51,9 @@ TRAITS_MAX = 50_000
 
 KEYS_MAX = 5_000
 """Keys that have numbers: names of tenants are in them, which come and go. With more all begin anew."""
+
+SLOTS_MAX = 10_000
+"""Instances and models that have numbers, for each of their batches; with more all begin anew."""
 
 COLUMNS_FIRST = 256
 """Columns of a new table; it doubles."""
@@ -72,14 +72,13 @@ COLUMNS_FIRST = 256
     PREFILL_TOKEN_S,
     PREFILL_SQUARE_S,
     PROMPT_VARIANCE,
-    CHUNK_S,
     COLD_S,
     WARM_S,
     ANSWERS,
-) = range(17)
+) = range(16)
 """Rows of what a class's groups share. `ANSWERS`: 1 where the SLO bounds the first token; behind it the table of the longest
 outputs. Times are NaN where the instance does not serve the model."""
-LONGEST_AT = 17
+LONGEST_AT = 16
 ROWS = LONGEST_AT + len(LONGEST_OF)
 
 
@@ -117,7 +116,7 @@ class ClassTerms:
     _weights: list[float] = field(default_factory=list)
     _key_numbers: dict[GroupKey, int] = field(default_factory=dict)
     _traits: dict[str, int] = field(default_factory=dict)
-    _slots: dict[str, int] = field(default_factory=dict)
+    _slots: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _kinds: dict[Likeness, int] = field(default_factory=dict)
     _column_of: NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0, SIZES), -1, dtype=np.int32))
     _table: Floats = field(default_factory=lambda: np.zeros((ROWS, COLUMNS_FIRST)))
@@ -186,40 +185,43 @@ class ClassTerms:
     def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
         """What the classes of groups share on `slots[on]` [ROWS, ...]: `on` goes with the groups, or is [kinds, 1]: all on each."""
         self._refresh()
-        numbers = np.array([self._slot_number(slot) for slot in slots], dtype=np.int64)
+        codes = np.unique(groups.model).tolist()
+        numbers = np.zeros((len(slots), max(codes, default=0) + 1), dtype=np.int64)
+        one_of: dict[int, Slot] = {}
+        for code in codes:
+            model = self.estimates.model(code)
+            for at, slot in enumerate(slots):
+                numbers[at, code] = number = self._kind(slot, model)
+                one_of[number] = slot
         self._grow()
-        place = (numbers[on], groups.key, groups.size)
+        place = (numbers[on, groups.model], groups.key, groups.size)
         columns = self._column_of[place]
         if (columns < 0).any():
             missing = np.unique(np.stack(np.broadcast_arrays(*place))[:, columns < 0], axis=1)
-            one_of = dict(zip(numbers.tolist(), slots, strict=True))
             for number, key, size in missing.T.tolist():
                 self._fill(one_of[number], number, key, size)
             columns = self._column_of[place]
         return self._table[:, columns]
 
-    def order_rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, beside: Floats | None = None) -> Floats:
-        """The rows of `timeline.Columns` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs
-        nothing. `beside`: as for `terms`."""
+    def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float, now_s: float) -> Floats:
+        """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
+        `crowd`: as for `terms`."""
         shared = self.classes(slots, on, groups)
-        made = terms(shared, groups, groups.count if beside is None else beside)
-        rows = np.empty((FIELDS, len(on)))
-        batch, step_s, count = shared[BATCH], shared[STEP_S], groups.count
-        rows[REQUESTS], rows[PREFILL], rows[DECODE], rows[VARIANCE] = 1.0, made.prefill_s, made.decode_s, made.decode_variance
-        rows[SEATS], rows[LEFT] = 1.0 / batch, shared[LEFT_TOKENS] * step_s / batch
-        ends = rows[SUMS : SUMS + ENDS]
-        ends[SHARED] = shared[OUTPUT] * (shared[TOKEN_S] - shared[BASE_S] / batch)
-        ends[BASE], ends[STEP], ends[CHUNK], ends[LONGEST] = shared[BASE_S], step_s, shared[CHUNK_S], made.longest
-        rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
-        rows[COUNT], rows[DEADLINE], rows[SLO] = count, np.minimum(groups.deadline_s, FAR_S), np.minimum(groups.slo_s, FAR_S)
-        rows[SPREAD], rows[DUE_SHARE] = groups.spread_s, groups.due_share
+        made = terms(shared, groups, crowd)
+        requests = groups.count * groups.weight * groups.due_share
+        deadline_s = np.minimum(groups.deadline_s - now_s, FAR_S)
+        slo_s = np.minimum(groups.slo_s, FAR_S)
         warm = self._warm(slots)[on, groups.model]
-        rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], shared[COLD_S]), shared[WARM_S]
-        rows[MODEL], rows[BAND], rows[WEIGHT] = groups.model, groups.band, groups.weight
-        rows[WORK] = count * (made.prefill_s + made.decode_s)
+        rows = np.empty((GROUP_ROWS, len(on)))
+        rows[WORK], rows[WORK_VARIANCE] = made.work_s, made.work_variance
+        rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
+        rows[REQUESTS], rows[DEADLINE], rows[SPREAD] = requests, deadline_s, groups.spread_s
+        rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
+        rows[MODEL], rows[BAND], rows[COUNT], rows[SLO] = groups.model, groups.band, groups.count, slo_s
         unserved = np.isnan(shared[TOKEN_S])
         if unserved.any():
-            rows[:, unserved] = _weightless(groups.model[unserved], groups.band[unserved])
+            rows[:MODEL, unserved] = 0.0
+            rows[DEADLINE, unserved] = FAR_S
         return rows
 
     def _warm(self, slots: Sequence[Slot]) -> NDArray[np.bool_]:
@@ -232,15 +234,15 @@ class ClassTerms:
             warm[number, each] = True
         return warm
 
-    def alike(self, slots: Sequence[Slot]) -> list[int]:
-        """A number for each instance, the same for those that serve alike."""
+    def alike(self, slots: Sequence[Slot]) -> list[Likeness]:
+        """Of each instance; the same for those that serve alike."""
         self._refresh()
-        return [self._slot_number(slot) for slot in slots]
+        return [tuple(self._kind(slot, model) for model in slot.facts.models) for slot in slots]
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        if self._version != self.estimates.version:
+        if self._version != self.estimates.version or len(self._slots) > SLOTS_MAX:
             self._version = self.estimates.version
             self._slots.clear()
             self._kinds.clear()
@@ -258,12 +260,13 @@ class ClassTerms:
         self._traits.clear()
         self._forget_columns()
 
-    def _slot_number(self, slot: Slot) -> int:
-        """Instances that serve alike have one."""
-        number = self._slots.get(slot.facts.incarnation)
+    def _kind(self, slot: Slot, model: str) -> int:
+        """The number of an instance and a model; instances that serve it alike have one."""
+        place = (slot.facts.incarnation, model, slot.batch(model))
+        number = self._slots.get(place)
         if number is None:
-            number = self._kinds.setdefault(self.estimates.likeness(slot.facts), len(self._kinds))
-            self._slots[slot.facts.incarnation] = number
+            number = self._kinds.setdefault(self.estimates.likeness(slot, model), len(self._kinds))
+            self._slots[place] = number
         return number
 
     def _grow(self) -> None:
@@ -302,7 +305,6 @@ class ClassTerms:
             hardware.prefill_ms_per_token * scale,
             hardware.prefill_ms_per_token_squared * scale,
             told.prompt_variance,
-            max(hardware.prefill_work_s(PREFILL_CHUNK_TOKENS), 1e-12),
             hardware.swap_s(warm=False),
             hardware.swap_s(warm=True),
             float(key.slo_kind is SloKind.FIRST_TOKEN),
@@ -313,41 +315,40 @@ class ClassTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Terms:
-    """Of groups in their classes, as `qlm_planner.terms.Term` has them. `prefill_s`, `decode_s`, `decode_variance`: of one request."""
+    """Of groups on instances [..., groups], as the rows of `order_cost` have them."""
 
-    prefill_s: Floats
-    decode_s: Floats
-    decode_variance: Floats
+    work_s: Floats
+    work_variance: Floats
     own_s: Floats
     own_variance: Floats
     drain_s: Floats
-    longest: Floats
 
 
-def terms(shared: Floats, groups: GroupColumns, beside: Floats) -> Terms:
-    """`shared` [ROWS, ..., groups]: of the classes. `beside`: requests that share the engine with those of a group, themselves included:
-    where they are more than the group's own, its requests decode in a larger batch, and more prefills ride along."""
+def terms(shared: Floats, groups: GroupColumns, crowd: float) -> Terms:
+    """`shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that an instance has on average, which share a batch with a group's:
+    where they are more than its own, its requests decode in a larger batch, and more prefills ride along. What of a group's decode work is
+    in flight at a time is not counted twice before the next run: once as work, and once as the drain."""
     count, batch, output = groups.count, shared[BATCH], shared[OUTPUT]
     mean = groups.prompt_tokens / np.maximum(1.0, count)
     known_s = shared[PREFILL_TOKEN_S] * mean + shared[PREFILL_SQUARE_S] * (mean * mean + shared[PROMPT_VARIANCE])
     prefill_s = np.where(count > 0.0, known_s, shared[PREFILL_CLASS_S])
     own_batch = np.minimum(batch, np.maximum(1.0, count))
-    together = np.maximum(count, beside)
+    together = np.maximum(count, crowd)
     in_batch = np.minimum(batch, np.maximum(1.0, together))
-    token_s = shared[BASE_S] + shared[SEQUENCE_S] * in_batch + np.minimum(together, in_batch) * shared[PREFILL_CLASS_S] / output
+    pace_s = shared[BASE_S] + in_batch * (shared[SEQUENCE_S] + shared[PREFILL_CLASS_S] / output)
     bounded = 1.0 - shared[ANSWERS]
     own_prefill_s = shared[PREFILL_BASE_S] + prefill_s
     longest = _longest(shared[LONGEST_AT:], np.minimum(count, batch))
     own_tokens = own_batch * np.where(count > batch, shared[LEFT_TOKENS], output)
-    drain_s = longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)
+    drain_s = own_prefill_s + longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)
+    decode_s = count * output * shared[TOKEN_S]
+    in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, count / batch))
     return Terms(
-        prefill_s=prefill_s,
-        decode_s=output * shared[TOKEN_S],
-        decode_variance=shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
-        own_s=own_prefill_s + bounded * output * token_s,
-        own_variance=bounded * shared[OUTPUT_VARIANCE] * token_s**2,
-        drain_s=own_prefill_s + drain_s,
-        longest=longest,
+        work_s=count * prefill_s + decode_s,
+        work_variance=count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
+        own_s=own_prefill_s + bounded * output * (shared[BASE_S] + shared[SEQUENCE_S]),
+        own_variance=bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
+        drain_s=np.maximum(0.0, drain_s - in_flight_s),
     )
 
 
@@ -360,16 +361,6 @@ def _longest(table: Floats, count: Floats) -> Floats:
     high = np.take_along_axis(table, below[None] + 1, axis=0)[0]
     found: Floats = low + (place - below) * (high - low)
     return found
-
-
-def _weightless(model: Integers, band: Floats) -> Floats:
-    """`terms.weightless` as columns."""
-    rows = np.zeros((FIELDS, len(model)))
-    rows[REQUESTS] = rows[SEATS] = 1.0
-    rows[SUMS + STEP] = rows[SUMS + CHUNK] = 1.0
-    rows[DEADLINE] = rows[SLO] = FAR_S
-    rows[MODEL], rows[BAND], rows[WEIGHT], rows[DUE_SHARE] = model, band, 1.0, 1.0
-    return rows
 
 
 def serving(board: Board) -> list[Slot]:

@@ -85,15 +85,13 @@ class PlannerSettings(Section):
     work_weight: Weight = Field(DEFAULTS.work_weight, description="Cost of a GPU-second of swapping.")
     completion_weight: Weight = Field(DEFAULTS.completion_weight, description="Cost of a request-second until completion.")
     head_gain: Weight = Field(DEFAULTS.head_gain, description="Least gain for which a group with another model displaces a queue's head.")
-    starvation_slos: Weight = Field(
-        DEFAULTS.starvation_slos, description="Nobody is overtaken who would then end more than so many SLOs late."
-    )
     wait_max_slos: float = Field(
         DEFAULTS.wait_max_slos,
         ge=2,
         allow_inf_nan=False,
         description="Nobody within its share waits longer than this x its SLO while others of its band are served in time.",
     )
+    wait_max_s: Weight = Field(DEFAULTS.wait_max_s, description="But it may wait so many seconds in any case.")
     token_classes: TokenClasses = Field(
         DEFAULTS.token_classes, description="Requests are told apart by their tokens in fixed classes, or in classes that kmeans learns."
     )

@@ -148,11 +148,13 @@ class InstanceAnnounced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReported:
-    """What an agent measures of itself. `active_model`: "" while none is loaded."""
+    """What an agent measures of itself. `active_model`: "" while none is loaded. `batch`: most requests that it runs at once, 0 where it
+    does not say."""
 
     incarnation: str
     active_model: str
     warm_models: tuple[str, ...] = ()
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from qlm_planner.classing import Classing
 from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of, group_id_of, to_meta, traits_of
-from qlm_planner.insertion import best_place, lines_at_once
+from qlm_planner.insertion import best_place
 from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
+from qlm_planner.queues import lines_of
 from qlm_planner.ranks import tier_of
 from qlm_planner.snapshot import Arrival
 
@@ -52,7 +53,7 @@ class Grouping:
         used: dict[str, Group] = {}
         newer = (self.fence, self.made)
         placements: list[Placement] = []
-        seating = None if self.baseline is None else self.baseline.seating(board, estimates, now_s)
+        seating = None if self.baseline is None else self.baseline.seating(board, self.terms, now_s)
         for arrival in arrivals:
             facts = arrival.facts
             group = self.join(facts, board, estimates, now_s) if seating is None else self.follow(facts, seating)
@@ -85,13 +86,13 @@ class Grouping:
         self.made += 1
         group = self._alone(self.made, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
-        place = best_place(lines_at_once(board, self.terms), estimates, group, now_s)
+        place = best_place(lines_of(board, self.terms, now_s), self.terms, group, now_s)
         if place is None:
             queue = board.queues[UNASSIGNED]
             at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
             board.open_group(group, at)
         else:
-            group.instance = place.instance
+            group.instance = place.line.slot.facts.name
             board.open_group(group, place.position)
         return group
 

@@ -12,6 +12,9 @@ AGED, USUAL, BEHIND = range(3)
 """Tiers of a band, the first served first: who has waited too long, everybody else, and who has had more than its share."""
 TIERS = 3
 
+BATCH_STEP = 1.25
+"""Batches whose ratio is below this are taken for the same: agents choose anew ten times a second, and a plan rests on each."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Group:
@@ -85,7 +88,8 @@ class Running:
 @dataclass(slots=True, kw_only=True)
 class Slot:
     """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
-    of the groups `runners`. `active_model`: reported by its agent, or that of the last group it pulled from; "" where neither is known."""
+    of the groups `runners`. `active_model`: reported by its agent, or that of the last group it pulled from; "" where neither is known.
+    `batches`: how many requests it runs at once of a model, as its agent reported last, within `BATCH_STEP`."""
 
     facts: InstanceFacts
     alive: bool = True
@@ -94,6 +98,17 @@ class Slot:
     runners: dict[str, Running] = field(default_factory=dict)
     active_model: str = ""
     warm_models: tuple[str, ...] = ()
+    batches: dict[str, int] = field(default_factory=dict)
+
+    def batch(self, model: str) -> int:
+        """Most requests of a model that it runs at once."""
+        return min(self.facts.batch_max, self.batches.get(model, self.facts.batch_max))
+
+    def report_batch(self, batch: int) -> None:
+        """Its agent says how many requests of the active model it runs at once."""
+        known = self.batches.get(self.active_model)
+        if batch > 0 and self.active_model and (known is None or not known / BATCH_STEP < batch < known * BATCH_STEP):
+            self.batches[self.active_model] = batch
 
     @property
     def serving(self) -> bool:

@@ -128,8 +128,8 @@ class Leadership:
         machine = self._machine
         async with self._turn:
             if machine.board.open_groups >= THREAD_GROUPS:
-                return await asyncio.to_thread(plan_view, machine.board, machine.estimates, self._now_s())
-            return plan_view(machine.board, machine.estimates, self._now_s())
+                return await asyncio.to_thread(plan_view, machine.board, machine.reshaping.terms, self._now_s())
+            return plan_view(machine.board, machine.reshaping.terms, self._now_s())
 
     def _question(self) -> Question | None:
         machine = self._machine

@@ -255,7 +255,7 @@ class PlannerMachine:
             if self.reshaping.deciding is None and not self.intake.backlog:
                 self.regrouping.look(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.intake.backlog:
-                self._shedding.look(self.board, self.estimates, now_s)
+                self._shedding.look(self.board, self.reshaping.terms, now_s)
         self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
 
     def _rank(self, now_s: float) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from qlm_core.request import SloKind
 from qlm_planner.board import Board
-from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import Line
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.items import Group
+from qlm_planner.queues import lines_of, times_of
 
 Z_P90 = 1.2815515655446004
 """The standard normal's 90% quantile."""
@@ -44,22 +45,23 @@ class PlanView:
     queues: tuple[QueueOutlook, ...]
 
 
-def plan_view(board: Board, estimates: Estimates, now_s: float) -> PlanView:
+def plan_view(board: Board, made: ClassTerms, now_s: float) -> PlanView:
     """Costs O(groups)."""
-    queues: list[QueueOutlook] = []
-    for name in sorted(board.queues):
-        groups = board.queue_groups(name)
-        slot = board.slots.get(name)
-        if slot is None or not slot.alive or not estimates.ready:
-            outlooks = tuple(_outlook(group, 0.0, 0.0) for group in groups)
-        else:
-            times = Line.of(slot, groups, estimates).timeline(now_s)
-            outlooks = tuple(
-                _outlook(group, now_s + float(end_s), now_s + float(end_s) + Z_P90 * math.sqrt(float(variance)))
-                for group, end_s, variance in zip(groups, times.end_s, times.end_variance, strict=True)
-            )
-        queues.append(QueueOutlook(instance=name, groups=outlooks))
-    return PlanView(version=board.plan_version, made_s=now_s, queues=tuple(queues))
+    lines = lines_of(board, made, now_s) if made.estimates.ready else []
+    predicted: dict[str, tuple[float, float]] = {}
+    if lines:
+        times = times_of(lines, made)
+        p90_s = times.end_s + Z_P90 * np.sqrt(times.end_variance)
+        groups = (group.group_id for line in lines for group in line.groups)
+        predicted = dict(zip(groups, zip((now_s + times.end_s).tolist(), (now_s + p90_s).tolist(), strict=True), strict=True))
+    queues = tuple(
+        QueueOutlook(
+            instance=name,
+            groups=tuple(_outlook(group, *predicted.get(group.group_id, (0.0, 0.0))) for group in board.queue_groups(name)),
+        )
+        for name in sorted(board.queues)
+    )
+    return PlanView(version=board.plan_version, made_s=now_s, queues=queues)
 
 
 def _outlook(group: Group, p50_s: float, p90_s: float) -> GroupOutlook:

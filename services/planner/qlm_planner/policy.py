@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from qlm_core.overload import Overload
+from qlm_planner.solver.problem import Weights
 from qlm_planner.tenants import Tenants
 
 BATCH_MAX = 500
@@ -82,8 +83,10 @@ class Policy:
     share_window_s: float = 60.0
     """Served work is counted over so long."""
     wait_max_slos: float = 3.0
-    """Nobody within its share waits longer than this x its SLO while others of its band are served in time: from 0.75 SLOs before that on,
-    a group comes before its band. At least 2, so that nobody does who is not late."""
+    wait_max_s: float = 600.0
+    """Nobody within its share waits longer than the first x its SLO, or than the second where that is longer, while others of its band are
+    served in time: from 0.75 SLOs before that on, a group comes before its band. The first is at least 2, so that nobody does who is not
+    late; the second keeps requests with short SLOs, which are late anyway, from making all others late under overload."""
     unassigned_batch: int = 64
     """Average batch that is assumed where no instance can serve the model."""
 
@@ -95,8 +98,6 @@ class Policy:
     completion_weight: float = 0.3
     """Cost of a request-second before completion. Earliness earns nothing by itself, but an idle GPU is lost for what comes later: who is
     served just in time is late when something urgent arrives meanwhile."""
-    starvation_slos: float = 1.0
-    """A group is put in front of one with an earlier deadline only while that one is expected to end less than so many SLOs late."""
     head_gain: float = 500.0
     """Least gain in cost for which a group with another model displaces the head of a queue that runs."""
 
@@ -170,6 +171,17 @@ class Policy:
         """How many moves a replan of so many groups may try."""
         return min(self.moves_max, self.moves_each * max(self.moves_groups_min, groups))
 
+    @property
+    def weights(self) -> Weights:
+        """The objective."""
+        return Weights(
+            late=self.late_weight,
+            tardiness=self.tardiness_weight,
+            work=self.work_weight,
+            completion=self.completion_weight,
+            head_gain=self.head_gain,
+        )
+
     def overview_period_s(self, groups: int, *, backlog: bool) -> float:
         """From one overview to the next that nothing else asks for."""
         period_s = self.overview_every_s * max(1.0, groups / self.overview_groups)
@@ -197,7 +209,7 @@ NOT_POSITIVE = frozenset(
         "head_gain",
         "replan_gain",
         "replan_gain_min",
-        "starvation_slos",
+        "wait_max_s",
         "group_overtake_fraction",
     }
 )

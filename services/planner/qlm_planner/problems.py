@@ -2,10 +2,6 @@
 
 Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for
 learned speeds that differ by less than `SPEED_STEP`. The plan that comes out is judged (`judging`) with the profiles of each instance.
-
-The solver's model is linear in work; what it leaves out is put into the terms. Requests count as sharing the batch with all that an
-instance has in the mean. What of a group's decode work is in flight at a time is not counted twice before the next run: once as work, and
-once as the drain.
 """
 
 from __future__ import annotations
@@ -18,14 +14,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_core.queue_model import VARIANCE
 from qlm_planner.board import Board
-from qlm_planner.class_terms import BATCH, LEFT_TOKENS, STEP_S, ClassTerms, GroupColumns, serving, terms
-from qlm_planner.estimates import Estimates
+from qlm_planner.class_terms import BATCH, ClassTerms, GroupColumns, serving, terms
+from qlm_planner.estimates import Estimates, Likeness
 from qlm_planner.items import Group, Slot
-from qlm_planner.policy import Policy
-from qlm_planner.solver.problem import Orders, Problem, ProblemError, Weights
-from qlm_planner.terms import Engine
+from qlm_planner.queues import crowd_of
+from qlm_planner.solver.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
 """Learned speeds whose ratio is below e^SPEED_STEP are one kind."""
@@ -76,14 +70,12 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
     kinds, representatives = _kinds(slots, estimates, made)
     _, one_of, model = np.unique(columns.model, return_index=True, return_inverse=True)
     names = [groups[at].traits.key.model for at in one_of.tolist()]
-    at_a_time = (float(columns.count.sum()) + sum(slot.running for slot in slots)) / len(slots)
-    fields = _kind_terms(representatives, columns, made, at_a_time)
+    fields = _kind_terms(representatives, columns, made, crowd_of(slots, columns.count))
     first = np.zeros(len(slots) + 1, dtype=np.int64)
     np.cumsum([len(queue) for queue in queues], out=first[1:])
     heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
     swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
-    engines = [_engine_row(estimates.policy, made.estimates.engine(slot), names) for slot in slots]
-    lead_s, lead_variance, drain_s, drain_variance, clear_s, clear_cost, active = np.array(engines, dtype=np.float64).T
+    engines = [estimates.engine(slot) for slot in slots]
     problem = Problem(
         model=model.astype(np.int32),
         band=columns.band.astype(np.int32),
@@ -96,16 +88,16 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         cold_s=np.ascontiguousarray(swaps[:, :, 0]),
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),
         kind=np.array(kinds, dtype=np.int32),
-        active=active.astype(np.int32),
-        lead_s=lead_s,
-        lead_variance=lead_variance,
-        drain_lead_s=drain_s,
-        drain_lead_variance=drain_variance,
+        active=np.array([names.index(slot.active_model) if slot.active_model in names else -1 for slot in slots], dtype=np.int32),
+        lead_s=np.array([engine.left_s for engine in engines]),
+        lead_variance=np.array([engine.left_variance for engine in engines]),
+        drain_lead_s=np.array([engine.drain_s for engine in engines]),
+        drain_lead_variance=np.array([engine.drain_variance for engine in engines]),
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
         head=np.array([begin if head else -1 for begin, head in zip(first[:-1].tolist(), heads, strict=True)], dtype=np.int32),
-        clear_s=clear_s,
-        clear_cost=clear_cost,
-        weights=weights_of(estimates.policy),
+        clear_s=np.array([engine.clear_s for engine in engines]),
+        clear_cost=np.array([engine.clear_cost for engine in engines]),
+        weights=estimates.policy.weights,
     )
     return Draft(
         problem=problem,
@@ -114,18 +106,6 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         able=tuple(_able(slot) for slot in slots),
         orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
         heads=tuple(heads),
-    )
-
-
-def weights_of(policy: Policy) -> Weights:
-    """The objective as the solver takes it."""
-    return Weights(
-        late=policy.late_weight,
-        tardiness=policy.tardiness_weight,
-        work=policy.work_weight,
-        completion=policy.completion_weight,
-        head_gain=policy.head_gain,
-        starvation_slos=policy.starvation_slos,
     )
 
 
@@ -188,7 +168,7 @@ def _kinds(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tup
     step = SPEED_STEP
     while True:
         numbers: dict[KindKey, int] = {}
-        of: dict[int, int] = {}
+        of: dict[Likeness, int] = {}
         representatives: list[Slot] = []
         for slot, likeness in zip(slots, alike, strict=True):
             if likeness not in of:
@@ -213,31 +193,24 @@ def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
             continue
         swaps = (hardware.swap_warm.slowdown, hardware.swap_cold.slowdown)
         speeds += [round(math.log(hardware.slowdown) / step), *(round(math.log(each) / (SWAP_STEPS * step)) for each in swaps)]
-    return (facts.gpu, facts.n_gpu, facts.models, facts.batch_max, facts.time_scale, *speeds)
+    batches = tuple(slot.batch(name) for name in facts.models)
+    return (facts.gpu, facts.n_gpu, facts.models, batches, facts.time_scale, *speeds)
 
 
-def _kind_terms(
-    representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, at_a_time: float
-) -> dict[str, NDArray[np.float64]]:
-    """What the problem has for kinds and groups. `at_a_time`: requests that an instance has in the mean, which share its batch."""
+def _kind_terms(representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, crowd: float) -> dict[str, NDArray[np.float64]]:
+    """What the problem has for kinds and groups."""
     on = np.arange(len(representatives), dtype=np.int64)[:, None]
     shared = made.classes(representatives, on, columns)
-    each = terms(shared, columns, np.full(len(columns.count), at_a_time))
-    decode_s = columns.count * each.decode_s
-    in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, columns.count / shared[BATCH]))
-    fields = {
-        "work_s": columns.count * each.prefill_s + decode_s,
-        "work_variance": columns.count * each.decode_variance,
-        "own_s": each.own_s,
-        "own_variance": each.own_variance,
-        "drain_s": np.maximum(0.0, each.drain_s - in_flight_s),
-    }
+    each = terms(shared, columns, crowd)
     unserved = np.isnan(shared[BATCH])
-    for name, values in fields.items():
+    found = {}
+    for name in ("work_s", "work_variance", "own_s", "own_variance", "drain_s"):
+        values = getattr(each, name)
         values[unserved] = np.inf
         if np.isnan(values).any():
             raise ProblemError(f"{name}: the profiles give no number for {int(np.isnan(values).sum())} of {values.size}")
-    return fields
+        found[name] = values
+    return found
 
 
 def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]:
@@ -252,17 +225,3 @@ def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]
 def _head(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> str:
     """The group that is served now, or next."""
     return queue[0].group_id if queue and estimates.can_serve(slot, queue[0].traits.key.model) else ""
-
-
-def _engine_row(policy: Policy, engine: Engine, names: Sequence[str]) -> tuple[float, ...]:
-    """Of one queue: lead, drain, clearing, and the active model's number. The lead is the work that is left: requests of the active model
-    begin before, as seats become free, but then they share the batch."""
-    active = names.index(engine.active_model) if engine.active_model in names else -1
-    clear_s, clear_cost = engine.drain_s, 0.0
-    if engine.way is not None:
-        clear_s = 0.0
-        displaced = sum(runner.count for runner in engine.runners)
-        # They come back behind the head: after two swaps at the least.
-        away_s = 2.0 * max((runner.warm_s for runner in engine.runners), default=0.0) + engine.way.displacement_s
-        clear_cost = displaced * (policy.work_weight * engine.way.displacement_s + policy.completion_weight * away_s)
-    return (engine.left_s, engine.left[VARIANCE], engine.drain_s, engine.drain_variance, clear_s, clear_cost, float(active))

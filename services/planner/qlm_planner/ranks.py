@@ -1,7 +1,8 @@
 """Who comes before others of its band, whatever an order by deadlines or by cost would say.
 
-1. Groups that have waited too long: nobody waits more than `wait_max_slos` x its SLO while others of its band are served in time. A group
-   whose first request has waited all but `MARGIN_SLOS` of that comes before its band; the margin is for what has to happen until it runs.
+1. Groups that have waited too long: nobody waits more than `wait_max_slos` x its SLO, or `wait_max_s` where that is longer, while others of
+   its band are served in time. A group whose first request has waited all but `MARGIN_SLOS` of that comes before its band; the margin is
+   for what has to happen until it runs.
 2. All others, but for
 3. groups of tenants that have had more than their share of the served work: they wait behind, and are served where nobody else waits.
 
@@ -35,7 +36,8 @@ def tier_of(group: Group, above: Collection[str], policy: Policy, now_s: float) 
     if group.traits.key.tenant_class in above:
         return BEHIND
     slo_s = group.slo_least_s
-    aged = math.isfinite(slo_s) and now_s >= group.first_deadline_s + (policy.wait_max_slos - 1.0 - MARGIN_SLOS) * slo_s
+    bound_s = max(policy.wait_max_slos * slo_s, policy.wait_max_s)
+    aged = math.isfinite(slo_s) and now_s >= group.first_deadline_s - slo_s + bound_s - MARGIN_SLOS * slo_s
     return AGED if aged else USUAL
 
 

@@ -7,57 +7,54 @@ from collections.abc import Collection, Sequence
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import Line, best_place, lines_of
+from qlm_planner.insertion import best_place
 from qlm_planner.items import Group
-from qlm_planner.judging import Target, current
+from qlm_planner.judging import Target, current, plan_costs
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.queue_ends import position_by_age
+from qlm_planner.queues import columns_on, lines_of
 
 
-def relocate(board: Board, estimates: Estimates, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
+def relocate(board: Board, made: ClassTerms, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
     """Homes for homeless groups, by insertion in their order (or as a comparison policy says); what no instance can serve goes to
     "unassigned"."""
     target = current(board)
     leaving = {group.group_id for group in moving}
-    lines = lines_of(board, estimates, leaving)
-    by_name = {line.slot.facts.name: line for line in lines}
+    lines = lines_of(board, made, now_s, leaving)
     for name, queue in target.items():
         target[name] = [group_id for group_id in queue if group_id not in leaving]
     for group in moving:
         if baseline is not None:
-            found = baseline.home(lines, estimates, group, board, now_s)
+            found = baseline.home(lines, made, group, board, now_s)
         else:
-            place = best_place(lines, estimates, group, now_s)
-            found = None if place is None else (by_name[place.instance], place.position)
+            place = best_place(lines, made, group, now_s)
+            found = None if place is None else (place.line, place.position)
         if found is None:
             _insert_unassigned(board, target[UNASSIGNED], group, by_age=baseline is not None and baseline.by_age)
         else:
             line, position = found
-            line.insert(position, estimates.term(line.slot, group))
+            line.insert(position, group, columns_on([line], made, group, now_s)[:, 0])
             target[line.slot.facts.name].insert(position, group.group_id)
     return target
 
 
-def settle(board: Board, estimates: Estimates, gave_way: Collection[str], now_s: float) -> Target | None:
+def settle(board: Board, made: ClassTerms, gave_way: Collection[str], now_s: float) -> Target | None:
     """Groups that gave way stand right behind the head, perhaps between it and others of its model, which would load theirs in between
     (A-B-A-B, section 2.4, insight 3). They go behind those, on their queue, where that saves enough; None where it does nowhere."""
-    policy = estimates.policy
-    target: Target = {}
-    for line in lines_of(board, estimates):
-        name = line.slot.facts.name
+    target = current(board)
+    for name in sorted(board.slots):
         queue = board.queues[name]
         moving = [group_id for group_id in queue[1:] if group_id in gave_way]
         rest = [group_id for group_id in queue if group_id not in moving]
         models = [board.groups[group_id].traits.key.model for group_id in rest]
         behind = next((at for at, model in enumerate(models) if model != models[0]), len(models))
-        order = [*rest[:behind], *moving, *rest[behind:]]
-        if moving and order != queue:
-            settled = Line.of(line.slot, [board.groups[group_id] for group_id in order], estimates)
-            saved = line.timeline(now_s).cost.weighed(policy) - settled.timeline(now_s).cost.weighed(policy)
-            if saved > policy.replan_gain_min:
-                target[name] = order
-    return {**current(board), **target} if target else None
+        target[name] = [*rest[:behind], *moving, *rest[behind:]]
+    if target == current(board):
+        return None
+    before, after = plan_costs(board, made, now_s, [current(board), target])
+    return target if before.total - after.total > made.estimates.policy.replan_gain_min else None
 
 
 def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool = False) -> list[Group]:

@@ -17,8 +17,8 @@ from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import in_rank
 from qlm_planner.reshape import homeless, relocate, settle
+from qlm_planner.solver.problem import Costs
 from qlm_planner.solving import Job, Solving
-from qlm_planner.timeline import Cost
 
 MISS_REQUESTS = 0.5
 """Expected late requests from which a better order is looked for."""
@@ -93,7 +93,7 @@ class Reshaping:
     fallback: Baseline = field(default_factory=EdfFallback)
     late_looks: int = 0
     change: Change | None = None
-    _predicted: Cost = field(default_factory=Cost)
+    _predicted: Costs = field(default_factory=Costs)
     _unpredicted: tuple[Board, float] | None = None
     serving: tuple[str, ...] | None = None
     asks: list[int] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Reshaping:
         return cls(policy=policy, terms=terms, solving=Solving(policy=policy, terms=terms), baseline=baseline)
 
     @property
-    def predicted(self) -> Cost:
+    def predicted(self) -> Costs:
         """Cost of the plan at the last overview, worked out for who asks first: nobody does for a policy that never reorders."""
         if self._unpredicted is not None:
             (board, now_s), self._unpredicted = self._unpredicted, None
@@ -183,12 +183,12 @@ class Reshaping:
         self.homeless_left = len(moving) > self.policy.relocate_max
         if moving:
             moving = moving[: self.policy.relocate_max]
-            self.begin(PlanCause.RELOCATE, relocate(board, estimates, moving, now_s, baseline), now_s)
+            self.begin(PlanCause.RELOCATE, relocate(board, self.terms, moving, now_s, baseline), now_s)
         elif baseline is not None:
-            self._follow(baseline, board, estimates, now_s, backlog=backlog)
+            self._follow(baseline, board, now_s, backlog=backlog)
         elif (ranked := in_rank(board, board.queues)) is not None:
             self.begin(PlanCause.RANKED, ranked, now_s)
-        elif reopened and (settled := settle(board, estimates, reopened, now_s)) is not None:
+        elif reopened and (settled := settle(board, self.terms, reopened, now_s)) is not None:
             self.begin(PlanCause.EVICTED, settled, now_s)
         elif self.held is not None:
             self._judge_held(board, now_s)
@@ -289,7 +289,7 @@ class Reshaping:
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
-    def _follow(self, baseline: Baseline, board: Board, estimates: Estimates, now_s: float, *, backlog: bool) -> None:
+    def _follow(self, baseline: Baseline, board: Board, now_s: float, *, backlog: bool) -> None:
         """A comparison policy says what is ordered anew, where QLM would look for a better order."""
         cause = PlanCause.ASKED if self.asks else None if backlog or baseline.by_age else self._replan_due(board, now_s)
         if cause is None:
@@ -297,7 +297,7 @@ class Reshaping:
         self.replanned_s = now_s
         self.due = None
         self.working, self.asks = [*self.working, *self.asks], []
-        orders = baseline.reorder(board, estimates, now_s)
+        orders = baseline.reorder(board, self.terms, now_s)
         if orders is None:
             self._answer()
         else:

@@ -60,6 +60,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
                 incarnation=request.incarnation,
                 active_model=load.swapping_to or load.active_model,
                 warm_models=tuple(load.warm_models),
+                batch=load.batch,
             )
         )
         if not term.knows(request.incarnation):  # told all the same: the planner looks at the queue again

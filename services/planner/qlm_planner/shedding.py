@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from qlm_planner.advice.late_share import late_share
+import numpy as np
+
 from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import Shed
-from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import lines_of, timelines_of
 from qlm_planner.items import Group
+from qlm_planner.order_cost import COUNT, DEADLINE, OWN, REQUESTS, SPREAD, WORK
 from qlm_planner.policy import BATCH_MAX, Policy
+from qlm_planner.queues import lines_of, times_of
 
 LOOKS_MIN = 3
 """Looks in a row at which a group is expected to be late before it loses requests."""
@@ -32,25 +34,22 @@ class Shedding:
     calling: bool = False
     next_s: float = -math.inf
 
-    def look(self, board: Board, estimates: Estimates, now_s: float) -> None:
+    def look(self, board: Board, made: ClassTerms, now_s: float) -> None:
         """After an overview. Costs O(groups)."""
         self.due = None
         late: list[tuple[float, float, Group, bool]] = []
-        lines = lines_of(board, estimates)
-        for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
-            for place, term in enumerate(line.terms):
-                begin_s, end_s = float(times.start_s[place]) + term.own_s, float(times.end_s[place])
-                deviation_s = math.sqrt(float(times.end_variance[place]))
-                # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
-                first_s, last_s = min(begin_s, end_s), end_s - term.spread_s
-                share = late_share(min(first_s, last_s), max(first_s, last_s), deviation_s, term.deadline_s - now_s)
-                group = board.groups[term.group_id]
-                expected = (term.count - group.answered) * share
-                if expected >= 1.0 and term.work_s > 0.0:
-                    # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait.
-                    # Who is answered stands in front and is not late.
-                    oldest = not group.answered and (now_s + term.own_s > term.deadline_s or first_s > last_s)
-                    late.append((term.weight * term.count / term.work_s, expected, group, oldest))
+        lines = lines_of(board, made, now_s)
+        if not lines:
+            return
+        times, rows = times_of(lines, made), np.concatenate([line.rows for line in lines], axis=1)
+        groups = [group for line in lines for group in line.groups]
+        expected = rows[COUNT] * np.array([group.due_share for group in groups]) * times.late
+        # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait. Who is answered
+        # stands in front and is not late.
+        oldest = (rows[OWN] > rows[DEADLINE]) | (rows[WORK] < rows[SPREAD])
+        for at in np.flatnonzero((expected >= 1.0) & (rows[WORK] > 0.0)).tolist():
+            group = groups[at]
+            late.append((float(rows[REQUESTS, at] / rows[WORK, at]), float(expected[at]), group, not group.answered and bool(oldest[at])))
         self.looks = {group.group_id: self.looks.get(group.group_id, 0) + 1 for _, _, group, _ in late}
         ripe = [each for each in late if self.looks[each[2].group_id] >= LOOKS_MIN]
         if not ripe or now_s < self.next_s:

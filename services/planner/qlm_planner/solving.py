@@ -96,7 +96,7 @@ class Solving:
         self.failures = 0
         try:
             target = reconciled(board, job.draft, event.orders)
-            before, after = (cost.weighed(self.policy) for cost in plan_costs(board, self.terms, now_s, [current(board), target]))
+            before, after = (cost.total for cost in plan_costs(board, self.terms, now_s, [current(board), target]))
         except (ValueError, ArithmeticError) as error:
             self.failed(job, f"not judged: {error}", now_s)
             return None

@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from qlm_planner.policies.tails import Tail
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.effects import ApplyChunk
 from qlm_planner.events import ReplanAsked
-from qlm_planner.policies.tails import Tail
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
 

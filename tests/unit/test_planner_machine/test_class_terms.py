@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from qlm_planner.timeline import Columns, Cost, timelines
 
 from qlm_core.group import LEARNED
 from qlm_core.instance import InstanceFacts
@@ -20,7 +21,6 @@ from qlm_planner.group_meta import group_id_of, traits_of
 from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.judging import plan_cost, plan_costs
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import Columns, Cost, timelines
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from qlm_planner.timeline import Timeline
 
 from qlm_core.clearing import Head, would_clear
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
@@ -17,7 +18,6 @@ from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import Line, best_place
 from qlm_planner.items import Group
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import Timeline
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .small_cluster import Job, SmallCluster

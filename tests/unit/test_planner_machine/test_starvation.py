@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from .small_cluster import REQUEST_S, SEATS, STEP_S, SWAP_S, Job, Served, SmallC
 from .test_insertion import group
 from .world import LEASE_S, START_S, World
 
-POLICY = Policy(lease_ttl_s=LEASE_S)
+POLICY = Policy(lease_ttl_s=LEASE_S, wait_max_s=0.0)
 
 GREEDY = "1/greedy"
 
@@ -76,6 +77,8 @@ def test_when_a_group_has_waited_too_long(slo_s: float, waited_s: float, tier: i
     each: Group = group(1, "alpha", slo_s - waited_s, slo_s=slo_s)
     assert tier_of(each, (), POLICY, START_S) == tier
     assert tier_of(each, (each.traits.key.tenant_class,), POLICY, START_S) == BEHIND
+    longer = replace(POLICY, wait_max_s=max(0.0, waited_s) + 0.75 * min(slo_s, 1e6) + 1.0)
+    assert tier_of(each, (), longer, START_S) == USUAL
 
 
 @pytest.mark.parametrize("value", [1.9, 0.0, -1.0, math.nan, math.inf])
@@ -108,7 +111,7 @@ def test_nobody_starves_behind_an_endless_urgent_stream(load: float, urgent_s: f
 
 def test_without_the_bound_they_would_starve() -> None:
     jobs = adversarial(0.97, 6.0, 1, 16.0, 80.0)
-    unbounded = served(jobs, Policy(lease_ttl_s=LEASE_S, wait_max_slos=1e6))
+    unbounded = served(jobs, Policy(lease_ttl_s=LEASE_S, wait_max_slos=1e6, wait_max_s=0.0))
     bounded = served(jobs, POLICY)
     assert unbounded.longest_wait_s[16.0] > 3.0 * 16.0 + STEP_S
     assert bounded.longest_wait_s[16.0] <= 3.0 * 16.0

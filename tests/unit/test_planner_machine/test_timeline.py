@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
 
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
@@ -21,7 +22,6 @@ from qlm_planner.group_meta import band_of, traits_of
 from qlm_planner.insertion import Line
 from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
-from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 

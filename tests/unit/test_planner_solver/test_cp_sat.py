@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.solver import Weights, solve
+from qlm_planner.solver import solve
 
 ORACLE = Path(__file__).parents[2] / "support" / "cp_sat_oracle.py"
 
@@ -32,7 +32,7 @@ def test_the_cheapest_orders_cost_what_cp_sat_proves(seed: int, groups: int, que
     active = chance.integers(-1, models, queues).tolist()
     swap_s = 25
     problem = by_hand(model=model, work_s=[work_s], deadline_s=deadline_s, kind=[0] * queues, active=active, swap_s=swap_s, models=models)
-    problem = replace(problem, count=np.array(count, dtype=np.float64), weights=Weights(starvation=0.0))
+    problem = replace(problem, count=np.array(count, dtype=np.float64))
     told = {
         "model": model,
         "count": count,

@@ -109,7 +109,7 @@ def test_a_quantile_is_on_the_safe_side() -> None:
         problem,
         work_variance=np.array([[1.0, 100.0]]),
         own_variance=np.array([[0.0, 100.0]]),
-        weights=Weights(completion=0.01, starvation=0.0),
+        weights=Weights(completion=0.01),
     )
     problem = replace(problem, deadline_s=np.array([110.0, 95.0]))
     assert solve_exactly(problem).orders.lists() == [[0, 1]]
@@ -162,7 +162,7 @@ def test_the_best_orders_for_samples_are_those_of_the_least_mean_cost(seed: int)
 def test_the_best_orders_at_a_quantile_count_late_by_it_and_all_else_in_the_mean(seed: int) -> None:
     problem = uncertain(seed)
     mean, high = at_quantile(problem, 0.9)
-    late_only = Weights(late=problem.weights.late, tardiness=0.0, work=0.0, completion=0.0, head_gain=0.0, starvation=0.0)
+    late_only = Weights(late=problem.weights.late, tardiness=0.0, work=0.0, completion=0.0, head_gain=0.0)
     expected = cheapest_together(
         [in_scenario(problem, mean, replace(problem.weights, late=0.0)), in_scenario(problem, high, late_only)],
     )

@@ -6,21 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction import Service
 from qlm_core.request import SloKind
 from qlm_planner.advice.demand import Demand, Rate
-from qlm_planner.advice.late_share import late_shares
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of
-from qlm_planner.insertion import lines_at_once, timelines_of
 from qlm_planner.items import Group, Slot
-from qlm_planner.timeline import COUNT, DEADLINE, DUE_SHARE, OWN, SPREAD
+from qlm_planner.queues import lines_of, times_of
 
 CLASSES_MAX = 48
 """Classes of load; those with the least work beyond it count with the others of their model."""
@@ -168,19 +164,13 @@ def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -
 def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, ...], float]:
     """Groups that the plan expects to be late, the worst first, and all late requests that it expects: none of those that are answered."""
     found: list[Miss] = []
-    total = 0.0
-    lines = lines_at_once(board, terms)
-    for line, times in zip(lines, timelines_of(lines, now_s), strict=True):
-        rows, queue = line.columns.rows, board.queue_groups(line.slot.facts.name)
-        due_s, end_s = rows[DEADLINE] - now_s, times.end_s
-        # By how much each is late goes evenly from the first to the last, whose deadlines differ too.
-        first_s, last_s = np.minimum(times.start_s + rows[OWN], end_s), end_s - rows[SPREAD]
-        latest_s = np.maximum(first_s, last_s)
-        shares = late_shares(np.minimum(first_s, last_s), latest_s, np.sqrt(times.end_variance), due_s)
-        late = rows[COUNT] * rows[DUE_SHARE] * shares
-        total += times.cost.late
-        for place in np.flatnonzero(late >= LATE_MIN).tolist():
-            group = queue[place]
+    lines = lines_of(board, terms, now_s)
+    times = times_of(lines, terms) if lines else None
+    groups = [group for line in lines for group in line.groups]
+    total = 0.0 if times is None else times.costs().late
+    for group, share, end_s in zip(groups, times.late if times else (), times.end_s if times else (), strict=True):
+        late = group.waiting * group.due_share * float(share)
+        if late >= LATE_MIN:
             found.append(
                 Miss(
                     group_id=group.group_id,
@@ -188,8 +178,8 @@ def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, 
                     slo_class=group.traits.key.slo_class,
                     instance=group.instance,
                     waiting=group.waiting,
-                    late=float(late[place]),
-                    over_s=max(0.0, float(latest_s[place] - due_s[place])),
+                    late=late,
+                    over_s=max(0.0, now_s + float(end_s) - group.last_deadline_s),
                 )
             )
     return tuple(sorted(found, key=lambda miss: (-miss.late, miss.group_id))[:MISSES_MAX]), total
@@ -299,6 +289,6 @@ def _member(slot: Slot, kind: int, estimates: Estimates) -> Member:
         kind=kind,
         active_model=slot.active_model,
         warm_models=slot.warm_models,
-        busy=min(1.0, engine.left[4]),
+        busy=0.5,
         left_s=engine.drain_s,
     )

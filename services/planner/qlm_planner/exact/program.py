@@ -21,8 +21,9 @@ import numpy as np
 import pyomo.environ as pyo
 
 from qlm_planner.exact.scenarios import Scenario, finite
+from qlm_planner.order_cost import FAR_S
 from qlm_planner.solver.cost import FIRST_SHARE, POINTS, STEP_SHARE, front_cost, opening
-from qlm_planner.solver.packing import DEADLINE, FAR_S, REQUESTS, SPREAD, STARVES, STARVING, Packed
+from qlm_planner.solver.packing import DEADLINE, REQUESTS, SPREAD, Packed
 from qlm_planner.solver.problem import Orders, Problem
 
 SHARES = tuple(FIRST_SHARE + STEP_SHARE * number for number in range(POINTS))
@@ -156,23 +157,19 @@ class _Builder:
         return sum(float(values[kinds[seat[1]], seat[0]]) * self.model.x[seat] for seat in self.seats() if seat[0] == group)
 
     def waiting(self, name: str, scenario: Scenario) -> pyo.Expression:
-        """What the groups cost in a scenario: lateness, tardiness, completion, starvation."""
+        """What the groups cost in a scenario: lateness, tardiness, completion."""
         packed, rules, weights = self.packed, self.model.rules, self.problem.weights
         start = self.starts(name, scenario)
         groups = np.flatnonzero(packed.serves[packed.kind].any(axis=0)).tolist()
         over = pyo.Var(groups, range(POINTS), bounds=(0.0, None))
         late = pyo.Var(groups, range(POINTS), domain=pyo.Binary)
-        starved = pyo.Var(groups, bounds=(0.0, None))
-        for part, variable in (("over", over), ("late", late), ("starved", starved)):
+        for part, variable in (("over", over), ("late", late)):
             self.model.add_component(f"{part}_{name}", variable)
         cost = 0.0
         for group in groups:
             requests, deadline_s, spread_s = (float(packed.group[group, column]) for column in (REQUESTS, DEADLINE, SPREAD))
             own, work = self.seated(group, finite(scenario.own_s)), self.seated(group, finite(scenario.work_s))
             cost += scenario.share * weights.completion * requests * (start[group] + own + 0.5 * work)
-            if packed.group[group, STARVES] < FAR_S and scenario.share > 0.0:
-                rules.add(starved[group] >= start[group] + own + work - float(packed.group[group, STARVES]))
-                cost += scenario.share * float(packed.group[group, STARVING]) * starved[group]
             if deadline_s >= FAR_S:
                 continue
             for point, share in enumerate(SHARES):

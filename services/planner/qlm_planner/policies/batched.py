@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import traits_of
-from qlm_planner.insertion import Line
 from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines, least_loaded_of, loads_of
+from qlm_planner.queues import Line
 
 
 def waits_since_s(group: Group) -> float:
@@ -89,20 +90,21 @@ class Batched:
     slow = False
     fallbacks = 0
 
-    def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
-        return ByModel(board=board, estimates=estimates, loads=loads_of(board))
+    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
+        return ByModel(board=board, estimates=made.estimates, loads=loads_of(board))
 
-    def home(self, lines: Sequence[Line], estimates: Estimates, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
         """As for a request that came when the group's oldest did."""
-        able: Mapping[str, Line] = {line.slot.facts.name: line for line in able_lines(lines, estimates, group)}
+        able: Mapping[str, Line] = {line.slot.facts.name: line for line in able_lines(lines, made, group)}
         if not able:
             return None
         model, came_s = group.traits.key.model, waits_since_s(group)
-        loads = {name: line.slot.running + sum(term.count for term in line.terms) for name, line in able.items()}
-        serving = [name for name, line in able.items() if model in (line.slot.active_model, *(term.model for term in line.terms))]
+        loads = {name: line.slot.running + sum(each.waiting for each in line.groups) for name, line in able.items()}
+        serving = [
+            name for name, line in able.items() if model in (line.slot.active_model, *(each.traits.key.model for each in line.groups))
+        ]
         line = able[least_loaded_of(sorted(able), sorted(serving), loads)]
-        groups = [board.groups[term.group_id] for term in line.terms]
-        return line, place_by_model(groups, model, runs(line.slot, model), came_s, estimates.policy.stay_s)
+        return line, place_by_model(line.groups, model, runs(line.slot, model), came_s, made.estimates.policy.stay_s)
 
-    def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
+    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
         return None

@@ -12,7 +12,7 @@ free first. Engines go on batching continuously, which SHEPHERD's do not: the co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,12 @@ from scipy.sparse import csr_array
 
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board
-from qlm_planner.estimates import Estimates
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.group_meta import traits_of
 from qlm_planner.items import Group
 from qlm_planner.policies.baseline import Orders, Seating
-from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, by_deadline, first_end, heads_and_rest, orders_of
+from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, able_queues, by_deadline, heads_and_rest, orders_of
+from qlm_planner.policies.work import Work
 
 BATCHES_MAX = 24
 """Batches in one program, the most urgent ones; the others follow in the order of deadlines."""
@@ -44,22 +45,21 @@ class FixedBatches:
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
         """The newest batch of its kind, while it is not full and nobody of it was pulled, else a new one in the order of deadlines."""
-        board, estimates = self.by_deadline.board, self.by_deadline.estimates
-        traits = traits_of(facts)
-        batch = board.newest.get(traits.key)
+        board = self.by_deadline.board
+        batch = board.newest.get(traits_of(facts).key)
         if batch is not None and batch.live == batch.waiting and batch.live < self._size(batch):
             board.add_request(batch, facts)
             self.by_deadline.grown(batch)
             return batch
-        found = first_end(self.by_deadline.queues, estimates, alone)
+        found = self.by_deadline.first_end(alone)
         if found is None:
             return self.by_deadline.join(facts, alone)
-        queue, place, term = found
-        self.by_deadline.open(queue, place, alone, term)
+        queue, place, work = found
+        self.by_deadline.open(queue, place, alone, work)
         return alone
 
     def _size(self, batch: Group) -> int:
-        estimates = self.by_deadline.estimates
+        estimates = self.by_deadline.works.made.estimates
         slot = self.by_deadline.board.slots.get(batch.instance)
         mean_tokens = batch.waiting_prompt_tokens / max(1, batch.waiting)
         limits = estimates.limits(slot, batch.traits.key, batch.traits.slo_s, mean_tokens)
@@ -76,40 +76,47 @@ class Shepherd(Edf):
         self._nodes_max = nodes_max
         self._time_limit_s = time_limit_s
 
-    def seating(self, board: Board, estimates: Estimates, now_s: float) -> Seating:
-        return FixedBatches(by_deadline=ByDeadline.of(board, estimates))
+    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
+        return FixedBatches(by_deadline=ByDeadline.of(board, self.works(made)))
 
-    def reorder(self, board: Board, estimates: Estimates, now_s: float) -> Orders | None:
-        queues, rest, named = heads_and_rest(board, estimates)
+    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
+        works = self.works(made)
+        queues, rest, named = heads_and_rest(board, works)
         if not queues or not rest:
             return None
-        first, others = rest[:BATCHES_MAX], rest[BATCHES_MAX:]
-        chosen = self._in_time(queues, first, estimates, now_s)
+        first = rest[:BATCHES_MAX]
+        able = able_queues(queues, rest, works)
+        on = [{queue.work.slot.facts.name: work for queue, work in zip(*each, strict=True)} for each in able]
+        chosen = self._in_time(queues, first, on[:BATCHES_MAX], now_s)
         if chosen is None:
             self.fallbacks += 1
-            return by_deadline(board, estimates)
-        late = [group for group, queue in zip(first, chosen, strict=True) if queue is None]
-        for group, queue in zip(first, chosen, strict=True):
-            if queue is not None:
-                queue.insert(len(queue.terms), group, estimates.term(queue.slot, group))
-        for group in (*late, *others):
-            self._behind(queues, group, estimates)
+            return by_deadline(board, works)
+        behind: list[int] = []
+        for number, group in enumerate(rest):
+            queue = chosen[number] if number < len(first) else None
+            if queue is None:
+                behind.append(number)
+            else:
+                queue.insert(len(queue.groups), group, on[number][queue.work.slot.facts.name])
+        for number in behind:
+            queue = min(able[number][0], key=lambda each: each.work.ends_s[-1] if each.work.ends_s else each.work.free_s)
+            queue.insert(len(queue.groups), rest[number], on[number][queue.work.slot.facts.name])
         for queue in queues:
-            queue.terms.sort(key=lambda term: term.band)  # bands never fall along a queue
+            queue.groups.sort(key=lambda group: group.rank)  # bands never fall along a queue
         return orders_of(queues, board, named)
 
     def _in_time(
-        self, queues: Sequence[DatedQueue], batches: Sequence[Group], estimates: Estimates, now_s: float
+        self, queues: Sequence[DatedQueue], batches: Sequence[Group], on: Sequence[Mapping[str, Work]], now_s: float
     ) -> list[DatedQueue | None] | None:
         """The queue on which each batch ends in time, None for a batch that is late; None for all where the program was not solved.
-        `batches`: by deadline."""
+        `batches`: by deadline; `on`: the work of each by the instances that serve it."""
         # Late: it takes a planner a third of a second to load, and few have this policy.
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         count, width = len(batches), len(queues)
         deadlines_s = np.array([min(group.first_deadline_s - now_s, 1e7) for group in batches])
-        works_s = np.array([[_time_s(queue, group, estimates) for queue in queues] for group in batches])
-        leads_s = np.array([queue.ends_s[-1] if queue.ends_s else queue.left_s for queue in queues])
+        works_s = np.array([[_time_s(each.get(queue.work.slot.facts.name)) for queue in queues] for each in on])
+        leads_s = np.array([queue.work.ends_s[-1] if queue.work.ends_s else queue.work.free_s for queue in queues])
         able = np.isfinite(works_s)
         works_s = np.where(able, works_s, 0.0)
         big = float(works_s.sum(axis=0).max() + leads_s.max() + np.abs(deadlines_s).max() + 1.0)
@@ -135,15 +142,7 @@ class Shepherd(Edf):
         chosen = np.asarray(found.x).reshape(count, width) > 0.5
         return [queues[int(row.argmax())] if row.any() else None for row in chosen]
 
-    def _behind(self, queues: Sequence[DatedQueue], group: Group, estimates: Estimates) -> None:
-        able = [queue for queue in queues if estimates.can_serve(queue.slot, group.traits.key.model)]
-        queue = min(able, key=lambda each: each.ends_s[-1] if each.ends_s else each.left_s)
-        queue.insert(len(queue.terms), group, estimates.term(queue.slot, group))
 
-
-def _time_s(queue: DatedQueue, group: Group, estimates: Estimates) -> float:
+def _time_s(work: Work | None) -> float:
     """Deterministic time of a batch, infinite where it is not served."""
-    if not estimates.can_serve(queue.slot, group.traits.key.model):
-        return math.inf
-    term = estimates.term(queue.slot, group)
-    return term.work_s + term.own_s
+    return math.inf if work is None else work.work_s + work.own_s

@@ -5,93 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.compiled import lean
-from qlm_planner.solver.cost import displaces, empty_cost, lateness, opening
-from qlm_planner.solver.packing import (
-    CLEAR_COST,
-    COMPLETION,
-    DEADLINE,
-    DRAIN,
-    HEAD_GAIN,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    STARVES,
-    STARVING,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
-from qlm_planner.solver.problem import Costs, Floats, Integers
-
-(SUM_LATE, SUM_TARDINESS, SUM_SWAP, SWAPS, REDO, DISPLACED, STARVATION, SUM_COMPLETION, TOTAL) = range(9)
+from qlm_planner import order_cost as of
+from qlm_planner.solver.packing import DEADLINE, DRAIN, OWN, OWN_VARIANCE, REQUESTS, SPREAD, WORK, WORK_VARIANCE, Packed
+from qlm_planner.solver.problem import Costs, Integers, Weights
 
 
-@lean
-def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: Floats) -> None:
-    weights = packed.weights
-    for queue in range(len(first) - 1):
-        before = -1
-        start_s, variance, run_s, busy_s = 0.0, 0.0, 0.0, 0.0
-        kind = packed.kind[queue]
-        if first[queue] == first[queue + 1]:
-            sums[DISPLACED] += empty_cost(packed, queue)
-        for place in range(first[queue], first[queue + 1]):
-            group = groups[place]
-            swap, counts = 0.0, True
-            if before < 0:
-                start_s, variance, run_s, busy_s, swap, gives_way = opening(packed, queue, group)
-                counts = packed.active[queue] >= 0
-                sums[SWAPS] += packed.model[group] != packed.active[queue]
-                sums[REDO] += packed.queue[queue, CLEAR_COST] if gives_way else 0.0
-                sums[DISPLACED] += weights[HEAD_GAIN] if displaces(packed, queue, group) else 0.0
-            elif packed.model[before] != packed.model[group]:
-                end_s = max(start_s + packed.on_kind[kind, before, DRAIN], busy_s)
-                model = packed.model[group]
-                swap = max(packed.warm[kind, model], packed.swap[queue, model] - (end_s - run_s))
-                start_s = run_s = end_s + swap
-                variance += packed.on_kind[kind, before, OWN_VARIANCE]
-                sums[SWAPS] += 1
-            sums[SUM_SWAP] += swap if counts else 0.0
-            work_s, own_s = packed.on_kind[kind, group, WORK], packed.on_kind[kind, group, OWN]
-            own_variance, work_variance = packed.on_kind[kind, group, OWN_VARIANCE], packed.on_kind[kind, group, WORK_VARIANCE]
-            requests = packed.group[group, REQUESTS]
-            gap_s = start_s + own_s - packed.group[group, DEADLINE]
-            late, tardiness_s = lateness(gap_s, work_s - packed.group[group, SPREAD], variance + own_variance, work_variance)
-            sums[SUM_LATE] += requests * late
-            sums[SUM_TARDINESS] += requests * tardiness_s
-            sums[SUM_COMPLETION] += requests * (start_s + own_s + 0.5 * work_s)
-            sums[STARVATION] += packed.group[group, STARVING] * max(0.0, start_s + work_s + own_s - packed.group[group, STARVES])
-            start_s += work_s
-            variance += work_variance
-            before = group
-    sums[TOTAL] = (
-        weights[LATE] * sums[SUM_LATE]
-        + weights[TARDINESS] * sums[SUM_TARDINESS]
-        + weights[WORK_WEIGHT] * sums[SUM_SWAP]
-        + sums[REDO]
-        + sums[DISPLACED]
-        + sums[STARVATION]
-        + weights[COMPLETION] * sums[SUM_COMPLETION]
-    )
-
-
-def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers) -> Costs:
+def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> Costs:
     """Orders that fit and are valid, with no group where it cannot be served."""
-    sums = np.zeros(TOTAL + 1)
-    _evaluate(packed, first, groups, sums)
-    return Costs(
-        late=float(sums[SUM_LATE]),
-        tardiness_s=float(sums[SUM_TARDINESS]),
-        swap_s=float(sums[SUM_SWAP]),
-        swaps=int(sums[SWAPS]),
-        redo_cost=float(sums[REDO]),
-        displaced_cost=float(sums[DISPLACED]),
-        starvation_cost=float(sums[STARVATION]),
-        completion_s=float(sums[SUM_COMPLETION]),
-        total=float(sums[TOTAL]),
-    )
+    queue = np.arange(len(packed.kind)).repeat(np.diff(first))
+    model = packed.model[groups]
+    rows = np.zeros((of.GROUP_ROWS, len(groups)))
+    on_kind, group = packed.on_kind[packed.kind[queue], groups], packed.group[groups]
+    rows[[of.WORK, of.WORK_VARIANCE, of.OWN, of.OWN_VARIANCE, of.DRAIN]] = on_kind[:, [WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN]].T
+    rows[[of.REQUESTS, of.DEADLINE, of.SPREAD]] = group[:, [REQUESTS, DEADLINE, SPREAD]].T
+    rows[of.SWAP], rows[of.WARM] = packed.swap[queue, model], packed.warm[packed.kind[queue], model]
+    rows[of.MODEL], rows[of.BAND] = model, packed.band[groups]
+    # -1, no head, takes what is appended.
+    head_model, head_band = np.append(packed.model, -1)[packed.head], np.append(packed.band, 0)[packed.head]
+    engines = np.concatenate((packed.queue.T, [packed.active, head_model, head_band]))
+    return of.order_times(rows, queue, engines, weights).costs()

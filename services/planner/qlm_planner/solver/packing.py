@@ -7,18 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qlm_planner.order_cost import FAR_S
 from qlm_planner.solver.problem import Booleans, Floats, Integers, Problem
-
-FAR_S = 1e12
-"""Stands for "no deadline": infinite values would make NaN of a product with 0."""
-STARVED_MIN = 8.0
-"""A group that starves counts as at least so many requests: it has to stand against large ones."""
 
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
 """Columns of a group on a kind."""
-(REQUESTS, DEADLINE, SPREAD, STARVES, STARVING) = range(5)
-"""Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last; when its last request
-starves, and what each second beyond that costs."""
+(REQUESTS, DEADLINE, SPREAD) = range(3)
+"""Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last."""
 (LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR, CLEAR_COST) = range(6)
 """Columns of a queue."""
 (LATE, TARDINESS, WORK_WEIGHT, COMPLETION, HEAD_GAIN) = range(5)
@@ -26,7 +21,7 @@ starves, and what each second beyond that costs."""
 
 
 class Packed(NamedTuple):
-    """`on_kind` [K, G, 5], `group` [G, 5], `queue` [Q, 6], `swap` [Q, M], `warm` [K, M], `weights` [5]; `serves` [K, G]."""
+    """`on_kind` [K, G, 5], `group` [G, 3], `queue` [Q, 6], `swap` [Q, M], `warm` [K, M], `weights` [5]; `serves` [K, G]."""
 
     on_kind: Floats
     group: Floats
@@ -51,14 +46,11 @@ def packed(problem: Problem) -> Packed:
     on_kind[~serves] = 0.0
     requests = problem.count * problem.weight
     deadline = np.minimum(problem.deadline_s, FAR_S)
-    slo = np.minimum(problem.slo_s, FAR_S)
-    starves = np.minimum(deadline + problem.spread_s + weights.starvation_slos * slo, FAR_S)
-    starving = np.maximum(requests, STARVED_MIN * problem.weight * (requests > 0.0)) * weights.starvation / np.maximum(slo, 1.0)
     kind = problem.kind.astype(np.int32)
     swap = np.where(problem.warm, problem.warm_s[kind], swap_s[kind])
     return Packed(
         on_kind=np.ascontiguousarray(on_kind),
-        group=_columns(requests, deadline, np.minimum(problem.spread_s, FAR_S), starves, np.where(starves < FAR_S, starving, 0.0)),
+        group=_columns(requests, deadline, np.minimum(problem.spread_s, FAR_S)),
         model=problem.model.astype(np.int32),
         band=problem.band.astype(np.int32),
         serves=np.ascontiguousarray(serves),

@@ -18,8 +18,6 @@ from qlm_planner.solver.packing import (
     OWN_VARIANCE,
     REQUESTS,
     SPREAD,
-    STARVES,
-    STARVING,
     TARDINESS,
     WORK,
     WORK_VARIANCE,
@@ -174,9 +172,6 @@ def walk(packed: Packed, plan: Plan, sketch: Sketch, allowance: float) -> float:
         total += rows[group, REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
         start_s += work_s
         variance += work_variance
-        starved_s = start_s + own_s - rows[group, STARVES]
-        if starved_s > 0.0:
-            total += rows[group, STARVING] * starved_s
         if total > most:
             return np.inf
         starts[number], variances[number], runs[number], costs[number] = start_s, variance, run_s, total

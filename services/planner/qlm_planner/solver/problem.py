@@ -28,16 +28,13 @@ class ProblemError(QlmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of the objective, as in `qlm_planner.policy`. `starvation`: of a request that waits one SLO beyond `starvation_slos` past its
-    deadline."""
+    """Of the objective, as in `qlm_planner.policy`."""
 
     late: float = 1000.0
     tardiness: float = 1.0
     work: float = 10.0
     completion: float = 0.3
     head_gain: float = 500.0
-    starvation_slos: float = 2.0
-    starvation: float = 10_000.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -196,8 +193,7 @@ class Orders:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Of all queues. `late`, `tardiness_s`, `completion_s`: expected, each request by its weight. `swap_s`: without the first load of an
-    empty engine. `redo_cost`: of what gives way; `displaced_cost`: heads that give way, `head_gain` each; `starvation_cost`: waits beyond
-    the bound. `total`: the objective."""
+    empty engine. `redo_cost`: of what gives way; `displaced_cost`: heads that give way, `head_gain` each. `total`: the objective."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
@@ -205,7 +201,6 @@ class Costs:
     swaps: int = 0
     redo_cost: float = 0.0
     displaced_cost: float = 0.0
-    starvation_cost: float = 0.0
     completion_s: float = 0.0
     total: float = 0.0
 

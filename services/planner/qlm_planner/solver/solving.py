@@ -45,7 +45,9 @@ class _Work:
         return cls(problem=problem, packed=packed(problem))
 
     def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
-        return Solved(orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups), rule=rule)
+        return Solved(
+            orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups, self.problem.weights), rule=rule
+        )
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
         size = self.problem.groups
@@ -73,7 +75,7 @@ def evaluate(problem: Problem, orders: Orders) -> Costs:
     kinds = np.repeat(work.packed.kind, np.diff(orders.first))
     if not work.packed.serves[kinds, orders.groups].all():
         raise ProblemError("orders: a group is on a queue that cannot serve it")
-    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32))
+    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.weights)
 
 
 def construct(problem: Problem) -> Solved:

@@ -168,6 +168,7 @@ class InstanceLoad(_message.Message):
     HOST_MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     GIVING_WAY_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     active_model: _builtins.str
     """Empty while none is loaded."""
     running: _builtins.int
@@ -198,6 +199,8 @@ class InstanceLoad(_message.Message):
     """Host memory that these may take; 0 where the engine does not tell."""
     giving_way: _builtins.str
     """How requests of the active model make room, evict or KV swap by context, and why, for people; empty where none do."""
+    batch: _builtins.int
+    """Most requests that it runs at once now, as its batch size is decided."""
     @_builtins.property
     def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models in host memory."""
@@ -221,10 +224,11 @@ class InstanceLoad(_message.Message):
         host_memory_used_bytes: _builtins.int = ...,
         host_memory_bytes: _builtins.int = ...,
         giving_way: _builtins.str = ...,
+        batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "completed", b"completed", "evictions", b"evictions", "giving_way", b"giving_way", "host_memory_bytes", b"host_memory_bytes", "host_memory_used_bytes", b"host_memory_used_bytes", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_offloads", b"kv_offloads", "kv_restores", b"kv_restores", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "offloaded", b"offloaded", "running", b"running", "swapping_to", b"swapping_to", "warm_models", b"warm_models", "warmings", b"warmings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_model", b"active_model", "batch", b"batch", "completed", b"completed", "evictions", b"evictions", "giving_way", b"giving_way", "host_memory_bytes", b"host_memory_bytes", "host_memory_used_bytes", b"host_memory_used_bytes", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_offloads", b"kv_offloads", "kv_restores", b"kv_restores", "kv_used_tokens", b"kv_used_tokens", "model_swaps", b"model_swaps", "offloaded", b"offloaded", "running", b"running", "swapping_to", b"swapping_to", "warm_models", b"warm_models", "warmings", b"warmings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,199 @@
+"""What orders of groups cost: the objective of the plan (design, "The planner"), for many virtual queues in one pass over arrays.
+
+Groups of one model in a row are a *run*. A group starts when the work ahead of it in its run is done; a run starts when the one before has
+drained and the next model is loaded, which is warmed meanwhile; in front stands what the engine does now. What that is, and what a group
+adds, are columns (`class_terms`); seconds are counted from now. Each request has its own deadline, so lateness is worked out at four points
+of a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
+
+    late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
+        + completion * request-seconds until completion
+
+`solver.plan.walk` is the same cost one group at a time, for the search; tests hold them equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from qlm_planner.solver.problem import Costs, Weights
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+(WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
+"""Rows of a group on its queue: engine time of all its requests and its variance; from a request's start to what its SLO bounds; from the
+group's last start to its last end."""
+(REQUESTS, DEADLINE, SPREAD, SWAP, WARM, MODEL, BAND, COUNT, SLO) = range(5, 14)
+"""Requests by their weight; the deadline of the first, and what lies between that and the last; to make its model the active one, from
+where its weights are now and from host memory; the model's number; the rank; requests that wait; the SLO."""
+GROUP_ROWS = 14
+
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR, CLEAR_COST, ACTIVE, HEAD_MODEL, HEAD_BAND) = range(9)
+"""Rows of a queue: until a new request of the active model would start; until all that runs has ended; until it has given way, where
+another model comes first, and what that costs; numbers of the active model and of the head's (-1 for none); the head's rank."""
+QUEUE_ROWS = 9
+
+FAR_S = 1e12
+"""Stands for "no deadline": infinite values would make NaN of a product with 0."""
+SHARES = np.array([[0.125], [0.375], [0.625], [0.875]])
+"""Points of a group at which lateness is worked out: its requests in four parts."""
+VARIANCE_MIN = 1e-6
+INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderTimes:
+    """Of the groups of some orders [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last
+    end; `late`: the expected share of the requests. `parts` [PARTS, queues]: the cost of each queue."""
+
+    start_s: Floats
+    end_s: Floats
+    end_variance: Floats
+    late: Floats
+    parts: Floats
+
+    @property
+    def cost(self) -> Floats:
+        """The objective [queues]."""
+        total: Floats = self.parts[TOTAL]
+        return total
+
+    def costs(self, queues: slice = slice(None)) -> Costs:
+        """Of some queues together."""
+        late, tardiness_s, swap_s, swaps, redo, displaced, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
+        return Costs(
+            late=late,
+            tardiness_s=tardiness_s,
+            swap_s=swap_s,
+            swaps=round(swaps),
+            redo_cost=redo,
+            displaced_cost=displaced,
+            completion_s=completion_s,
+            total=total,
+        )
+
+
+(LATE, TARDINESS, SWAP_S, SWAPS, REDO, DISPLACED, COMPLETION, TOTAL) = range(8)
+"""Parts of the cost of a queue, as `Costs` has them."""
+PARTS = 8
+
+
+def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights) -> OrderTimes:
+    """`rows` [GROUP_ROWS, groups]: queue after queue, each in its order; `queue` [groups]: where each stands, rising; `engines`
+    [QUEUE_ROWS, queues]. Costs O(groups)."""
+    parts = np.zeros((PARTS, engines.shape[1]))
+    parts[DISPLACED] = np.where(engines[HEAD_MODEL] >= 0.0, weights.head_gain, 0.0)
+    if not len(queue):
+        parts[TOTAL] = parts[DISPLACED]
+        nothing = np.zeros(0)
+        return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, parts=parts)
+    model = rows[MODEL]
+    opens = np.ones(len(queue), dtype=np.bool_)
+    np.not_equal(queue[1:], queue[:-1], out=opens[1:])
+    fresh = opens.copy()
+    fresh[1:] |= model[1:] != model[:-1]
+    first, run_first = np.flatnonzero(opens), np.flatnonzero(fresh)
+    run = np.add.accumulate(fresh, dtype=np.int64) - 1
+    run_last = np.append(run_first[1:], len(queue)) - 1
+    run_opens = opens[run_first]
+    of = queue[first]
+    heads, engine = rows[:, first], engines[:, of]
+    goes_on = heads[MODEL] == engine[ACTIVE]
+    begin_s, begin_variance, busy_s, swap_s, clears = _opening(heads, engine, goes_on, weights)
+
+    work_s, work_variance, own_variance = rows[WORK], rows[WORK_VARIANCE], rows[OWN_VARIANCE]
+    lasts_s = np.add.reduceat(work_s, run_first) + rows[DRAIN, run_last]
+    ends_s = np.maximum(begin_s + lasts_s[run_opens], busy_s)
+    # The next model is warmed during a run; one that goes on has been for long.
+    before_s = np.zeros_like(lasts_s)
+    lasts_s[run_opens] = ends_s - np.where(goes_on, 0.0, begin_s)
+    before_s[1:] = lasts_s[:-1]
+    swaps_s = np.maximum(rows[WARM, run_first], rows[SWAP, run_first] - before_s)
+    swaps_s[run_opens] = begin_s
+    lasts_s[run_opens] = ends_s - begin_s
+    starts_s = _within(swaps_s + lasts_s, run_opens) - lasts_s
+    spread = np.zeros(len(queue))
+    spread[run_last] = own_variance[run_last]
+    variance = np.repeat(begin_variance, np.diff(np.append(first, len(queue))))
+    variance += _within(work_variance + spread, opens) - work_variance - spread
+
+    start_s = starts_s[run] + _within(work_s, fresh) - work_s
+    reached_s = start_s + rows[OWN]
+    late, tardiness_s = _lateness(reached_s - rows[DEADLINE], work_s - rows[SPREAD], variance + own_variance, work_variance)
+    requests = rows[REQUESTS]
+    each = np.array(
+        (
+            requests * late,
+            requests * tardiness_s,
+            requests * (reached_s + 0.5 * work_s),
+        )
+    )
+    parts[[[LATE], [TARDINESS], [COMPLETION]], of] = np.add.reduceat(each, first, axis=1)
+    # The first load of an empty engine keeps nobody waiting.
+    swaps_s[run_opens] = np.where(engine[ACTIVE] >= 0.0, swap_s, 0.0)
+    which = np.flatnonzero(run_opens)
+    parts[SWAP_S, of] = np.add.reduceat(swaps_s, which)
+    parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - goes_on
+    parts[REDO, of] = np.where(clears, engine[CLEAR_COST], 0.0)
+    parts[DISPLACED, of] = np.where(_displaces(heads, engine), weights.head_gain, 0.0)
+    parts[TOTAL] = (
+        weights.late * parts[LATE]
+        + weights.tardiness * parts[TARDINESS]
+        + weights.work * parts[SWAP_S]
+        + weights.completion * parts[COMPLETION]
+        + parts[REDO]
+        + parts[DISPLACED]
+    )
+    return OrderTimes(
+        start_s=start_s,
+        end_s=start_s + work_s + np.maximum(rows[OWN], rows[DRAIN]),
+        end_variance=variance + work_variance + own_variance,
+        late=late,
+        parts=parts,
+    )
+
+
+def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
+    """Of the first group of each queue: when it starts, with the variance; until when the engine is busy with what it does now; the seconds
+    of swapping; whether what runs gives way. It does where the group would be late behind it, and has more to win than it costs."""
+    busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
+    behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
+    clears = ~goes_on & (engine[CLEAR] < busy_s) & (behind_s + heads[OWN] > heads[DEADLINE])
+    clears &= engine[CLEAR_COST] < weights.late * heads[REQUESTS]
+    ready_s = np.where(clears, engine[CLEAR], busy_s)
+    begin_s = np.where(goes_on, engine[LEAD], ready_s + np.maximum(warm_s, swap_s - ready_s))
+    variance = np.where(goes_on, engine[LEAD_VARIANCE], np.where(clears, 0.0, engine[DRAIN_LEAD_VARIANCE]))
+    return begin_s, variance, np.where(clears, 0.0, busy_s), np.where(goes_on, 0.0, begin_s - ready_s), clears
+
+
+def _displaces(heads: Floats, engine: Floats) -> Booleans:
+    """The first group changes what the engine does next: another model than the head's and the active one, for the sake of its own band (a
+    higher one needs no gain)."""
+    changes = (engine[HEAD_MODEL] >= 0.0) & (heads[BAND] >= engine[HEAD_BAND])
+    found: Booleans = changes & (heads[MODEL] != engine[HEAD_MODEL]) & (heads[MODEL] != engine[ACTIVE])
+    return found
+
+
+def _within(values: Floats, begins: Booleans) -> Floats:
+    """Sums of values up to each one since the last beginning."""
+    sums = np.add.accumulate(values)
+    at = np.flatnonzero(begins)
+    sums -= np.repeat(sums[at] - values[at], np.diff(np.append(at, len(values))))
+    return sums
+
+
+def _lateness(gap_s: Floats, stretch_s: Floats, variance: Floats, work_variance: Floats) -> tuple[Floats, Floats]:
+    """P(late) and expected tardiness of a request, in the mean over the points of its group. `gap_s`: from the deadline of the first one to
+    its end; `stretch_s`: how much more that is for the last one; `variance`: of the first one's end, `work_variance`: what the last one has
+    beyond."""
+    deviation = np.sqrt(np.maximum(variance + SHARES * work_variance, VARIANCE_MIN))
+    z = (gap_s + SHARES * stretch_s) / deviation
+    above = ndtr(z)
+    excess = np.maximum(0.0, deviation * (z * above + INVERSE_SQRT_2PI * np.exp(-0.5 * z * z)))
+    return above.mean(axis=0), excess.mean(axis=0)

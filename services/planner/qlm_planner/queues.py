@@ -1,0 +1,92 @@
+"""The virtual queues of the instances that serve, as `order_cost` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms, serving
+from qlm_planner.estimates import Estimates
+from qlm_planner.items import Group, Slot
+from qlm_planner.order_cost import ACTIVE, MODEL, WORK, Floats, OrderTimes, order_times
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """One virtual queue: `groups` in its order, the same as `rows` of `order_cost`, and its column there (`engine`). `crowd`: requests that
+    an instance has on average."""
+
+    slot: Slot
+    groups: list[Group]
+    rows: Floats
+    engine: tuple[float, ...]
+    crowd: float
+
+    @property
+    def work_s(self) -> float:
+        """Of all that runs and waits."""
+        return self.engine[0] + float(self.rows[WORK].sum())
+
+    def goes_on(self, model: str, position: int) -> bool:
+        """The active model serves a group there, without a model swap before."""
+        return self.slot.active_model == model and bool((self.rows[MODEL, :position] == self.engine[ACTIVE]).all())
+
+    def insert(self, position: int, group: Group, column: Floats) -> None:
+        self.groups.insert(position, group)
+        self.rows = np.insert(self.rows, position, column, axis=1)
+
+
+def lines_of(board: Board, made: ClassTerms, now_s: float, without: Collection[str] = ()) -> list[Line]:
+    """The queues of the instances that serve now, by name, without some groups. Costs O(groups)."""
+    slots = serving(board)
+    queues = [[group for group in board.queue_groups(slot.facts.name) if group.group_id not in without] for slot in slots]
+    bounds = np.cumsum([0, *(len(queue) for queue in queues)]).tolist()
+    on = np.arange(len(slots), dtype=np.int64).repeat([len(queue) for queue in queues])
+    columns = made.columns([group for queue in queues for group in queue])
+    crowd = crowd_of(slots, columns.count)
+    rows = made.rows(slots, on, columns, crowd, now_s)
+    return [
+        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine_row(made.estimates, slot, queue), crowd=crowd)
+        for slot, queue, (begin, end) in zip(slots, queues, pairwise(bounds), strict=True)
+    ]
+
+
+def crowd_of(slots: Sequence[Slot], waiting: Floats) -> float:
+    """Requests that an instance has on average, which share its batch."""
+    return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
+
+
+def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> tuple[float, ...]:
+    """The column of a queue. Its head is the group that is served now, or next."""
+    engine = estimates.engine(slot)
+    head = queue[0] if queue and estimates.can_serve(slot, queue[0].traits.key.model) else None
+    return (
+        engine.left_s,
+        engine.left_variance,
+        engine.drain_s,
+        engine.drain_variance,
+        engine.clear_s,
+        engine.clear_cost,
+        engine.model_code,
+        -1.0 if head is None else estimates.code(head.traits.key.model),
+        0.0 if head is None else head.rank,
+    )
+
+
+def columns_on(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: float) -> Floats:
+    """A group as it would be on each of some queues [GROUP_ROWS, lines]."""
+    slots = [line.slot for line in lines]
+    on = np.arange(len(slots), dtype=np.int64)
+    alone = made.columns([group]).take(np.zeros(len(slots), dtype=np.int64))
+    return made.rows(slots, on, alone, lines[0].crowd, now_s)
+
+
+def times_of(lines: Sequence[Line], made: ClassTerms) -> OrderTimes:
+    """Of the groups of all queues, one queue after the other."""
+    queue = np.arange(len(lines)).repeat([len(line.groups) for line in lines])
+    rows, engines = np.concatenate([line.rows for line in lines], axis=1), np.array([line.engine for line in lines]).T
+    return order_times(rows, queue, engines, made.estimates.weights)
