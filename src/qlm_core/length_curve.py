@@ -82,7 +82,8 @@ class LengthCurve:
     @property
     def output_tokens(self) -> Normal:
         """Mean and variance of the length."""
-        return self.left(0.0)
+        mean = float(self._above_tokens[0] / self._above[0])
+        return Normal(mean, max(0.0, float(self._above_squares[0] / self._above[0]) - mean * mean))
 
     def survival(self, produced_tokens: float) -> float:
         """P(O > a)."""
