@@ -65,7 +65,7 @@ class Estimates:
     _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
     _profiles: ProfileSnapshot | None = None
     _hardware: dict[tuple[InstanceFacts, str], HardwareProfile | None] = field(default_factory=dict)
-    _services: dict[tuple[InstanceFacts, GroupKey, int], Service | None] = field(default_factory=dict)
+    _services: dict[tuple[InstanceFacts, GroupKey, int], Service] = field(default_factory=dict)
     _terms: dict[str, tuple[TermKey, Term]] = field(default_factory=dict)
     _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _running: dict[tuple[str, str], tuple[Service, GivingWay]] = field(default_factory=dict)
@@ -100,11 +100,12 @@ class Estimates:
     def hardware(self, facts: InstanceFacts, model: str) -> HardwareProfile | None:
         """The profile of a model on an instance; None where it does not serve the model or nobody has measured the pair."""
         key = (facts, model)
-        if key not in self._hardware:
+        found = self._hardware.get(key)
+        if found is None:
             spec = self._catalogue.get(model) if model in facts.models else None
             found = None if spec is None or self._profiles is None else self._profiles.hardware_for(facts, spec)
             self._hardware[key] = found
-        return self._hardware[key]
+        return found
 
     def likeness(self, facts: InstanceFacts) -> Likeness:
         """Its profiles for each model, and its own settings."""
@@ -335,16 +336,15 @@ class Estimates:
 
     def _service_of_size(self, facts: InstanceFacts, key: GroupKey, size: int) -> Service | None:
         index = (facts, key, size)
-        if index not in self._services:
-            if len(self._services) >= CLASSES_MAX:
-                self._services.clear()
+        found = self._services.get(index)
+        if found is None:
             hardware = self.hardware(facts, key.model)
             if hardware is None or self._profiles is None:
-                self._services[index] = None
-            else:
-                output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
-                mean_tokens = math.exp(size * PROMPT_STEP)
-                self._services[index] = service_of(
-                    mean_tokens, output, hardware, facts.batch_max, prompt_variance=self._prompt_variance(key)
-                )
-        return self._services[index]
+                return None
+            if len(self._services) >= CLASSES_MAX:
+                self._services.clear()
+            output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
+            mean_tokens = math.exp(size * PROMPT_STEP)
+            found = service_of(mean_tokens, output, hardware, facts.batch_max, prompt_variance=self._prompt_variance(key))
+            self._services[index] = found
+        return found
