@@ -171,7 +171,7 @@ class ClassTerms:
         )
 
     def _number(self, group: Group) -> int:
-        key = replace(group.traits.key, cluster="")
+        key = replace(group.traits.key, cluster="") if group.traits.key.cluster else group.traits.key
         number = self._key_numbers.get(key)
         if number is None:
             number = self._key_numbers[key] = len(self._keys)
@@ -191,9 +191,9 @@ class ClassTerms:
         place = (numbers[on], groups.key, groups.size)
         columns = self._column_of[place]
         if (columns < 0).any():
-            missing = np.unique(np.stack(np.broadcast_arrays(*place))[:, columns < 0], axis=1)
+            missing = np.stack(np.broadcast_arrays(*place))[:, columns < 0]
             one_of = dict(zip(numbers.tolist(), slots, strict=True))
-            for number, key, size in missing.T.tolist():
+            for number, key, size in sorted(set(zip(*missing.tolist(), strict=True))):
                 self._fill(one_of[number], number, key, size)
             columns = self._column_of[place]
         return self._table[:, columns]
