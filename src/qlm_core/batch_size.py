@@ -118,5 +118,4 @@ def _in_time(demand: ClassDemand, prefill_s: float, step_s: Floats) -> Floats:
     left_s = SLO_SHARE * demand.slo_s - prefill_s
     if demand.first_token or demand.slo_s == np.inf:
         return np.where(step_s < left_s, 1.0, 0.0)
-    above, _, _ = demand.outputs.beyond(np.maximum(0.0, left_s / step_s))
-    return 1.0 - above
+    return 1.0 - demand.outputs.survival_of(left_s / step_s)

@@ -33,7 +33,8 @@ UPPERS: tuple[int, ...] = (
 BINS = len(UPPERS)
 
 _HIGH: FloatArray = np.array(UPPERS, dtype=np.float64)
-_LOW: FloatArray = np.concatenate([[0.0], _HIGH[:-1]])
+_EDGES: FloatArray = np.concatenate([[0.0], _HIGH])
+_LOW: FloatArray = _EDGES[:-1]
 _WIDTH: FloatArray = _HIGH - _LOW
 _MEAN: FloatArray = (_LOW + 1.0 + _HIGH) / 2.0
 _SQUARE: FloatArray = _MEAN**2 + (_WIDTH**2 - 1.0) / 12.0
@@ -73,7 +74,7 @@ class LengthCurve:
             raise ValueError(f"a length curve has {BINS} finite shares >= 0, not all zero")
         shares = shares / total
         above = np.zeros((3, BINS + 1))
-        above[:, :-1] = np.cumsum((_POWERS * shares)[:, ::-1], axis=1)[:, ::-1]
+        np.add.accumulate((_POWERS * shares)[:, ::-1], axis=1, out=above[:, -2::-1])
         object.__setattr__(self, "shares", shares)
         object.__setattr__(self, "_above", above[0])
         object.__setattr__(self, "_above_tokens", above[1])
@@ -82,11 +83,17 @@ class LengthCurve:
     @property
     def output_tokens(self) -> Normal:
         """Mean and variance of the length."""
-        return self.left(0.0)
+        mean = float(self._above_tokens[0] / self._above[0])
+        return Normal(mean, max(0.0, float(self._above_squares[0] / self._above[0]) - mean * mean))
 
     def survival(self, produced_tokens: float) -> float:
         """P(O > a)."""
-        return float(self.beyond(np.array([produced_tokens]))[0][0])
+        return float(self.survival_of(produced_tokens))
+
+    def survival_of(self, produced_tokens: npt.ArrayLike) -> FloatArray:
+        """`survival` of many. Even inside a bin."""
+        found: FloatArray = np.interp(np.floor(produced_tokens), _EDGES, self._above)
+        return found
 
     def quantile(self, probability: float) -> float:
         """The length that outputs stay at or below with this probability, which is in (0, 1)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -42,7 +43,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def prompt_digest(model: str, prompt_ids: Sequence[int]) -> int:
     """64 bits that stand for the model and the prompt."""
     digest = hashlib.blake2b(model.encode() + b"\0", digest_size=8)
-    digest.update(np.asarray(prompt_ids, dtype="<u4").tobytes())
+    digest.update(struct.pack(f"<{len(prompt_ids)}I", *prompt_ids))
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -111,7 +111,7 @@ def _group_record(state: MemoryState, group: StoredGroup) -> GroupRecord:
         first_deadline_s=group.first_deadline_s,
         next_deadline_s=state.next_deadline_s(group),
         last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
-        meta=dict(group.meta),
+        meta=group.meta,
         slo_least_s=group.slo_least_s,
     )
 

@@ -147,7 +147,7 @@ def _emit_one(step: Step, incarnation: str, emission: Emission) -> StepStatus:
         return StepStatus.STALE
     if emission.offset > len(request.progress):
         return StepStatus.GAP
-    if _append(step.now_s, request, emission) and emission.frame:
+    if _append(step.now_s, request, emission) and emission.frame and request.gateway:
         step.frame(request.gateway, Frame.FromString(emission.frame))
     return StepStatus.DONE
 

@@ -120,11 +120,10 @@ class Step:
         message = self._result(request, end, result, by)
         owner = request.incarnation
         self.event(TERMINAL_EVENTS[end], request, incarnation=owner, extra=extra)
-        last = Frame.FromString(frame)
-        if not frame:
-            last = Frame(queue_id=request.queue_id, attempt=request.attempt)
-        last.result.CopyFrom(message)
-        self.frame(request.gateway, last)
+        if request.gateway:
+            last = Frame.FromString(frame) if frame else Frame(queue_id=request.queue_id, attempt=request.attempt)
+            last.result.CopyFrom(message)
+            self.frame(request.gateway, last)
         if request.text:
             message.MergeFromString(bytes(request.progress))
         else:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from opentelemetry.trace import NoOpTracerProvider
+
 from qlm.api.v1.gateway_pb2 import StreamResponse, SubmitRequest
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import QlmError
@@ -20,6 +22,7 @@ from qlm_sim.description import ClusterDescription, InstanceDescription
 from qlm_sim.gateway import ServerCall, SimGateway
 from qlm_sim.network import Command
 from qlm_sim.requests import SimRequest, message
+from qlm_sim.server import READ_ONLY
 
 SUBMIT_RETRY_S = 1.0
 """A request that is refused because the queue is full is sent again after this."""
@@ -159,6 +162,7 @@ class _Comparison:
         self._sample_every_s = sample_every_s
         bounds = replace(description.bounds, result_ttl_s=RESULT_KEPT_S)
         self._cluster = Cluster(replace(description, instances=coarse, profiles_every_s=PROFILES_EVERY_S, bounds=bounds), seed, policy)
+        self._cluster.site.tracing = NoOpTracerProvider()
         self._cluster.server.watchers.append(self)
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}
@@ -224,6 +228,8 @@ class _Comparison:
 
     def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
         """Keeps the ends of requests."""
+        if command.name in READ_ONLY:
+            return
         for key, stored in reversed(self._cluster.server.queue.state.terminals.items()):
             if key in self._ended:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qlm_agent.config import AgentConfig, served_models
+from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
 from qlm_planner.policy import Policy
@@ -18,9 +19,10 @@ def describe(
     """The cluster with the agents of these names. Raises ConfigError as an agent would."""
     configs = [load_config(AgentConfig, path, "agents", name, overrides) for name in agents]
     models = configs[0].models if configs else ()
+    shipped = shipped_snapshot()
     return ClusterDescription(
         models=tuple(model.spec() for model in models),
-        instances=tuple(_instance(config) for config in configs),
+        instances=tuple(_instance(config, shipped) for config in configs),
         gateways=gateways,
         planners=planners,
     )
@@ -31,6 +33,6 @@ def policy_of(path: str, overrides: Mapping[str, object]) -> Policy:
     return load_config(PlannerConfig, path, overrides=overrides).policy()
 
 
-def _instance(config: AgentConfig) -> InstanceDescription:
-    served = tuple(served_models(config, shipped_snapshot()))
+def _instance(config: AgentConfig, shipped: ProfileSnapshot) -> InstanceDescription:
+    served = tuple(served_models(config, shipped))
     return InstanceDescription(agent=config.agent.model_copy(update={"models": served}))

@@ -59,15 +59,16 @@ def message(request: SimRequest, spec: ModelSpec) -> request_pb2.Request:
         slo.priority = request.slo.priority
     else:
         slo.seconds = request.slo.seconds
-    return request_pb2.Request(
+    sent = request_pb2.Request(
         model=request.model,
-        tokens=request_pb2.TokenPrompt(ids=prompt_ids(request, spec)),
         slo=slo,
         tenant=request.tenant,
         request_id=request.request_id,
         expire_after_s=request.expire_after_s,
         sampling=_sampling(request),
     )
+    sent.tokens.ids.extend(prompt_ids(request, spec))
+    return sent
 
 
 def _sampling(request: SimRequest) -> request_pb2.SamplingParams | None:

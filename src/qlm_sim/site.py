@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import TracerProvider
 
 from qlm_agent.telemetry import AgentMetrics
 from qlm_core.model import ModelSpec
@@ -43,13 +44,13 @@ class CountedIds(IdGenerator):
 
 def silent_tracing() -> TracerProvider:
     """Traces are begun and carried along, as live, and recorded nowhere."""
-    return TracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), id_generator=CountedIds(), shutdown_on_exit=False)
+    return SdkTracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), id_generator=CountedIds(), shutdown_on_exit=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """One per run. `effects`: what the machines of agents and planners wanted done, how often, by kind and cause. `on_step`: told of the
-    effects of every step, before they are carried out."""
+    """One per run. `on_step`: told of the effects of every step of an agent's or planner's machine, before they are carried out; with it
+    `effects` counts them, by kind and cause."""
 
     description: ClusterDescription
     schedule: Schedule
@@ -86,11 +87,12 @@ class Site:
         """A machine took an event."""
         if self.transcript.on:
             self.transcript.step(self.schedule.now_s, process.name, event, effects)
+        if self.on_step is None:
+            return
         for effect in effects:
             cause = getattr(effect, "cause", None) or getattr(effect, "tier", None)
             self.effects[type(effect).__name__ if cause is None else f"{type(effect).__name__} {cause.value}"] += 1
-        if self.on_step is not None:
-            self.on_step(process, effects)
+        self.on_step(process, effects)
 
     def new_id(self) -> str:
         """Never the same twice in a run."""

@@ -46,8 +46,7 @@ class Storm:
     def begin(self) -> None:
         """Schedules all of it."""
         self._cluster.network.settings = self._weather.network
-        if any(strike.ambush for strike in self._weather.strikes):
-            self._cluster.site.on_step = self._stepped
+        self._cluster.site.on_step = self._stepped
         for strike in self._weather.strikes:
             self._cluster.schedule.at(START_S + strike.at_s, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
         self._cluster.schedule.at(START_S + self._weather.trouble_s, self._calm)

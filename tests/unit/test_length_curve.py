@@ -73,7 +73,9 @@ def test_what_outlived_all_that_was_seen_has_half_as_long_again() -> None:
 @given(lengths, st.lists(st.floats(0.0, 2.0 * TOKENS_MAX), min_size=1, max_size=20))
 def test_the_curve_is_a_distribution(values: list[int], produced: list[float]) -> None:
     curve = curve_of(values)
+    assert curve.output_tokens == curve.left(0.0)
     survivals = [curve.survival(tokens) for tokens in sorted(produced)]
+    assert survivals == pytest.approx(curve.beyond(np.array(sorted(produced)))[0].tolist(), abs=1e-12)
     assert all(-1e-9 <= survival <= 1.0 + 1e-9 for survival in survivals)
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(survivals))
     quantiles = [curve.quantile(probability) for probability in (0.01, 0.25, 0.5, 0.75, 0.99)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import yaml
 from scipy.special import gammaincinv, log1p
 
+from qlm_core.overload import Overload
 from qlm_core.request import RequestState
 from qlm_load import azure_shape
 from qlm_load.matrix.cells import Cell, Traffic
@@ -130,6 +131,7 @@ def run(task: Task) -> Measures:
         path.write_text(yaml.safe_dump(_document(cell)), encoding="utf-8")
         cluster = describe(str(path), [name for name, _ in _instances(cell)], overrides)
         policy = policy_of(str(path), overrides)
+    cluster = replace(cluster, predictions=policy.overload is Overload.REFUSE)  # they decide nothing else
     limit_s = max(LIMIT_SPANS * requests[-1].arrival_s, LIMIT_MIN_S)
     result = simulate(cluster, requests, policy, seed=task.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=limit_s)
     return _measured(

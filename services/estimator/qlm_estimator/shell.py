@@ -121,8 +121,7 @@ class EstimatorShell:
                     await self._step(keeper, machine, EntryRead(entry_id=entry_id_of(entry.entry_id)))
                 await self._take_imports(keeper, machine)
                 await self._step(keeper, machine, Tick())
-                self._metrics.report_counts(machine.counts)
-                self._report_calibration()
+                self._report(machine)
                 if 0 < len(entries) < self._settings.events_read_max:
                     await self._sleep(self._settings.read_gap_s)
             except Unavailable as error:
@@ -132,8 +131,9 @@ class EstimatorShell:
                 structlog.get_logger().warning("lease_lost_at_publication", error=str(error))
                 return
 
-    def _report_calibration(self) -> None:
-        """Now and then: it is worked out anew from all that is remembered."""
+    def _report(self, machine: EstimatorMachine) -> None:
+        """Sets the metrics; those of calibration now and then, since they are worked out anew from all that is remembered."""
+        self._metrics.report_counts(machine.counts)
         now_s = self._clock.now_s()
         due = not 0.0 <= now_s - self._calibrated_s < CALIBRATION_EVERY_S
         if due and self._outcomes.current is not None:

@@ -45,7 +45,7 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
-from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot, entry_id
+from qlm_planner.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_process.instance_wire import from_body
 from qlm_process.length_wire import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
@@ -250,22 +250,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
             QueueRow(instance=queue.instance, version=queue.version, group_ids=tuple(queue.group_ids), running=queue.running)
             for queue in overview.virtual_queues
         ),
-        groups={
-            group_id: GroupRow(
-                group_id=group_id,
-                instance=group.instance,
-                last_instance=group.last_instance,
-                waiting=group.waiting,
-                live=group.live,
-                waiting_prompt_tokens=group.waiting_prompt_tokens,
-                first_deadline_s=group.first_deadline_s,
-                next_deadline_s=group.next_deadline_s,
-                last_deadline_s=group.last_deadline_s,
-                slo_least_s=group.slo_least_s,
-                meta=group.meta,
-            )
-            for group_id, group in overview.groups.items()
-        },
+        groups=overview.groups,
         instances=tuple(instances),
         incarnations=overview.incarnations,
         last_event_id=entry_id(overview.last_event_id),

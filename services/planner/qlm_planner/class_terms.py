@@ -170,7 +170,7 @@ class ClassTerms:
         )
 
     def _number(self, group: Group) -> int:
-        key = replace(group.traits.key, cluster="")
+        key = replace(group.traits.key, cluster="") if group.traits.key.cluster else group.traits.key
         number = self._key_numbers.get(key)
         if number is None:
             number = self._key_numbers[key] = len(self._keys)
@@ -197,8 +197,8 @@ class ClassTerms:
         place = (numbers[on, groups.model], groups.key, groups.size)
         columns = self._column_of[place]
         if (columns < 0).any():
-            missing = np.unique(np.stack(np.broadcast_arrays(*place))[:, columns < 0], axis=1)
-            for number, key, size in missing.T.tolist():
+            missing = np.stack(np.broadcast_arrays(*place))[:, columns < 0]
+            for number, key, size in sorted(set(zip(*missing.tolist(), strict=True))):
                 self._fill(one_of[number], number, key, size)
             columns = self._column_of[place]
         return self._table[:, columns]

@@ -76,7 +76,7 @@ class Estimates:
     _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
     _profiles: ProfileSnapshot | None = None
     _hardware: dict[tuple[InstanceFacts, str], HardwareProfile | None] = field(default_factory=dict)
-    _services: dict[tuple[InstanceFacts, GroupKey, int, int], Service | None] = field(default_factory=dict)
+    _services: dict[tuple[InstanceFacts, GroupKey, int, int], Service] = field(default_factory=dict)
     _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)
@@ -118,11 +118,12 @@ class Estimates:
     def hardware(self, facts: InstanceFacts, model: str) -> HardwareProfile | None:
         """The profile of a model on an instance; None where it does not serve the model or nobody has measured the pair."""
         key = (facts, model)
-        if key not in self._hardware:
+        found = self._hardware.get(key)
+        if found is None:
             spec = self._catalogue.get(model) if model in facts.models else None
             found = None if spec is None or self._profiles is None else self._profiles.hardware_for(facts, spec)
             self._hardware[key] = found
-        return self._hardware[key]
+        return found
 
     def likeness(self, slot: Slot, model: str) -> Likeness:
         """Of an instance for a model."""
@@ -243,14 +244,15 @@ class Estimates:
 
     def _service_of_size(self, facts: InstanceFacts, key: GroupKey, size: int, batch: int) -> Service | None:
         index = (facts, key, size, batch)
-        if index not in self._services:
-            if len(self._services) >= CLASSES_MAX:
-                self._services.clear()
+        found = self._services.get(index)
+        if found is None:
             hardware = self.hardware(facts, key.model)
             if hardware is None or self._profiles is None:
-                self._services[index] = None
-            else:
-                output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
-                mean_tokens = math.exp(size * PROMPT_STEP)
-                self._services[index] = service_of(mean_tokens, output, hardware, batch, prompt_variance=self._prompt_variance(key))
-        return self._services[index]
+                return None
+            if len(self._services) >= CLASSES_MAX:
+                self._services.clear()
+            output = self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens
+            mean_tokens = math.exp(size * PROMPT_STEP)
+            found = service_of(mean_tokens, output, hardware, batch, prompt_variance=self._prompt_variance(key))
+            self._services[index] = found
+        return found

@@ -41,6 +41,9 @@ class Since:
     prompt_tokens: int = 0
 
 
+_NOTHING = Since()
+
+
 @dataclass(slots=True)
 class Pages:
     """Which groups are compared next: those with requests that came back, which may have brought a deadline that no event tells, then all
@@ -175,7 +178,7 @@ def _take_groups(board: Board, snapshot: Snapshot, since: Mapping[str, Since], w
                 del board.groups[group_id]
             continue
         count = waiting.of(group_id)
-        told = since.get(group_id, Since())
+        told = since.get(group_id, _NOTHING)
         live = max(count, row.live + told.live)
         if live <= 0:
             board.groups.pop(group_id, None)

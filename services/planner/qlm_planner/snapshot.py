@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts
@@ -27,9 +28,8 @@ class Arrival:
     tracestate: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class GroupRow:
-    """A group as the queue has it (`GroupRecord`). (Not frozen, as there.)"""
+class GroupRow(Protocol):
+    """A group as the queue has it (`GroupRecord`)."""
 
     group_id: str
     instance: str

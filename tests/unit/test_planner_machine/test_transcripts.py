@@ -41,7 +41,8 @@ from qlm_planner.events import (
 from qlm_planner.group_meta import to_meta, traits_of
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
-from qlm_planner.snapshot import Arrival, GroupRow, InstanceRow, QueueRow, Snapshot
+from qlm_planner.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
+from qlm_queue.values import GroupRecord
 
 from .world import CATALOGUE, START_S, profiles
 
@@ -74,7 +75,7 @@ def snapshot(
     for instance, group_ids in queues.items():
         for number, group_id in enumerate(group_ids):
             traits = traits_of(arrival(number, (models or {}).get(group_id, "alpha")).facts)
-            groups[group_id] = GroupRow(
+            groups[group_id] = GroupRecord(
                 group_id=group_id,
                 instance=instance,
                 last_instance=instance,

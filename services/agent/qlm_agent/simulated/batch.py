@@ -169,14 +169,15 @@ class SimulatedBatch:
 
     def news(self) -> list[Progress]:
         """First tokens and ends since the last call; told once."""
-        told = [self._tell(run) for run in self._news.values()]
+        steps = self._decoding.steps
+        told = [self._tell(run, run.produced_at(steps)) for run in self._news.values()]
         self._news.clear()
         return told
 
     def progress(self) -> list[Progress]:
         """All that was produced and not told; told once."""
-        told = self.news()
-        told += [self._tell(run) for run in self._decoding.runs.values() if run.produced_at(self._decoding.steps) > run.told]
+        told, steps = self.news(), self._decoding.steps
+        told += [self._tell(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.told]
         return told
 
     def _take(self, now_s: float, run: RunState) -> None:
@@ -371,8 +372,8 @@ class SimulatedBatch:
 
     # Telling ----------------------------------------------------------------------------------------------------------
 
-    def _tell(self, run: RunState) -> Progress:
-        start, run.told = run.told, max(run.told, run.produced_at(self._decoding.steps))
+    def _tell(self, run: RunState, produced: int) -> Progress:
+        start, run.told = run.told, max(run.told, produced)
         done = run.phase is Phase.GONE
         if done:
             self._runs.pop(run.run_id, None)

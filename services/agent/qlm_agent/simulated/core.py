@@ -273,12 +273,12 @@ class SimulatedCore:
             del self._answers[progress.run_id]
             finish = _finish(answer) if progress.failure is None else None
         return EngineOutput(
-            run_id=progress.run_id,
-            token_ids=answer.slice(progress.start, progress.end),
-            started_s=progress.started_s,
-            first_s=progress.first_s,
-            last_s=progress.last_s,
-            logprobs=answer.records(progress.start, progress.end),
+            progress.run_id,
+            answer.slice(progress.start, progress.end),
+            progress.started_s,
+            progress.first_s,
+            progress.last_s,
+            logprobs=b"" if answer.logprobs is None else answer.records(progress.start, progress.end),
             finish=finish,
             failure=progress.failure,
         )

@@ -151,12 +151,13 @@ def _check(name: str, values: NDArray[np.float64], shape: tuple[int, ...], low: 
         raise ProblemError(f"{name}: must have the shape {shape}, got {values.shape}")
     if not values.size or values.dtype == np.bool_:
         return
-    if not infinite and not np.isfinite(values).all():
+    least, most = float(values.min()), float(values.max())  # NaN where there is one
+    if not infinite and not -math.inf < least <= most < math.inf:
         raise ProblemError(f"{name}: must be finite")
-    if infinite and (np.isnan(values).any() or np.isneginf(values).any()):
+    if not least > -math.inf:
         raise ProblemError(f"{name}: must be a number or infinite")
-    if bool((values < low).any()):
-        raise ProblemError(f"{name}: must be >= {low:g}, got {float(values.min()):g}")
+    if least < low:
+        raise ProblemError(f"{name}: must be >= {low:g}, got {least:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

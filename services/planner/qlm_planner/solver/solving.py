@@ -124,7 +124,7 @@ def _mended(work: _Work, orders: Orders) -> Solved:
     turn = np.lexsort((np.arange(groups.size), work.packed.band[groups], queue))
     groups = groups[turn]
     first = np.searchsorted(queue, np.arange(problem.queues + 1)).astype(np.int64)
-    missing = np.setdiff1d(np.arange(problem.groups, dtype=np.int32), groups)
+    missing = np.flatnonzero(np.bincount(groups, minlength=problem.groups) == 0).astype(np.int32)
     if missing.size:
         turn = np.lexsort((problem.deadline_s[missing], problem.band[missing]))
         capacity = work.capacity(first, missing.size)
