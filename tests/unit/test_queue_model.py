@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from predicted_times import GroupTime, group_times
 
 from qlm_core.batch_mix import batch_mix, mixed
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupTime, GroupView, QueueView, RunningView, group_times, service
+from qlm_core.prediction import GroupView, QueueView, RunningView, service
 from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile, WorkloadProfile
 from qlm_core.queue_model import SUMS, Leads, QueueColumns, run_starts, run_waits
