@@ -1,4 +1,4 @@
-"""The one model of virtual queues: many at once as each alone, one group at a time as all at once, arrays as single values."""
+"""The one model of virtual queues: many at once as each alone, one group at a time as all at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predicted_times import GroupTime, group_times
 
+from predicted_times import GroupTime, group_times
 from qlm_core.batch_mix import batch_mix, mixed
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView, service
-from qlm_core.prediction_service import longest_of
-from qlm_core.profile import HardwareProfile, WorkloadProfile
+from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_service import EngineColumns, services
+from qlm_core.profile import WorkloadProfile
 from qlm_core.queue_model import SUMS, Leads, QueueColumns, run_starts, run_waits
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_tail import QueueTail
 from qlm_core.queue_times import queue_times
 from qlm_core.run_lengths import run_lengths
-from qlm_core.service_arrays import EngineColumns, longest_of_each, services
 from qlm_core.shipped_profiles import shipped_snapshot
 
 SHIPPED = shipped_snapshot()
@@ -77,37 +76,6 @@ def test_many_queues_are_each_as_alone(made: list[tuple[list[tuple[str, int, int
             assert times.wait_variance[:, at] == pytest.approx([time.wait.variance, time.last_wait.variance], rel=1e-6, abs=1e-6)
             assert times.end_s[at] == pytest.approx(time.completion.mean, rel=1e-6)
             assert times.token_s[1, at] * time.decode.mean == pytest.approx(times.token_s[0, at] * time.last_decode.mean)
-
-
-@given(
-    st.sampled_from(SHIPPED.hardware),
-    st.floats(0.0, 20_000.0),
-    st.floats(0.0, 1e7),
-    st.builds(lambda mean, spread: Normal(mean, (mean * spread) ** 2), st.floats(1.0, 2_000.0), st.floats(0.0, 2.0)),
-    st.integers(1, 512),
-    st.floats(0.0, 600.0),
-    st.floats(0.0, 600.0),
-    st.floats(1.0, 5_000.0),
-)
-def test_services_are_those_of_one(
-    row: HardwareProfile, prompt: float, spread: float, output: Normal, batch_max: int, sequences: float, behind: float, longest: float
-) -> None:
-    one = service(prompt, output, row, batch_max, prompt_variance=spread)
-    zero = np.zeros(1, dtype=np.int64)
-    told = (np.array([value]) for value in (prompt, spread, output.mean, output.variance))
-    many = services(EngineColumns.of([(row, float(batch_max))]), zero, *told)
-    for name in ("batch", "step_s", "token_s", "prefill_s", "prefill_work_s", "left_tokens", "sequence_s", "step_base_s", "batch_left_s"):
-        assert getattr(many, name)[0] == pytest.approx(getattr(one, name)), name
-    expected = one.decode(sequences, behind)
-    assert many.decode_token_s(np.array([sequences]), np.array([behind]))[0] * output.mean == pytest.approx(expected.mean)
-    drained = one.drain(sequences, full=sequences > one.batch, behind=behind, longest_tokens=longest)
-    assert many.drain(np.array([longest]), np.array([sequences]), np.array([behind]))[0] == pytest.approx(drained.mean)
-
-
-@given(st.builds(Normal, st.floats(1.0, 2_000.0), st.floats(0.0, 1e6)), st.integers(1, 2_000))
-def test_the_longest_of_many_is_that_of_one(output: Normal, count: int) -> None:
-    mean, variance = longest_of_each(np.array([output.mean]), np.array([output.variance]), np.array([float(count)]))
-    assert (mean[0], variance[0]) == pytest.approx((longest_of(output, count).mean, longest_of(output, count).variance))
 
 
 def test_a_batch_of_one_class_is_that_class() -> None:
