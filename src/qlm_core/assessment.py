@@ -14,7 +14,6 @@ import numpy as np
 
 from qlm_core.calibration import CalibrationProfile
 from qlm_core.errors import Unavailable
-from qlm_core.lateness import lateness
 from qlm_core.model import ModelSpec
 from qlm_core.new_request import calibration_of, predict_new, prediction_of
 from qlm_core.normal_arrays import Floats
@@ -25,7 +24,7 @@ from qlm_core.queue_columns import SERVICE, QueueGroups, together
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
-from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, RequestTimes
+from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, RequestTimes, lateness
 
 
 class Assessment:
