@@ -14,18 +14,17 @@ import numpy as np
 
 from qlm_core.calibration import CalibrationProfile
 from qlm_core.errors import Unavailable
-from qlm_core.lateness import lateness
 from qlm_core.model import ModelSpec
 from qlm_core.new_request import calibration_of, predict_new, prediction_of
 from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import ServiceFigures
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_columns import SERVICE, QueueGroups, together
 from qlm_core.queue_model import Integers
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
-from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, RequestTimes
-from qlm_core.service_arrays import ServiceColumns
+from qlm_core.request_times import TABLE_ROWS, Calibrations, RequestTable, RequestTimes, lateness
 
 
 class Assessment:
@@ -213,7 +212,7 @@ class Assessment:
 
     def _times_of(self, view: QueueView, number: int, place: float, request: GroupView) -> RequestTimes:
         """One request at a place of a group of its model, with its own prompt and output, as the formulas have them."""
-        own = ServiceColumns(*self._reader.request_rows([view], request)[SERVICE:])
+        own = ServiceFigures(*self._reader.request_rows([view], request)[SERVICE:])
         return self.table.times(
             [number],
             [place],

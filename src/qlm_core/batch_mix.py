@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats
-from qlm_core.service_arrays import EngineColumns, Integers, ServiceColumns
+from qlm_core.prediction_service import EngineColumns, Integers, ServiceColumns
 
 STEPS_MIN = 8.0
 """Mean outputs that a batch lasts at the least: more come while it runs."""
@@ -46,12 +46,8 @@ class BatchMix:
         keep = np.ones(len(self.batch), dtype=np.bool_)
         keep[of] = False
         keep[known:] = False
-        kept = [np.where(keep, np.resize(old, keep.shape), new) for old, new in zip(_fields(older), _fields(self), strict=True)]
-        return BatchMix(*kept)
-
-
-def _fields(mix: BatchMix) -> tuple[Floats, ...]:
-    return mix.batch, mix.sequence_s, mix.output, mix.joining_s, mix.long_left_s, mix.made_max, mix.context_token_s
+        pairs = ((getattr(older, name), getattr(self, name)) for name in BatchMix.__slots__)
+        return BatchMix(*(np.where(keep, np.resize(old, keep.shape), new) for old, new in pairs))
 
 
 def batch_mix(engine: EngineColumns, of: Integers, count: Floats, prompt_tokens: Floats, served: ServiceColumns) -> BatchMix:

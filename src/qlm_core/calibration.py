@@ -12,14 +12,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
+from qlm_core.normal_arrays import Floats
 
 CalibrationKey = tuple[str, str, str, int, str]
 """(time, model, gpu, n_gpu, instance); "" and 0 stand for any."""
 
 ROWS_MAX = 4096
 """Most rows of a snapshot."""
+
+FIGURES = 5
+"""Of a row, as `calibrated` takes them."""
 
 
 class CalibratedTime(StrEnum):
@@ -59,11 +65,21 @@ class CalibrationProfile:
     def key(self) -> CalibrationKey:
         return (self.time.value, self.model, self.gpu, self.n_gpu, self.instance)
 
+    @property
+    def figures(self) -> Floats:
+        """[FIGURES]"""
+        return np.array((self.bias_factor, self.variance_factor, self.relative_variance, self.base_variance_s2, self.offset_s))
+
     def applied(self, own: Normal) -> Normal:
-        """What a prediction of the formulas stands for. A negative mean has no relative part."""
-        mean = self.bias_factor * own.mean + self.offset_s
-        relative = self.relative_variance * max(0.0, mean) ** 2
-        return Normal(mean, self.base_variance_s2 + self.variance_factor * own.variance + relative)
+        """What a prediction of the formulas stands for."""
+        mean, variance = calibrated(self.figures, np.array(own.mean), np.array(own.variance))
+        return Normal(float(mean), float(variance))
+
+
+def calibrated(figures: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Means and variances [..., predictions] by the figures [FIGURES, predictions] of each. A negative mean has no relative part."""
+    found = figures[0] * mean + figures[4]
+    return found, figures[3] + figures[1] * variance + figures[2] * np.square(np.maximum(found, 0.0))
 
 
 UNCALIBRATED = CalibrationProfile()

@@ -8,11 +8,11 @@ import numpy as np
 
 from qlm_core.length_curve import LengthCurve
 from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import EngineColumns, Integers
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import PRIOR_SAMPLES, ProfileSnapshot
 from qlm_core.queue_columns import COUNT, PROMPT, SERVICE
 from qlm_core.running_course import COURSE_ROWS, Runners, Waiting, courses
-from qlm_core.service_arrays import EngineColumns, Integers
 
 TOKEN_S = SERVICE + 4
 """The row of `ServiceColumns.token_s`."""

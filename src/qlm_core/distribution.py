@@ -42,11 +42,6 @@ class Normal:
         """Standard deviation."""
         return math.sqrt(self.variance)
 
-    @property
-    def second_moment(self) -> float:
-        """E[X^2]."""
-        return self.variance + self.mean * self.mean
-
     def quantile(self, probability: float) -> float:
         """The value that X stays below with this probability, which is in (0, 1)."""
         if not 0.0 < probability < 1.0:
@@ -61,19 +56,6 @@ class Normal:
         if deviation == 0.0:
             return 1.0 if self.mean > value else 0.0
         return normal_below((self.mean - value) / deviation)
-
-    def expected_excess(self, value: float) -> float:
-        """E[max(0, X - value)]: the expected tardiness against a deadline. `value` may be positive infinity."""
-        if math.isnan(value) or value == -math.inf:
-            raise ValueError(f"an excess is over a number, got {value}")
-        if value == math.inf:
-            return 0.0
-        gap = self.mean - value
-        deviation = self.deviation
-        if deviation == 0.0:
-            return max(0.0, gap)
-        z = gap / deviation
-        return max(0.0, gap, deviation * (z * normal_below(z) + _density(z)))
 
     def floored(self, low: float) -> Normal:
         """The normal with mean and variance of max(X, low)."""
@@ -98,12 +80,8 @@ class Normal:
         return Normal(-mirrored.mean, mirrored.variance)
 
     def scaled(self, factor: float) -> Normal:
-        """The distribution of factor * X: one quantity in another unit. A sum of n independent ones is `repeated`."""
+        """The distribution of factor * X: one quantity in another unit, not a sum of independent ones."""
         return Normal(self.mean * factor, self.variance * factor * factor)
-
-    def repeated(self, count: float) -> Normal:
-        """The sum of `count` >= 0 independent draws."""
-        return Normal(self.mean * count, self.variance * count)
 
     def shifted(self, offset: float) -> Normal:
         """X + offset."""

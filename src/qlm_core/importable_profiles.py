@@ -10,10 +10,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from qlm_core.hardware_prior import gpu_facts
-from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
+from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.length_curve import TOKENS_MAX
 from qlm_core.length_model import TOTAL_MAX, LengthModel
-from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 
 ROWS_MAX = 4096

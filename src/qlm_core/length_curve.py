@@ -196,11 +196,19 @@ def survivals(
     return survived
 
 
+def longest_of_counts(table: FloatArray, of: npt.NDArray[np.int64], count: FloatArray) -> FloatArray:
+    """The longest of so many outputs of each class, by what `LengthCurve.longest` found: even between two counts in their logarithms.
+    `table` [curves, len(LONGEST_OF)]; `of` [classes]: the curve of each; `count` [classes]."""
+    place = np.log2(np.clip(count, 1.0, LONGEST_OF[-1]))
+    under = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
+    low, high = table[of, under], table[of, under + 1]
+    found: FloatArray = low + (place - under) * (high - low)
+    return found
+
+
 def longest_among(table: Sequence[float], count: float) -> float:
-    """The longest of so many outputs by what `LengthCurve.longest` found: even between two counts in their logarithms."""
-    place = math.log2(min(max(count, 1.0), LONGEST_OF[-1]))
-    below = min(int(place), len(LONGEST_OF) - 2)
-    return table[below] + (place - below) * (table[below + 1] - table[below])
+    """`longest_of_counts` of one."""
+    return float(longest_of_counts(np.array([table]), np.zeros(1, dtype=np.int64), np.array([count]))[0])
 
 
 def packed(shares: FloatArray) -> tuple[int, tuple[float, ...]]:

@@ -16,6 +16,7 @@ from qlm_core.clearing import Head, would_clear
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import ServiceFigures
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.queue_columns import BAND, DEADLINE, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, SERVICE, SWAP, QueueGroups
@@ -24,7 +25,6 @@ from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_core.request import SloKind
 from qlm_core.request_times import RequestTable, RequestTimes
-from qlm_core.service_arrays import ServiceColumns
 
 
 def predict_new(
@@ -106,7 +106,7 @@ def _cleared(
         view = views[number]
         if not view.runners or not view.running or view.active_model == request.model:
             continue
-        served = ServiceColumns(*rows[SERVICE:, number])
+        served = ServiceFigures(*rows[SERVICE:, number])
         own_s = 0.0 if request.slo_kind is SloKind.FIRST_TOKEN else served.output * (served.step_base_s + served.sequence_s)
         head = Head(
             band=request.band,

@@ -1,4 +1,4 @@
-"""What prediction is told of a virtual queue, and what it says of each group."""
+"""What prediction is told of a virtual queue, and what it says of a request."""
 
 from __future__ import annotations
 
@@ -92,32 +92,6 @@ class QueueView:
             raise ValueError(f"queue of {self.instance.name}: arrivals_per_s is finite and >= 0, got {self.arrivals_per_s}")
         if self.loading_s is not None and not self.loading_s >= 0.0:
             raise ValueError(f"queue of {self.instance.name}: loading_s is >= 0, got {self.loading_s}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTime:
-    """Seconds from now. `wait`, `last_wait`: W, until the prefill of the group's first and last request begins. `prefill_s`,
-    `last_prefill_s`, `decode`, `last_decode`: P and D of those two. `completion`: C of the whole group, the maximum over its requests
-    (equation 5)."""
-
-    group_id: str
-    wait: Normal
-    last_wait: Normal
-    prefill_s: float
-    last_prefill_s: float
-    decode: Normal
-    last_decode: Normal
-    completion: Normal
-
-    @property
-    def first_completion(self) -> Normal:
-        """C = W + P + D (equation 1) of the group's first request."""
-        return self.wait.shifted(self.prefill_s) + self.decode
-
-    @property
-    def last_completion(self) -> Normal:
-        """C = W + P + D of the group's last request, which need not end last."""
-        return self.last_wait.shifted(self.last_prefill_s) + self.last_decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

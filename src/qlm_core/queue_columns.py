@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import ServiceColumns, ServiceFigures
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, SUMS, VARIANCE, Integers, Leads, QueueColumns
 from qlm_core.running_course import COURSE_ROWS
-from qlm_core.service_arrays import ServiceColumns
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
 """Rows of what is known of a group."""
 (PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT) = range(9, 14)
 """Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch."""
 SERVICE = 14
-"""The first of the rows of `ServiceColumns`, in the order of its fields."""
+"""The first of the rows of `ServiceFigures`, in the order of its fields."""
 ROWS = SERVICE + 11
 
 (LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 4)
@@ -47,7 +47,7 @@ class QueueGroups:
 
     @property
     def service(self) -> ServiceColumns:
-        return ServiceColumns(*self.rows[SERVICE : SERVICE + 11])
+        return ServiceFigures(*self.rows[SERVICE : SERVICE + 11])
 
     @property
     def leads(self) -> Leads:

@@ -17,10 +17,10 @@ from qlm_core.clearing import GivingWay, giving_way
 from qlm_core.course_reader import CourseReader
 from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
-from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among
+from qlm_core.length_curve import LONGEST_OF, SHARE_MIN, longest_among, longest_of_counts
 from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
-from qlm_core.prediction_service import service
+from qlm_core.prediction_service import EngineColumns, ServiceColumns, ServiceFigures, longest_of_each, service, services
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot, WorkloadProfile
 from qlm_core.queue_columns import (
@@ -48,7 +48,6 @@ from qlm_core.queue_columns import (
 )
 from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, VARIANCE, Integers
 from qlm_core.request import SloKind
-from qlm_core.service_arrays import EngineColumns, ServiceColumns, longest_of_each, services
 
 GROUP_FIGURES = 14
 RUNNER_FIGURES = 12
@@ -251,8 +250,8 @@ class QueueReader:
             mix = batch_mix(self._engine_columns(), of, np.concatenate((waiting[3], left)), prompts, alone)
             self._mix = mix.over(self._mix, of)
         if runners:
-            self._fill_lead(lead, running, alone.part(len(groups), None))
-        rows = self._group_rows(waiting, alone.part(None, len(groups)))
+            self._fill_lead(lead, running, _part(alone, slice(len(groups), None)))
+        rows = self._group_rows(waiting, _part(alone, slice(len(groups))))
         first = np.concatenate(([0], np.cumsum(np.array(sizes, dtype=np.int64))))
         lead[COURSE:] = self._courses.read(views, self.engine, self._engine_columns, first, rows)
         return QueueGroups(
@@ -295,18 +294,14 @@ class QueueReader:
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
         rows[PREFILL_SQUARE], rows[PROMPT] = engine.prefill_square_s[of], told[8]
         rows[LONGEST_OUTPUT] = np.minimum(self._longest_outputs(served, told[3], told[12]), told[13])
-        rows[SERVICE:] = _service_rows(served)
+        rows[SERVICE:] = served.rows
         return rows
 
     def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> Floats:
         """Of so many requests of each class, as far as they are in one batch."""
         among = np.clip(count, 1.0, np.minimum(served.batch, LONGEST_OF[-1]))
-        place = np.log2(np.maximum(among, 1.0))
-        under = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
-        of = of_class.astype(np.int64)
         table = np.array(self._longest) if self._longest else np.zeros((1, len(LONGEST_OF)))
-        low, high = table[of, under], table[of, under + 1]
-        found: Floats = np.maximum(low + (place - under) * (high - low), served.output)
+        found: Floats = np.maximum(longest_of_counts(table, of_class.astype(np.int64), among), served.output)
         other = of_class == NOT_OF_CLASS
         if other.any():
             found[other] = longest_of_each(served.output[other], served.output_variance[other], among[other])[0]
@@ -343,24 +338,10 @@ class QueueReader:
         lead[LEAD_DRAIN_VARIANCE] = spread * base_s**2
 
 
+def _part(served: ServiceColumns, places: slice) -> ServiceColumns:
+    return ServiceFigures(*(row[places] for row in served.rows))
+
+
 def _columns(rows: Sequence[tuple[float, ...]], width: int) -> Floats:
     """The rows as the columns of an array. (`np.array` takes three times as long.)"""
     return np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width).reshape(len(rows), width).T
-
-
-def _service_rows(served: ServiceColumns) -> Floats:
-    return np.array(
-        (
-            served.output,
-            served.output_variance,
-            served.batch,
-            served.step_s,
-            served.token_s,
-            served.prefill_s,
-            served.prefill_work_s,
-            served.left_tokens,
-            served.sequence_s,
-            served.step_base_s,
-            served.joining_s,
-        )
-    )

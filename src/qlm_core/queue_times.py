@@ -12,10 +12,10 @@ import numpy as np
 
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats
+from qlm_core.prediction_service import ServiceColumns, longest_of_each
 from qlm_core.queue_columns import LONGEST_OUTPUT, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
 from qlm_core.queue_model import REQUESTS, QueueColumns, RunWaits, run_starts, run_waits
 from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP, run_lengths
-from qlm_core.service_arrays import ServiceColumns, longest_of_each
 
 ARRIVAL_ROUNDS = 3
 """Who comes while a request runs makes it run longer, so that more come: so often that is gone round."""
@@ -48,7 +48,9 @@ def queue_times(groups: QueueGroups) -> QueueTimes:
     ahead = waits.ahead[REQUESTS]
     longest = groups.rows[LONGEST_OUTPUT]
     _, spread = longest_of_each(served.output, served.output_variance, np.clip(columns.count, 1.0, served.batch))
-    drain_s, drain_variance = served.drain(longest, ahead + columns.count, waits.behind), spread * served.step_base_s**2
+    in_flight = ahead + columns.count
+    drain_s = served.drain(longest, in_flight, (in_flight > served.batch).astype(np.float64), waits.behind)
+    drain_variance = spread * served.step_base_s**2
     chunk_s = _step_beside(served, groups.rows[PREFILL_BASE], np.array((ahead, ahead + waits.others)))
     prefill_s = served.prefill_work_s + np.maximum(1.0, groups.rows[PROMPT] / PREFILL_CHUNK_TOKENS) * chunk_s
     ended_s = waits.wait_s[1] + prefill_s[1] + drain_s

@@ -12,25 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qlm_core.calibration import CalibrationProfile
-from qlm_core.calibration_arrays import FIGURES, figures_of
-from qlm_core.calibration_arrays import calibrated as calibrated_by
+from qlm_core.calibration import FIGURES, CalibrationProfile
+from qlm_core.calibration import calibrated as calibrated_by
 from qlm_core.distribution import normal_quantile
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
-from qlm_core.normal_arrays import Floats
-from qlm_core.queue_columns import PREFILL_SQUARE, PREFILL_TOKEN, PROMPT
+from qlm_core.normal_arrays import Floats, beyond
+from qlm_core.queue_columns import COUNT, DEADLINE, FIRST_TOKEN, LAST_DEADLINE, PREFILL_SQUARE, PREFILL_TOKEN, PROMPT
 from qlm_core.queue_model import DECODE, PREFILL, VARIANCE, Integers, seat_waits
 from qlm_core.queue_times import QueueTimes
 
 BLOCK = 8_192
 """Requests that are worked out together: their arrays fit in the cache."""
 
+LATENESS_POINTS = 6
+"""Requests of a group that lateness is worked out for; the others lie between them."""
+_SHARES: Floats = (np.arange(LATENESS_POINTS) + 0.5) / LATENESS_POINTS
+
 (START, START_VARIANCE, PREFILL_AHEAD, PREFILL_EACH, DECODE_AHEAD, DECODE_EACH, VARIANCE_AHEAD, VARIANCE_EACH, IN_FLIGHT, IN_FLIGHT_MORE,
  WINDOW, SEATS_AHEAD, SEAT_EACH, SEAT_LEAST, CHUNK, CHUNK_EACH, TOKEN, TOKEN_EACH, PER_TOKEN, PER_SQUARE, OUTPUT, OUTPUT_VARIANCE,
- MEAN_PROMPT, COUNT) = range(24)  # fmt: skip
-WAIT_CALIBRATION = 24
-COMPLETION_CALIBRATION = 29
-TABLE_ROWS = 34
+ MEAN_PROMPT) = range(23)  # fmt: skip
+WAIT_CALIBRATION = 23
+COMPLETION_CALIBRATION = WAIT_CALIBRATION + FIGURES
+TABLE_ROWS = COMPLETION_CALIBRATION + FIGURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +99,12 @@ class RequestTable:
         table[TOKEN], table[TOKEN_EACH] = times.token_s[0], (times.token_s[1] - times.token_s[0]) * per_request
         table[PER_TOKEN], table[PER_SQUARE] = rows[PREFILL_TOKEN], rows[PREFILL_SQUARE]
         table[OUTPUT], table[OUTPUT_VARIANCE] = served.output, served.output_variance
-        table[MEAN_PROMPT], table[COUNT] = rows[PROMPT], columns.count
+        table[MEAN_PROMPT] = rows[PROMPT]
         for at, which in ((WAIT_CALIBRATION, 0), (COMPLETION_CALIBRATION, 1)):
             if calibrations is None:
                 table[at : at + 2] = 1.0
             else:
-                table[at : at + FIGURES] = np.array([figures_of(both[which]) for both in calibrations.rows]).T[:, calibrations.of]
+                table[at : at + FIGURES] = np.array([both[which].figures for both in calibrations.rows]).T[:, calibrations.of]
         return cls(columns=np.ascontiguousarray(table.T), calibrated=calibrations is not None)
 
     def times(
@@ -135,6 +138,27 @@ class RequestTable:
         found = np.empty((5, *places.shape))
         _fill(self.columns[groups].T, places, (None, None, None), found, self.calibrated)
         return RequestTimes(*found)
+
+
+def lateness(table: RequestTable, rows: Floats, now_s: float) -> tuple[Floats, Floats]:
+    """Expected late requests, and expected sum of the seconds that requests end after their deadlines, of each group [groups]: each request
+    with its own place and its own deadline, under first come first served (not the maximum against one SLO). `rows`: of the same groups
+    (`QueueGroups.rows`); `now_s`: the queue's clock, as deadlines have it. A deadline that is now or was before is missed."""
+    late, tardiness = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    bound = np.flatnonzero((rows[DEADLINE] < np.inf) & (rows[COUNT] > 0.0))
+    if not len(bound):
+        return late, tardiness
+    count, first, last = rows[COUNT, bound], rows[DEADLINE, bound], rows[LAST_DEADLINE, bound]
+    place = np.clip(_SHARES[:, None] * count - 0.5, 0.0, count - 1.0)
+    times = table.times_along(bound, place)
+    first_token = rows[FIRST_TOKEN, bound] > 0.0
+    end = np.where(first_token, times.wait_s + times.prefill_s, times.completion_s)
+    variance = np.where(first_token, times.wait_variance, times.completion_variance)
+    left_s = first + place / np.maximum(count - 1.0, 1.0) * (last - first) - now_s
+    missed, excess = beyond(end, variance, left_s)
+    late[bound] = count * np.where(left_s <= 0.0, 1.0, missed).mean(axis=0)
+    tardiness[bound] = count * excess.mean(axis=0)
+    return late, tardiness
 
 
 def _given(values: ArrayLike | None) -> Floats | None:

@@ -24,7 +24,7 @@ import numpy as np
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.length_curve import LengthCurve, survivals
 from qlm_core.normal_arrays import Floats
-from qlm_core.service_arrays import EngineColumns, Integers
+from qlm_core.prediction_service import EngineColumns, Integers
 
 STEPS: Floats = np.array([0.0, *(2.0**power for power in range(4, 16))])
 KNOTS = len(STEPS)
@@ -70,7 +70,8 @@ def ages(curve: LengthCurve) -> Floats:
     """Of one request, [4, KNOTS]."""
     alive, tokens, squares = curve.beyond(STEPS)
     later = tokens - alive * STEPS
-    mean, square = float(curve.output_tokens.mean), curve.output_tokens.second_moment
+    mean = float(curve.output_tokens.mean)
+    square = curve.output_tokens.variance + mean * mean
     return np.array((alive, later, mean - later, (square - (squares - alive * STEPS**2)) / 2.0))
 
 

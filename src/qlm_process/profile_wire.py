@@ -9,9 +9,8 @@ from google.protobuf.message import DecodeError, Message
 
 from qlm.api.v1 import estimator_pb2
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.hardware_profile import TIMED_OPERATIONS
+from qlm_core.hardware_profile import AS_PROFILED, TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.length_model import NO_LENGTH_MODEL
-from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_process import length_wire
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from qlm_core.batch_mix import BatchMix, batch_mix, mixed
 from qlm_core.normal_arrays import Floats
-from qlm_core.service_arrays import EngineColumns, ServiceColumns, services
+from qlm_core.prediction_service import EngineColumns, ServiceColumns, services
 from qlm_core.shipped_profiles import shipped_snapshot
 
 ROW = next(row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model) == ("A100-80GB", 1, "Mistral-7B"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_core.distribution import Normal
-from qlm_core.prediction import service, service_time, throughput_tokens_per_s
+from qlm_core.prediction import service
 from qlm_core.prediction_service import longest_of
 from qlm_core.profile import HardwareProfile
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -27,7 +27,7 @@ outputs = st.builds(Normal, st.floats(1.0, 2_000.0), st.floats(0.0, 1e6))
 def test_throughput_by_hand() -> None:
     """Fixed outputs of 200 after prompts of 600: each of the 256 sequences holds 600 + 100 tokens in the mean."""
     step_ms = 12.0 + 0.07 * 256 + 0.00011 * 256 * 700
-    assert throughput_tokens_per_s(600, Normal.point(200.0), MISTRAL) == pytest.approx(256 / step_ms * 1e3)
+    assert 1.0 / service(600, Normal.point(200.0), MISTRAL).token_s == pytest.approx(256 / step_ms * 1e3)
 
 
 def test_the_kv_cache_limits_the_batch() -> None:
@@ -59,17 +59,15 @@ def test_attention_makes_long_prompts_dearer() -> None:
 def test_work_is_known_prompt_and_expected_output() -> None:
     output = Normal(200.0, 100.0**2)
     served = service(600, output, MISTRAL)
-    found = service_time(10, 6_000, output, MISTRAL)
-    assert found.mean == pytest.approx(10 * (served.prefill_work_s + 200 * served.token_s))
-    assert found.deviation == pytest.approx(math.sqrt(10) * 100 * served.token_s), "the prompts are known: only outputs vary"
-    assert service_time(10, 6_000, Normal.point(200.0), MISTRAL).variance == 0.0
-    assert service_time(0, 0, output, MISTRAL) == Normal.point(0.0)
+    assert served.work.mean == pytest.approx(served.prefill_work_s + 200 * served.token_s)
+    assert served.work.deviation == pytest.approx(100 * served.token_s), "the prompts are known: only outputs vary"
+    assert service(600, Normal.point(200.0), MISTRAL).work.variance == 0.0
 
 
-@pytest.mark.parametrize(("requests", "prompt_tokens"), [(-1, 10), (math.nan, 10), (math.inf, 10), (1, -1), (1, math.nan), (1, math.inf)])
-def test_refuses_impossible_counts(requests: float, prompt_tokens: float) -> None:
+@pytest.mark.parametrize("prompt_tokens", [-1, math.nan, math.inf])
+def test_refuses_impossible_prompts(prompt_tokens: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
-        service_time(requests, prompt_tokens, Normal(100.0, 1.0), MISTRAL)
+        service(prompt_tokens, Normal(100.0, 1.0), MISTRAL)
 
 
 @pytest.mark.parametrize(("mean", "batch_max"), [(0.0, 256), (-5.0, 256), (100.0, 0), (100.0, math.nan)])
@@ -78,21 +76,13 @@ def test_refuses_impossible_outputs_and_batches(mean: float, batch_max: float) -
         service(10, Normal(mean, 1.0), MISTRAL, batch_max)
 
 
-@given(rows, prompts, outputs, st.integers(1, 500), st.integers(1, 500))
-def test_work_adds_up(row: HardwareProfile, prompt: float, output: Normal, one: int, other: int) -> None:
-    both = service_time(one + other, (one + other) * prompt, output, row)
-    apart = service_time(one, one * prompt, output, row) + service_time(other, other * prompt, output, row)
-    assert both.mean == pytest.approx(apart.mean)
-    assert both.variance == pytest.approx(apart.variance)
-
-
 @given(rows, prompts, outputs, st.floats(1.0, 4.0))
 def test_work_grows_with_prompt_output_and_slowness(row: HardwareProfile, prompt: float, output: Normal, factor: float) -> None:
-    base = service_time(10, 10 * prompt, output, row).mean
+    base = service(prompt, output, row).work.mean
     slack = 1e-9 * base
-    assert service_time(10, 10 * prompt * factor, output, row).mean >= base - slack
-    assert service_time(10, 10 * prompt, Normal(output.mean * factor, output.variance), row).mean >= base - slack
-    assert service_time(10, 10 * prompt, output, row.scaled(1.0 / factor)).mean == pytest.approx(base * factor)
+    assert service(prompt * factor, output, row).work.mean >= base - slack
+    assert service(prompt, Normal(output.mean * factor, output.variance), row).work.mean >= base - slack
+    assert service(prompt, output, row.scaled(1.0 / factor)).work.mean == pytest.approx(base * factor)
 
 
 @given(rows, prompts, outputs, st.integers(1, 256), st.integers(1, 256))

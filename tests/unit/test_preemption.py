@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.operation_slowdown import OperationSlowdown
+from qlm_core.hardware_profile import OperationSlowdown
 from qlm_core.preemption import (
     Contender,
     Occupant,

@@ -1,8 +1,7 @@
-"""The one model of virtual queues: many at once as each alone, one group at a time as all at once, arrays as single values."""
+"""The one model of virtual queues: many at once as each alone, one group at a time as all at once."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,19 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predicted_times import GroupTime, group_times
 from qlm_core.batch_mix import batch_mix, mixed
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupTime, GroupView, QueueView, RunningView, group_times, service
-from qlm_core.prediction_service import longest_of
-from qlm_core.profile import HardwareProfile, WorkloadProfile
-from qlm_core.queue_model import SUMS, Leads, QueueColumns, run_starts, run_waits
+from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_service import EngineColumns, services
+from qlm_core.profile import WorkloadProfile
 from qlm_core.queue_reader import QueueReader
-from qlm_core.queue_tail import QueueTail
 from qlm_core.queue_times import queue_times
-from qlm_core.run_lengths import run_lengths
-from qlm_core.service_arrays import EngineColumns, longest_of_each, services
 from qlm_core.shipped_profiles import shipped_snapshot
 
 SHIPPED = shipped_snapshot()
@@ -78,37 +74,6 @@ def test_many_queues_are_each_as_alone(made: list[tuple[list[tuple[str, int, int
             assert times.token_s[1, at] * time.decode.mean == pytest.approx(times.token_s[0, at] * time.last_decode.mean)
 
 
-@given(
-    st.sampled_from(SHIPPED.hardware),
-    st.floats(0.0, 20_000.0),
-    st.floats(0.0, 1e7),
-    st.builds(lambda mean, spread: Normal(mean, (mean * spread) ** 2), st.floats(1.0, 2_000.0), st.floats(0.0, 2.0)),
-    st.integers(1, 512),
-    st.floats(0.0, 600.0),
-    st.floats(0.0, 600.0),
-    st.floats(1.0, 5_000.0),
-)
-def test_services_are_those_of_one(
-    row: HardwareProfile, prompt: float, spread: float, output: Normal, batch_max: int, sequences: float, behind: float, longest: float
-) -> None:
-    one = service(prompt, output, row, batch_max, prompt_variance=spread)
-    zero = np.zeros(1, dtype=np.int64)
-    told = (np.array([value]) for value in (prompt, spread, output.mean, output.variance))
-    many = services(EngineColumns.of([(row, float(batch_max))]), zero, *told)
-    for name in ("batch", "step_s", "token_s", "prefill_s", "prefill_work_s", "left_tokens", "sequence_s", "step_base_s", "batch_left_s"):
-        assert getattr(many, name)[0] == pytest.approx(getattr(one, name)), name
-    expected = one.decode(sequences, behind)
-    assert many.decode_token_s(np.array([sequences]), np.array([behind]))[0] * output.mean == pytest.approx(expected.mean)
-    drained = one.drain(sequences, full=sequences > one.batch, behind=behind, longest_tokens=longest)
-    assert many.drain(np.array([longest]), np.array([sequences]), np.array([behind]))[0] == pytest.approx(drained.mean)
-
-
-@given(st.builds(Normal, st.floats(1.0, 2_000.0), st.floats(0.0, 1e6)), st.integers(1, 2_000))
-def test_the_longest_of_many_is_that_of_one(output: Normal, count: int) -> None:
-    mean, variance = longest_of_each(np.array([output.mean]), np.array([output.variance]), np.array([float(count)]))
-    assert (mean[0], variance[0]) == pytest.approx((longest_of(output, count).mean, longest_of(output, count).variance))
-
-
 def test_a_batch_of_one_class_is_that_class() -> None:
     engine = EngineColumns.of([(SHIPPED.hardware[0], 64.0), (SHIPPED.hardware[1], 256.0)])
     of, prompt, spread = np.array([0, 1]), np.array([300.0, 4_000.0]), np.zeros(2)
@@ -138,53 +103,6 @@ def test_a_mix_is_kept_for_engines_that_were_not_read_again() -> None:
     before = reader.request_rows(views, _group("chat", 1))
     reader.read_one(views[1])
     assert reader.request_rows(views, _group("chat", 1)) == pytest.approx(before)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_tail_is_the_model_group_by_group(seed: int) -> None:
-    """`QueueTail` is where the first request of each group starts in the model, whatever was put behind."""
-    chance = random.Random(seed)
-    count = chance.randint(1, 12)
-    models = [float(chance.randint(0, 2)) for _ in range(count)]
-    counts = [float(chance.randint(1, 600)) for _ in range(count)]
-    each = np.array([_each(chance) for _ in range(count)]).T
-    warm_s = [chance.uniform(0.0, 3.0) for _ in range(count)]
-    swap_s = [warm + chance.choice((0.0, 20.0)) for warm in warm_s]
-    ends = np.array([_ends(chance) for _ in range(count)]).T
-    active = float(chance.randint(0, 2))
-    left = np.array(_each(chance)) * chance.choice((0, 40, 300))
-    drain_s = chance.uniform(0.0, 30.0)
-
-    leads = Leads(model=np.array([active]), left=left.reshape(SUMS, 1), drain_s=np.array([drain_s]), drain_variance=np.zeros(1))
-    columns = QueueColumns(
-        first=np.zeros(1, dtype=np.int64),
-        each=each,
-        count=np.array(counts),
-        model=np.array(models),
-        swap_s=np.array(swap_s),
-        warm_s=np.array(warm_s),
-    )
-    waits = run_waits(columns, leads)
-    lengths = run_lengths(columns, leads, waits, ends, np.zeros(count))
-    starts, _, _ = run_starts(columns, leads, waits, *lengths)
-    expected = starts[waits.run] + waits.wait_s[0]
-
-    tail = QueueTail.behind(str(active), left.tolist(), drain_s)
-    for at in range(count):
-        own = (str(models[at]), each[:, at].tolist())
-        assert tail.first_start_s(*own, swap_s[at], warm_s[at]) == pytest.approx(expected[at], rel=1e-9, abs=1e-9)
-        tail.append(*own, ends[:, at].tolist(), counts[at], swap_s[at], warm_s[at])
-
-
-def _each(chance: random.Random) -> tuple[float, ...]:
-    batch = chance.uniform(4.0, 256.0)
-    prefill_s, decode_s, variance = chance.uniform(0.0, 0.5), chance.uniform(0.01, 0.3), chance.uniform(0.0, 0.02)
-    return (1.0, prefill_s, decode_s, variance, 1.0 / batch, chance.uniform(1.0, 30.0) / batch)
-
-
-def _ends(chance: random.Random) -> tuple[float, ...]:
-    shared_s, base_s, step_s = chance.uniform(0.0, 0.02), chance.uniform(0.01, 0.04), chance.uniform(0.05, 0.1)
-    return (shared_s, base_s, step_s, chance.uniform(0.1, 0.3), chance.uniform(10.0, 2_000.0))
 
 
 # What runs ------------------------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predicted_times import group_times
 from qlm_core.course_reader import COURSES_MAX
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import BINS, UPPERS, LengthCurve, bin_of, survivals
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView, group_times
+from qlm_core.prediction import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.queue_columns import COURSE
 from qlm_core.queue_model import DECODE

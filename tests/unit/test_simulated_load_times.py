@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from predicted_times import group_times
 from qlm_agent.engine import EngineRequest, Tier, TokenPrompt
 from qlm_agent.engine_policy import FirstComeFirstServed
 from qlm_agent.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
@@ -13,7 +14,7 @@ from qlm_agent.simulated.operations import OperationEnded
 from qlm_agent.simulated.timing import InstanceNoise
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, group_times
+from qlm_core.prediction import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from qlm_agent.runs import Run
-from qlm_core.calibration import CalibratedTime
-from qlm_core.errors import Unavailable
+from qlm_core.assessment import Assessment
 from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import QueueView, group_times, predict_request
+from qlm_core.prediction import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
+from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_times import queue_times
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
 from qlm_load.bench_estimator.queue_lines import Group, Known, Line, runners
@@ -80,19 +81,29 @@ class Follower:
         """A request that has arrived, before it is put on a queue."""
         key = self._known[request.number].key
         # All have the same objective, so a request that has none comes behind all others.
-        found = predict_request(
-            [self._view(line, now_s) for line in self.lines.values()],
-            self._catalogue,
-            self.snapshot,
-            request.model,
-            request.prompt_tokens,
-            OUTPUT_TOKENS_MAX,
-            math.inf,
+        alone = GroupView(
+            group_id="",
+            model=request.model,
             slo_class=key.slo_class,
             token_class=key.token_class,
+            waiting=1,
+            waiting_prompt_tokens=request.prompt_tokens,
+            first_deadline_s=math.inf,
+            output_tokens_max=float(OUTPUT_TOKENS_MAX),
         )
-        if found is None:
-            return None
+        found = Assessment(self._catalogue, self.snapshot, [self._view(line, now_s) for line in self.lines.values()]).new(alone)
+        return None if found is None else self._kept(request, found, now_s)
+
+    def predict_placed(self, request: Arrival, now_s: float) -> Prediction | None:
+        """A request that was just put into a group, as the last of it."""
+        group_id, instance = self._group_of[request.number], self._instance_of[request.number]
+        view = self._view(self.lines[instance], now_s)
+        place = next(number for number, group in enumerate(view.groups) if group.group_id == group_id)
+        ahead = sum(group.waiting for group in view.groups[: place + 1]) - 1
+        found = Assessment(self._catalogue, self.snapshot, [view]).waiting(group_id, ahead)
+        return None if found is None else self._kept(request, found, now_s)
+
+    def _kept(self, request: Arrival, found: RequestPrediction, now_s: float) -> Prediction:
         made = Prediction(
             instance=found.instance,
             depth=found.requests_ahead,
@@ -105,37 +116,12 @@ class Follower:
         self._told[request.number] = (now_s, made)
         return made
 
-    def predict_placed(self, request: Arrival, now_s: float) -> Prediction | None:
-        """A request that was just put into a group, as the last of it."""
-        group_id, instance = self._group_of[request.number], self._instance_of[request.number]
-        line = self.lines[instance]
-        view = self._view(line, now_s)
-        try:
-            times = group_times(view, self._catalogue, self.snapshot)
-        except Unavailable:
-            return None
-        place = next(number for number, group in enumerate(view.groups) if group.group_id == group_id)
-        own_wait, own_completion = times[place].last_wait, times[place].last_completion
-        table = self.snapshot.calibration
-        made = Prediction(
-            instance=instance,
-            depth=sum(group.waiting for group in view.groups[: place + 1]) - 1,
-            version=self.snapshot.version,
-            wait=table.row(CalibratedTime.WAIT, request.model, line.facts).applied(own_wait),
-            completion=table.row(CalibratedTime.COMPLETION, request.model, line.facts).applied(own_completion),
-            own_wait=own_wait,
-            own_completion=own_completion,
-        )
-        self._told[request.number] = (now_s, made)
-        return made
-
     def ends_s(self, now_s: float) -> dict[str, float]:
-        """When each instance would have done all that it has to do, in seconds from now; infinite where nothing can be said."""
+        """When each instance would have done all that it has to do, in seconds from now."""
         ends: dict[str, float] = {}
         for name, line in self.lines.items():
-            view = self._view(line, now_s)
-            times = group_times(view, self._catalogue, self.snapshot)
-            ends[name] = max((time.completion.mean for time in times), default=0.0)
+            groups = QueueReader(self._catalogue, self.snapshot).read_one(self._view(line, now_s))
+            ends[name] = float(queue_times(groups).end_s.max()) if groups.count.size else 0.0
         return ends
 
     def place(self, request: Arrival, instance: str, turn: int) -> None:

@@ -17,7 +17,7 @@ from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, predict_request
+from qlm_core.prediction import GroupView, QueueView
 from qlm_core.shipped_profiles import shipped_snapshot
 
 QUEUES = 100
@@ -41,7 +41,7 @@ def measure_speed(seed: int) -> dict[str, float]:
     """`predictions_per_s`: vectorised, moments and p50 and p90 of waits and completions; `scalar_predictions_per_s`: waiting requests one
     at a time, as a gateway asks. `assess_ms`: 2,000 groups over 100 queues from their views to the late requests of each;
     `assess_change_ms`: one queue changed and all assessed again; `joining_request_ms`: a request that joins a group of them;
-    `new_request_ms`: the best of all queues for one that joins none, and `predict_request_ms`: from views."""
+    `new_request_ms`: the best of all queues for one that joins none."""
     views = cluster(seed)
     profiles = replace(shipped_snapshot(), calibration=CalibrationTable(_calibration()))
     kept = Assessment(CATALOGUE, profiles, views)
@@ -59,7 +59,6 @@ def measure_speed(seed: int) -> dict[str, float]:
         "assess_change_ms": 1e3 * _best_s(change),
         "joining_request_ms": 1e3 * _best_s(lambda: kept.joining("a100-50-10", request)),
         "new_request_ms": 1e3 * _best_s(lambda: kept.new(request)),
-        "predict_request_ms": 1e3 * _best_s(lambda: predict_request(views, CATALOGUE, profiles, "chat", 500, 400, NOW_S + 300.0)),
     }
 
 

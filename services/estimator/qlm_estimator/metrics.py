@@ -7,8 +7,7 @@ from dataclasses import fields
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile
-from qlm_core.operation_slowdown import OperationSlowdown
+from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.calibration_windows import CalibrationRow
 from qlm_estimator.machine import Counts

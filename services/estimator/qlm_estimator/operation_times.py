@@ -16,10 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qlm_core.hardware_profile import ORIGIN_FACTS, ORIGIN_MEASURED, ORIGIN_SHIPPED, TIMED_OPERATIONS, HardwareProfile
+from qlm_core.hardware_profile import (
+    AS_PROFILED,
+    ORIGIN_FACTS,
+    ORIGIN_MEASURED,
+    ORIGIN_SHIPPED,
+    TIMED_OPERATIONS,
+    HardwareProfile,
+    OperationSlowdown,
+)
 from qlm_core.importable_profiles import SLOWDOWN_MAX
 from qlm_core.instance import InstanceFacts
-from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_estimator.base_rows import BaseRows
 from qlm_estimator.events import OperationKind, OperationTold
 

@@ -16,8 +16,7 @@ from qlm.api.v1 import estimator_pb2
 from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm.cli.options import address_option
 from qlm_core.errors import InvalidRequest
-from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile
-from qlm_core.operation_slowdown import OperationSlowdown
+from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles

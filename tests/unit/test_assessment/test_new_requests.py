@@ -8,16 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from predicted_times import group_times
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.clearing import GivingWay, Head, would_clear
-from qlm_core.prediction import (
-    GroupView,
-    QueueView,
-    RunningView,
-    group_times,
-    predict_request,
-)
+from qlm_core.prediction import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 
 from .queues import CALIBRATED, CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of
@@ -87,14 +82,6 @@ def test_one_that_can_join_nothing_is_a_group_of_its_own() -> None:
     made, request = assessed(*TWO), group_of("", 1, slack_s=100.0)
     assert made.arriving(request, "", NOW_S) == made.arriving(request, "gone", NOW_S) == made.new(request, NOW_S)
     assert made.arriving(request, "a1", NOW_S) == made.joining("a1", request)
-
-
-def test_kept_queues_predict_as_views_do() -> None:
-    kept = predicted(assessed(*TWO), group_of("", 1, "big", slack_s=100.0))
-    asked = predict_request(TWO, CATALOGUE, SHIPPED, "big", 500, 10**9, NOW_S + 100.0, slo_class="64s", token_class="1024")
-    assert asked is not None
-    assert (kept.instance, kept.requests_ahead) == (asked.instance, asked.requests_ahead)
-    assert kept.completion.mean == pytest.approx(asked.completion.mean)
 
 
 @pytest.mark.parametrize("slack_s", [0.0, 30.0, 500.0, math.inf])

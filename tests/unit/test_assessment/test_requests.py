@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from predicted_times import group_times
 from qlm_core.distribution import Normal
-from qlm_core.prediction import group_times
 from qlm_core.queue_columns import SERVICE
 from qlm_core.queue_reader import QueueReader
 

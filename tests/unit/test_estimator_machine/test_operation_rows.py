@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED, HardwareProfile, OperationSlowdown
 from qlm_core.importable_profiles import SLOWDOWN_MAX, importable
-from qlm_core.operation_slowdown import AS_PROFILED, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.base_rows import BaseRows
 from qlm_estimator.events import LifecycleKind

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qlm_core.hardware_profile import ORIGIN_MEASURED
+from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED
 from qlm_core.importable_profiles import SLOWDOWN_MAX
-from qlm_core.operation_slowdown import AS_PROFILED
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.events import DriftFound, OperationKind
 from qlm_estimator.machine import UNSEEN_OPERATIONS_MAX, Learning

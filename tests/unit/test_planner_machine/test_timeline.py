@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from qlm_planner.timeline import RELATIVE_DEVIATION, Cost, timelines
 
+from predicted_times import group_times
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import GroupView, QueueView, group_times
+from qlm_core.prediction import GroupView, QueueView
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import band_of, traits_of

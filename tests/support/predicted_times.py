@@ -1,0 +1,90 @@
+"""Predictions of one virtual queue as values, group by group, and of one new request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlm_core.assessment import Assessment
+from qlm_core.distribution import Normal
+from qlm_core.model import ModelSpec
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.queue_reader import QueueReader
+from qlm_core.queue_times import queue_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """Seconds from now. `wait`, `last_wait`: W, until the prefill of the group's first and last request begins. `prefill_s`,
+    `last_prefill_s`, `decode`, `last_decode`: P and D of those two. `completion`: C of the whole group (equation 5)."""
+
+    group_id: str
+    wait: Normal
+    last_wait: Normal
+    prefill_s: float
+    last_prefill_s: float
+    decode: Normal
+    last_decode: Normal
+    completion: Normal
+
+    @property
+    def first_completion(self) -> Normal:
+        """C = W + P + D (equation 1) of the group's first request."""
+        return self.wait.shifted(self.prefill_s) + self.decode
+
+    @property
+    def last_completion(self) -> Normal:
+        """C = W + P + D of the group's last request, which need not end last."""
+        return self.last_wait.shifted(self.last_prefill_s) + self.last_decode
+
+
+def group_times(view: QueueView, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> tuple[GroupTime, ...]:
+    """Times of each group of a virtual queue, in its order. Raises Unavailable as `QueueReader.read_one` does."""
+    groups = QueueReader(catalogue, profiles).read_one(view)
+    if not view.groups:
+        return ()
+    times, served = queue_times(groups), groups.service
+    found: list[GroupTime] = []
+    for number, group in enumerate(view.groups):
+        output = Normal(float(served.output[number]), float(served.output_variance[number]))
+        waits = [Normal(float(times.wait_s[which, number]), float(times.wait_variance[which, number])) for which in (0, 1)]
+        found.append(
+            GroupTime(
+                group_id=group.group_id,
+                wait=waits[0],
+                last_wait=waits[1],
+                prefill_s=float(times.prefill_s[0, number]),
+                last_prefill_s=float(times.prefill_s[1, number]),
+                decode=output.scaled(float(times.token_s[0, number])),
+                last_decode=output.scaled(float(times.token_s[1, number])),
+                completion=Normal(float(times.end_s[number]), float(times.end_variance[number])),
+            )
+        )
+    return tuple(found)
+
+
+def predict_request(
+    views: Sequence[QueueView],
+    catalogue: Mapping[str, ModelSpec],
+    profiles: ProfileSnapshot,
+    model: str,
+    prompt_tokens: int,
+    output_tokens_max: int,
+    deadline_s: float,
+    *,
+    slo_class: str = "",
+    token_class: str = "",
+) -> RequestPrediction | None:
+    """A new request that is a group of its own."""
+    request = GroupView(
+        group_id="",
+        model=model,
+        slo_class=slo_class,
+        token_class=token_class,
+        waiting=1,
+        waiting_prompt_tokens=prompt_tokens,
+        first_deadline_s=deadline_s,
+        output_tokens_max=float(output_tokens_max),
+    )
+    return Assessment(catalogue, profiles, views).new(request)
