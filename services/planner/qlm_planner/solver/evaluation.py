@@ -29,10 +29,11 @@ from qlm_planner.solver.packing import (
 from qlm_planner.solver.problem import Costs, Floats, Integers
 
 (SUM_LATE, SUM_TARDINESS, SUM_SWAP, SWAPS, REDO, DISPLACED, STARVATION, SUM_COMPLETION, TOTAL) = range(9)
+(LATE_SHARE, OVER) = range(2)
 
 
 @lean
-def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: Floats) -> None:
+def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: Floats, each: Floats) -> None:
     weights = packed.weights
     for queue in range(len(first) - 1):
         before = -1
@@ -60,9 +61,10 @@ def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: 
             work_s, own_s = packed.on_kind[kind, group, WORK], packed.on_kind[kind, group, OWN]
             own_variance, work_variance = packed.on_kind[kind, group, OWN_VARIANCE], packed.on_kind[kind, group, WORK_VARIANCE]
             requests = packed.group[group, REQUESTS]
-            gap_s = start_s + own_s - packed.group[group, DEADLINE]
-            late, tardiness_s = lateness(gap_s, work_s - packed.group[group, SPREAD], variance + own_variance, work_variance)
+            gap_s, stretch_s = start_s + own_s - packed.group[group, DEADLINE], work_s - packed.group[group, SPREAD]
+            late, tardiness_s = lateness(gap_s, stretch_s, variance + own_variance, work_variance)
             sums[SUM_LATE] += requests * late
+            each[group, LATE_SHARE], each[group, OVER] = late, gap_s + max(0.0, stretch_s)
             sums[SUM_TARDINESS] += requests * tardiness_s
             sums[SUM_COMPLETION] += requests * (start_s + own_s + 0.5 * work_s)
             sums[STARVATION] += packed.group[group, STARVING] * max(0.0, start_s + work_s + own_s - packed.group[group, STARVES])
@@ -80,11 +82,13 @@ def _evaluate(packed: Packed, first: NDArray[np.int64], groups: Integers, sums: 
     )
 
 
-def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers) -> Costs:
-    """Orders that fit and are valid, with no group where it cannot be served."""
-    sums = np.zeros(TOTAL + 1)
-    _evaluate(packed, first, groups, sums)
-    return Costs(
+def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers) -> tuple[Costs, Floats]:
+    """The cost of orders that fit and are valid, with no group where it cannot be served; and of each group [G, 2] the share of its
+    requests that is expected to be late, and by how many seconds the latest is in the mean. Groups on no queue are late for ever."""
+    sums, each = np.zeros(TOTAL + 1), np.ones((len(packed.model), 2))
+    each[:, OVER] = np.inf
+    _evaluate(packed, first, groups, sums, each)
+    costs = Costs(
         late=float(sums[SUM_LATE]),
         tardiness_s=float(sums[SUM_TARDINESS]),
         swap_s=float(sums[SUM_SWAP]),
@@ -95,3 +99,4 @@ def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers) -> Cos
         completion_s=float(sums[SUM_COMPLETION]),
         total=float(sums[TOTAL]),
     )
+    return costs, each
