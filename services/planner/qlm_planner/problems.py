@@ -73,18 +73,48 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
     if len(groups) < 2:
         return None
     columns = made.columns(groups)
-    kinds, representatives = _kinds(slots, estimates, made)
-    _, one_of, model = np.unique(columns.model, return_index=True, return_inverse=True)
-    names = [groups[at].traits.key.model for at in one_of.tolist()]
-    at_a_time = (float(columns.count.sum()) + sum(slot.running for slot in slots)) / len(slots)
-    fields = _kind_terms(representatives, columns, made, at_a_time)
+    orders, heads = standing(estimates, slots, queues)
+    return Draft(
+        problem=problem_of(slots, columns, requests_at_a_time(slots, columns), orders, heads, made, now_s),
+        groups=tuple(columns.ids),
+        queues=tuple(slot.facts.name for slot in slots),
+        able=tuple(_able(slot) for slot in slots),
+        orders=orders,
+        heads=tuple(heads),
+    )
+
+
+def standing(estimates: Estimates, slots: Sequence[Slot], queues: Sequence[Sequence[Group]]) -> tuple[Orders, list[str]]:
+    """The queues as orders of groups that are numbered along them, and the head of each ("" for none)."""
     first = np.zeros(len(slots) + 1, dtype=np.int64)
     np.cumsum([len(queue) for queue in queues], out=first[1:])
     heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
+    return Orders(first=first, groups=np.arange(first[-1], dtype=np.int32)), heads
+
+
+def requests_at_a_time(slots: Sequence[Slot], columns: GroupColumns) -> NDArray[np.float64]:
+    """Requests that an instance has in the mean, which share the batch with those of each group."""
+    at_a_time = (float(columns.count.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
+    return np.full(len(columns.count), at_a_time)
+
+
+def problem_of(
+    slots: Sequence[Slot],
+    columns: GroupColumns,
+    at_a_time: NDArray[np.float64],
+    orders: Orders,
+    heads: Sequence[str],
+    made: ClassTerms,
+    now_s: float,
+) -> Problem:
+    """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
+    estimates = made.estimates
+    kinds, representatives = _kinds(slots, estimates, made)
+    names, model = made.models(columns)
     swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
-    engines = [_engine_row(estimates.policy, made.estimates.engine(slot), names) for slot in slots]
+    engines = [_engine_row(estimates.policy, estimates.engine(slot), names) for slot in slots]
     lead_s, lead_variance, drain_s, drain_variance, clear_s, clear_cost, active = np.array(engines, dtype=np.float64).T
-    problem = Problem(
+    return Problem(
         model=model.astype(np.int32),
         band=columns.band.astype(np.int32),
         count=columns.count,
@@ -92,7 +122,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         spread_s=columns.spread_s,
         slo_s=columns.slo_s,
         weight=columns.weight * columns.due_share,
-        **fields,
+        **_kind_terms(representatives, columns, made, at_a_time),
         cold_s=np.ascontiguousarray(swaps[:, :, 0]),
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),
         kind=np.array(kinds, dtype=np.int32),
@@ -102,18 +132,10 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         drain_lead_s=drain_s,
         drain_lead_variance=drain_variance,
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
-        head=np.array([begin if head else -1 for begin, head in zip(first[:-1].tolist(), heads, strict=True)], dtype=np.int32),
+        head=np.array([begin if head else -1 for begin, head in zip(orders.first.tolist(), heads, strict=False)], dtype=np.int32),
         clear_s=clear_s,
         clear_cost=clear_cost,
         weights=weights_of(estimates.policy),
-    )
-    return Draft(
-        problem=problem,
-        groups=tuple(columns.ids),
-        queues=tuple(slot.facts.name for slot in slots),
-        able=tuple(_able(slot) for slot in slots),
-        orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
-        heads=tuple(heads),
     )
 
 
@@ -217,12 +239,12 @@ def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
 
 
 def _kind_terms(
-    representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, at_a_time: float
+    representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, at_a_time: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
-    """What the problem has for kinds and groups. `at_a_time`: requests that an instance has in the mean, which share its batch."""
+    """What the problem has for kinds and groups. `at_a_time`: requests that share the batch with those of each group."""
     on = np.arange(len(representatives), dtype=np.int64)[:, None]
     shared = made.classes(representatives, on, columns)
-    each = terms(shared, columns, np.full(len(columns.count), at_a_time))
+    each = terms(shared, columns, at_a_time)
     decode_s = columns.count * each.decode_s
     in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, columns.count / shared[BATCH]))
     fields = {
