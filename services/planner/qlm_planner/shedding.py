@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from qlm_planner.advice.late_share import late_share
 from qlm_planner.board import Board
 from qlm_planner.effects import Shed
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import lines_of, timelines_of
 from qlm_planner.items import Group
+from qlm_planner.late_share import late_share
 from qlm_planner.policy import BATCH_MAX, Policy
 
 LOOKS_MIN = 3

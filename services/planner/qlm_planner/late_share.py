@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtr
-
-Floats = NDArray[np.float64]
-
-SURE = 10.0
-"""Deviations from which on nothing is left to chance."""
-
 
 def late_share(begin_s: float, end_s: float, deviation_s: float, due_s: float) -> float:
     """P(T > due) for T = a time even between begin and end, plus a normal error: closed form by the integral of the normal distribution's
@@ -26,22 +17,6 @@ def late_share(begin_s: float, end_s: float, deviation_s: float, due_s: float) -
         return min(1.0, max(0.0, (end_s - due_s) / width_s))
     low, high = (due_s - end_s) / deviation_s, (due_s - begin_s) / deviation_s
     return min(1.0, max(0.0, 1.0 - (_integral(high) - _integral(low)) * deviation_s / width_s))
-
-
-def late_shares(begin_s: Floats, end_s: Floats, deviation_s: Floats, due_s: Floats) -> Floats:
-    """`late_share` of many."""
-    width_s, deviation_s = end_s - begin_s, np.maximum(deviation_s, 1e-9)
-    due_s = np.clip(due_s, begin_s - 2.0 * SURE * deviation_s, end_s + 2.0 * SURE * deviation_s)
-    low, high = (due_s - end_s) / deviation_s, (due_s - begin_s) / deviation_s
-    even = 1.0 - (_integrals(high) - _integrals(low)) * deviation_s / np.maximum(width_s, 1e-9)
-    found = np.where(width_s <= 1e-9, ndtr(-low), np.clip(even, 0.0, 1.0))
-    sure: Floats = np.where(low > SURE, 0.0, np.where(high < -SURE, 1.0, found))
-    return sure
-
-
-def _integrals(x: Floats) -> Floats:
-    found: Floats = x * ndtr(x) + np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-    return found
 
 
 def _phi(x: float) -> float:
