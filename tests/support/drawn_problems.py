@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_planner.solver import Problem
+from qlm_planner.advice.question import Member, Question
+from qlm_planner.solver import Orders, Problem
 
 
 @st.composite
@@ -91,4 +92,32 @@ def by_hand(
         head=np.full(queues, -1, dtype=np.int32),
         clear_s=np.full(queues, math.inf),
         clear_cost=np.zeros(queues),
+    )
+
+
+def question_by_hand(
+    problem: Problem, size: int, *, gpus: tuple[str, ...] = ("big", "other"), n_gpu: tuple[int, ...] = (1, 1), unserved: int = 0
+) -> Question:
+    """About a problem whose first `size` queues are instances a, b, ... and whose others are empty ones of kinds that are tried. Models are
+    "alpha", "beta", ...; a kind serves those that it can load. All requests that are due count."""
+    names = ("alpha", "beta", "gamma")[: problem.models]
+    able = [tuple(name for name, swap_s in zip(names, row, strict=True) if swap_s < math.inf) for row in problem.cold_s]
+    members = [
+        Member(name=chr(ord("a") + at) if at < size else "", gpu=gpus[kind], n_gpu=n_gpu[kind], models=able[kind])
+        for at, kind in enumerate(problem.kind.tolist())
+    ]
+    return Question(
+        made_s=0.0,
+        problem=problem,
+        orders=Orders.of([[] for _ in members]),
+        members=tuple(members),
+        size=size,
+        models=names,
+        waiting=(),
+        liable=np.zeros(0),
+        due=np.where(np.isfinite(problem.deadline_s), problem.count, 0.0),
+        alone_s=problem.own_s,
+        horizon_s=300.0,
+        unserved=unserved,
+        idle=1,
     )

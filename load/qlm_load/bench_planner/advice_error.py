@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from qlm_load.bench_planner.advice_scenarios import ASK_S, HORIZON_S, MODELS, Scenario
 from qlm_planner.advice.advising import SHARE, Advice, advise
-from qlm_planner.advice.forecast import SETTLE_S
-from qlm_planner.advice.question import question_of
+from qlm_planner.advice.question import SETTLE_S, question_of
 from qlm_sim.cluster import Cluster
 from qlm_sim.comparison import PlannedKill, simulate
 from qlm_sim.description import ClusterDescription

@@ -104,6 +104,11 @@ class GroupColumns:
         arrays = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name != "ids"}
         return GroupColumns(ids=[], **arrays)
 
+    def beside(self, others: GroupColumns) -> GroupColumns:
+        """These, and others behind them."""
+        arrays = {each.name: np.concatenate((getattr(self, each.name), getattr(others, each.name))) for each in fields(self)[1:]}
+        return GroupColumns(ids=[*self.ids, *others.ids], **arrays)
+
 
 @dataclass(slots=True, kw_only=True)
 class ClassTerms:
@@ -168,6 +173,11 @@ class ClassTerms:
             weight=np.array(self._weights)[key] if len(groups) else count,
             due_share=due_share,
         )
+
+    def models(self, groups: GroupColumns) -> tuple[list[str], Integers]:
+        """The models of groups by name, and the place of each group's among them."""
+        _, one_of, place = np.unique(groups.model, return_index=True, return_inverse=True)
+        return [self._keys[number].model for number in groups.key[one_of].tolist()], place
 
     def _number(self, group: Group) -> int:
         key = replace(group.traits.key, cluster="") if group.traits.key.cluster else group.traits.key

@@ -97,7 +97,7 @@ class Leadership:
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
-        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics, self._changed)
+        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self._changed)
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
         self._incarnations: frozenset[str] = frozenset()

@@ -50,12 +50,14 @@ INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderTimes:
     """Of the groups of some orders [groups], in seconds from now: `start_s` of the first request, `end_s` and `end_variance` of the last
-    end; `late`: the expected share of the requests. `parts` [PARTS, queues]: the cost of each queue."""
+    end; `late`: the expected share of the requests; `latest_s`: when the SLO of the latest is reached, beyond the deadlines' spread.
+    `parts` [PARTS, queues]: the cost of each queue."""
 
     start_s: Floats
     end_s: Floats
     end_variance: Floats
     late: Floats
+    latest_s: Floats
     parts: Floats
 
     @property
@@ -92,7 +94,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     if not len(queue):
         parts[TOTAL] = parts[DISPLACED]
         nothing = np.zeros(0)
-        return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, parts=parts)
+        return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, latest_s=nothing, parts=parts)
     model = rows[MODEL]
     opens = np.ones(len(queue), dtype=np.bool_)
     np.not_equal(queue[1:], queue[:-1], out=opens[1:])
@@ -155,6 +157,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
         end_s=start_s + work_s + np.maximum(rows[OWN], rows[DRAIN]),
         end_variance=variance + work_variance + own_variance,
         late=late,
+        latest_s=reached_s + np.maximum(0.0, work_s - rows[SPREAD]),
         parts=parts,
     )
 

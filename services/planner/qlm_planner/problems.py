@@ -67,16 +67,41 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
     if len(groups) < 2:
         return None
     columns = made.columns(groups)
-    kinds, representatives = _kinds(slots, estimates, made)
-    _, one_of, model = np.unique(columns.model, return_index=True, return_inverse=True)
-    names = [groups[at].traits.key.model for at in one_of.tolist()]
-    fields = _kind_terms(representatives, columns, made, crowd_of(slots, columns.count))
+    orders, heads = standing(estimates, slots, queues)
+    return Draft(
+        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, made, now_s),
+        groups=tuple(columns.ids),
+        queues=tuple(slot.facts.name for slot in slots),
+        able=tuple(_able(slot) for slot in slots),
+        orders=orders,
+        heads=tuple(heads),
+    )
+
+
+def standing(estimates: Estimates, slots: Sequence[Slot], queues: Sequence[Sequence[Group]]) -> tuple[Orders, list[str]]:
+    """The queues as orders of groups that are numbered along them, and the head of each ("" for none)."""
     first = np.zeros(len(slots) + 1, dtype=np.int64)
     np.cumsum([len(queue) for queue in queues], out=first[1:])
     heads = [_head(estimates, slot, queue) for slot, queue in zip(slots, queues, strict=True)]
+    return Orders(first=first, groups=np.arange(first[-1], dtype=np.int32)), heads
+
+
+def problem_of(
+    slots: Sequence[Slot],
+    columns: GroupColumns,
+    crowd: float,
+    orders: Orders,
+    heads: Sequence[str],
+    made: ClassTerms,
+    now_s: float,
+) -> Problem:
+    """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
+    estimates = made.estimates
+    kinds, representatives = kinds_of(slots, estimates, made)
+    names, model = made.models(columns)
     swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
     engines = [estimates.engine(slot) for slot in slots]
-    problem = Problem(
+    return Problem(
         model=model.astype(np.int32),
         band=columns.band.astype(np.int32),
         count=columns.count,
@@ -84,7 +109,7 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         spread_s=columns.spread_s,
         slo_s=columns.slo_s,
         weight=columns.weight * columns.due_share,
-        **fields,
+        **_kind_terms(representatives, columns, made, crowd),
         cold_s=np.ascontiguousarray(swaps[:, :, 0]),
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),
         kind=np.array(kinds, dtype=np.int32),
@@ -94,18 +119,10 @@ def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) ->
         drain_lead_s=np.array([engine.drain_s for engine in engines]),
         drain_lead_variance=np.array([engine.drain_variance for engine in engines]),
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
-        head=np.array([begin if head else -1 for begin, head in zip(first[:-1].tolist(), heads, strict=True)], dtype=np.int32),
+        head=np.array([begin if head else -1 for begin, head in zip(orders.first.tolist(), heads, strict=False)], dtype=np.int32),
         clear_s=np.array([engine.clear_s for engine in engines]),
         clear_cost=np.array([engine.clear_cost for engine in engines]),
         weights=estimates.policy.weights,
-    )
-    return Draft(
-        problem=problem,
-        groups=tuple(columns.ids),
-        queues=tuple(slot.facts.name for slot in slots),
-        able=tuple(_able(slot) for slot in slots),
-        orders=Orders(first=first, groups=np.arange(len(groups), dtype=np.int32)),
-        heads=tuple(heads),
     )
 
 
@@ -162,7 +179,7 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
 # Kinds ----------------------------------------------------------------------------------------------------------------
 
 
-def _kinds(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tuple[list[int], list[Slot]]:
+def kinds_of(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tuple[list[int], list[Slot]]:
     """The kind of each instance, and the first instance of each kind. Instances that serve alike are of one."""
     alike = made.alike(slots)
     step = SPEED_STEP

@@ -1,6 +1,6 @@
 """The solver's process: warms up, then answers jobs and questions until its input ends. Started by `worker`.
 
-Jobs of the solver come first: advice, which takes seconds, is worked out while there are none, and pauses for each that comes.
+Jobs of the solver come first: advice is worked out while there are none, and pauses for each that comes before it measures a fleet.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from qlm_planner import solver
-from qlm_planner.advice.advising import advise
-from qlm_planner.advice.forecast import Forecast, forecast
-from qlm_planner.advice.question import Member, Question
+from qlm_planner.advice.advising import Outcome, advise, outcome
+from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice, answer
 
@@ -63,12 +62,13 @@ class Server:
         while select.select([self._source], [], [], 0.0)[0]:
             self._take()
 
-    def _play(self, question: Question, fleet: Sequence[Member]) -> Forecast:
-        return forecast(question, fleet, self._pause)
+    def _measure(self, question: Question, fleet: Sequence[int]) -> Outcome:
+        self._pause()
+        return outcome(question, fleet)
 
     def _advised(self, asked: AdviceAsked) -> AdviceAnswer:
         try:
-            return AdviceAnswer(number=asked.number, advice=advise(asked.question, play=self._play))
+            return AdviceAnswer(number=asked.number, advice=advise(asked.question, measure=self._measure))
         except Exception as error:  # nonsense in a profile costs advice, not the solver
             return AdviceAnswer(number=asked.number, advice=None, reason=f"{type(error).__name__}: {error}")
 

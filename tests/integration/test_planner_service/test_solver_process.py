@@ -8,16 +8,19 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import pytest
 
+from drawn_problems import question_by_hand
 from qlm_planner.advice.advising import AdviceFailedError, advise
-from qlm_planner.advice.question import Kind, LoadClass, Member, Question, ServedClass
+from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.solver import Problem
+from qlm_planner.solver.problem import FIELDS
 from qlm_planner.solver_jobs import Choice
 from qlm_planner.worker import SolverWorker
 
@@ -129,24 +132,27 @@ async def test_a_job_that_takes_too_long_is_ended() -> None:
         await until(is_another, "another process", WARM_UP_S)
 
 
-def question(per_s: float, instances: int = 1) -> Question:
-    """A load on a fleet of one kind, which is far too small for it."""
-    served = ServedClass(
-        seats=8.0, tokens=30.0, tokens_deviation=0.0, first_s=0.5, base_s=0.05, sequence_s=0.0, join_s=0.0, cold_s=20.0, warm_s=2.0
-    )
-    kind = Kind(gpu="big", n_gpu=1, models=("alpha",), served=(served,))
-    load = LoadClass(model="alpha", label="64s", band=0, slo_s=60.0, first_token=False, per_s=per_s)
-    fleet = tuple(Member(name=f"i{number}", kind=0, active_model="alpha") for number in range(instances))
-    return Question(made_s=0.0, classes=(load,), kinds=(kind,), fleet=fleet, misses=(), late=50.0, unserved=0, idle=0)
+def question(groups: int = 6, kinds: int = 1) -> Question:
+    """One instance, a load that is far too much for it where there are many groups, and as many kinds that are tried."""
+    one = problem(groups)
+    on_kind = {name: np.repeat(getattr(one, name), kinds, axis=0) for name, (shape, _, _) in FIELDS.items() if shape[0] == "k"}
+    on_queue = {name: np.repeat(getattr(one, name), kinds + 1, axis=0) for name, (shape, _, _) in FIELDS.items() if shape[0] == "q"}
+    on_queue["kind"] = np.array([0, *range(kinds)], dtype=np.int32)
+    many = replace(one, weights=one.weights, **on_kind, **on_queue)
+    return question_by_hand(many, 1, gpus=("big",) * kinds, n_gpu=(1,) * kinds)
+
+
+LONG = 4_000, 20
+"""A question that takes seconds."""
 
 
 async def test_advice_is_the_same_there_and_makes_room_for_jobs() -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker() as found:
         with pytest.raises(AdviceFailedError, match="warms up"):
-            await found.advise(question(1.0))
+            await found.advise(question())
         await warm(found)
-        asked = question(1_000.0, instances=30)
+        asked = question(*LONG)
         advice = asyncio.create_task(found.advise(asked))
         for number in range(3):
             await asyncio.sleep(0.05)
@@ -165,8 +171,8 @@ async def test_advice_that_fails_or_is_not_waited_for_leaves_the_solver_as_it_is
             await found.advise(cast(Question, "no question"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await found.advise(question(1_000.0, instances=30))
-        small = question(0.1)
+                await found.advise(question(*LONG))
+        small = question()
         assert await found.advise(small) == advise(small), "not the answer to the question before"
         found.submit(job(1), answers.put_nowait)
         assert isinstance(await asyncio.wait_for(answers.get(), 30.0), Solved)
@@ -178,14 +184,14 @@ async def test_advice_that_takes_too_long_or_whose_process_dies_is_said(monkeypa
         await warm(found)
         monkeypatch.setattr("qlm_planner.worker.ADVICE_TIMEOUT_S", 0.05)
         with pytest.raises(AdviceFailedError, match=r"within 0\.05 s"):
-            await found.advise(question(1_000.0, instances=30))
+            await found.advise(question(*LONG))
         monkeypatch.undo()
 
         async def is_another() -> bool:
             return found.restarts == 1 and found.ready
 
         await until(is_another, "another process", WARM_UP_S)
-        advice = asyncio.create_task(found.advise(question(1_000.0, instances=30)))
+        advice = asyncio.create_task(found.advise(question(*LONG)))
         await asyncio.sleep(0.05)
         assert found.pid is not None
         os.kill(found.pid, signal.SIGKILL)

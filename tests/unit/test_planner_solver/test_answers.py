@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, evaluate, improve, solve
+from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, evaluate, group_lateness, improve, solve
 from qlm_planner.solver.normal import probability_and_excess
 from slow_evaluator import cheapest, slow_cost, valid
 
@@ -53,6 +53,28 @@ def test_all_ways_to_orders_keep_what_holds_for_every_problem(problem: Problem, 
         holds(problem, each)
     assert solved.cost.total <= built.cost.total
     assert better.cost.total <= built.cost.total
+
+
+@given(problem=problems())
+@FEW
+def test_late_requests_are_those_of_the_groups(problem: Problem) -> None:
+    """Groups that nobody serves are late for ever."""
+    orders = construct(problem).orders
+    share, over_s = group_lateness(problem, orders).T
+    placed = np.zeros(problem.groups, dtype=np.bool_)
+    placed[orders.groups] = True
+    assert ((share == 1.0) & (over_s == math.inf))[~placed].all()
+    late = problem.count * problem.weight * share
+    assert late[placed].sum() == pytest.approx(evaluate(problem, orders).late, rel=1e-6, abs=1e-6)
+
+
+def test_how_late_the_latest_of_a_group_is() -> None:
+    """Groups of 10 s one behind the other: the second ends at 20 s, and was due at 15 s; or 5 s to 25 s, when its first is the latest."""
+    problem = by_hand(model=[0, 0], work_s=[[10.0, 10.0]], deadline_s=[30.0, 15.0], kind=[0], active=[0])
+    orders = Orders.of([[0, 1]])
+    assert group_lateness(problem, orders)[:, 1].tolist() == [-20.0, 5.0]
+    spread = replace(problem, deadline_s=np.array([30.0, 5.0]), spread_s=np.array([0.0, 20.0]))
+    assert group_lateness(spread, orders)[:, 1].tolist() == [-20.0, 5.0]
 
 
 @given(problem=problems(), seed=st.integers(0, 100))

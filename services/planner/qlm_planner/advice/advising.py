@@ -1,12 +1,17 @@
-"""The smallest fleet that is enough, by forecasts: instances to add, of each kind, and instances that could go."""
+"""The smallest fleet that is enough, by the cost of orders: instances to add, of each kind, and instances that could go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from qlm_planner.advice.forecast import Forecast, forecast
-from qlm_planner.advice.question import Member, Miss, Question
+import numpy as np
+from scipy.special import ndtr
+
+from qlm_planner import solver
+from qlm_planner.advice.question import Miss, Question
+from qlm_planner.class_terms import Floats
+from qlm_planner.solver.problem import FIELDS, Integers, Problem
 
 SHARE = 0.99
 """Attainment that is enough."""
@@ -17,8 +22,11 @@ ADDED_MAX = 64
 SAME = 1e-3
 """A difference in attainment that is none."""
 
-HOPEFUL_MIN = 8
-"""So many are tried in any case: a load of far more than the fleet serves shows nothing of the first ones."""
+MISSES_MAX = 100
+"""Groups that are named as expected misses, those with the most late requests."""
+
+LATE_MIN = 0.5
+"""Expected late requests from which a group is named, and a plan is one that misses SLOs."""
 
 
 class AdviceFailedError(Exception):
@@ -69,75 +77,112 @@ class Advice:
         return "the instances are enough"
 
 
-Play = Callable[[Question, Sequence[Member]], Forecast]
-"""`forecast`, or the same with pauses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Expected of a fleet. `attainment`: share in time of the requests that count. `late`: of these, by model. `used_s`: of each queue."""
+
+    attainment: float
+    late: Floats
+    used_s: Floats
 
 
-def advise(question: Question, share: float = SHARE, play: Play = forecast) -> Advice:
-    """Costs a bounded number of forecasts: about 2 log2(ADDED_MAX) for each kind."""
-    base = play(question, question.fleet)
-    late = dict.fromkeys((load.model for load in question.classes), 0.0)
-    for load, count in zip(question.classes, base.late, strict=True):
-        late[load.model] += count
-    worst = max(late, key=lambda model: (late[model], model), default="")
-    options: list[Option] = []
-    spare: tuple[str, ...] = ()
-    if base.attainment < share or question.unserved:
-        options = _options(question, base, share, play)
-    elif question.fleet:
-        spare = _spare(question, base, share, play)
+Measure = Callable[[Question, Sequence[int]], Outcome]
+"""`outcome`, or the same with pauses."""
+
+
+def outcome(question: Question, fleet: Sequence[int]) -> Outcome:
+    """The orders that the solver constructs on some of the question's queues, each of which may stand for several."""
+    if question.problem is None:
+        return Outcome(attainment=1.0, late=np.zeros(0), used_s=np.zeros(len(fleet)))
+    share, used_s, late = np.ones(len(question.due)), np.zeros(len(fleet)), np.zeros(question.problem.models)
+    if fleet:
+        problem = _on(question.problem, np.asarray(fleet, dtype=np.int32))
+        orders = solver.construct(problem).orders
+        queue, groups = np.repeat(np.arange(len(fleet), dtype=np.int32), np.diff(orders.first)), orders.groups
+        np.add.at(used_s, queue, problem.work_s[problem.kind[queue], groups])
+        share = solver.group_lateness(problem, orders)[:, 0]
+        share[groups] = np.maximum(share[groups], _longer(question, problem, queue, groups, used_s))
+    np.add.at(late, question.problem.model, question.due * share)
+    attainment = max(0.0, 1.0 - float(late.sum()) / max(float(question.due.sum()), 1e-9))
+    return Outcome(attainment=attainment, late=late, used_s=used_s)
+
+
+def _longer(question: Question, problem: Problem, queue: Integers, groups: Integers, used_s: Floats) -> Floats:
+    """Of each group the share of requests that run for longer than their SLO: orders may start them before they come. At a load u a batch
+    has x of its sequences, with x = u stay(x) / stay(1) (Little's law) and a stay that grows linearly with x."""
+    at = (problem.kind[queue], groups)
+    full_s, load = np.maximum(question.full_s[at], 1e-9), np.minimum(used_s[queue] / question.horizon_s, 1.0)
+    alone = np.clip(problem.own_s[at] / full_s, 1e-9, 1.0)
+    run_s = full_s * alone / (1.0 - load * (1.0 - alone))
+    longer: Floats = ndtr((run_s - problem.slo_s[groups]) / np.maximum(np.sqrt(problem.own_variance[at]), 1e-9))
+    return longer
+
+
+def _on(problem: Problem, queues: Integers) -> Problem:
+    """The same groups on other queues. A head stands on one."""
+    arrays = {name: getattr(problem, name)[queues] for name, (shape, _, _) in FIELDS.items() if shape[0] == "q"}
+    return replace(problem, **arrays)
+
+
+def advise(question: Question, share: float = SHARE, measure: Measure = outcome) -> Advice:
+    """Measures a bounded number of fleets: about 2 log2(ADDED_MAX) of each kind."""
+    base = measure(question, range(question.size))
+    misses, late = _misses(question)
+    short = base.attainment < share or question.unserved > 0
     return Advice(
         made_s=question.made_s,
         attainment=base.attainment,
-        late=question.late,
+        late=late,
         unserved=question.unserved,
-        misses=question.misses,
-        options=tuple(options),
-        model=worst if late.get(worst, 0.0) > 0.0 else "",
-        spare=spare,
+        misses=misses,
+        options=_options(question, base, share, measure) if short else (),
+        model=question.models[int(base.late.argmax())] if base.late.max(initial=0.0) >= LATE_MIN else "",
+        spare=() if short else _spare(question, base, share, measure),
     )
 
 
-def _options(question: Question, base: Forecast, share: float, play: Play) -> list[Option]:
+def _misses(question: Question) -> tuple[tuple[Miss, ...], float]:
+    """Groups that the plan expects to be late, the worst first, and all late requests that it expects: none of those that are answered,
+    or that nobody serves."""
+    if question.problem is None or not question.waiting:
+        return (), 0.0
+    each = solver.group_lateness(question.problem, question.orders)[: len(question.waiting)]
+    share, over_s = np.where(np.isfinite(each[:, 1:]), each, 0.0).T
+    late = share * question.liable
+    worst = sorted(np.flatnonzero(late >= LATE_MIN).tolist(), key=lambda at: (-late[at], question.waiting[at].group_id))[:MISSES_MAX]
+    found = tuple(replace(question.waiting[at], late=float(late[at]), over_s=max(0.0, float(over_s[at]))) for at in worst)
+    return found, float(late.sum())
+
+
+def _models(question: Question, fleet: Sequence[int]) -> frozenset[str]:
+    """The models that a fleet serves."""
+    return frozenset(model for at in fleet for model in question.members[at].models)
+
+
+def _options(question: Question, base: Outcome, share: float, measure: Measure) -> tuple[Option, ...]:
     """The best first. Where the SLOs are met but for models that nobody serves, only kinds that serve one of them."""
-    missing = _unserved(question, question.fleet)
+    missing = {*question.models} - _models(question, range(question.size))
     found: list[tuple[int, Option]] = []
-    for number, kind in enumerate(question.kinds):
-        left = sum(kind.served[each] is None for each in missing)
+    for kind in range(question.size, len(question.members)):
+        left = len(missing - _models(question, [kind]))
         if base.attainment < share or left < len(missing):
-            option = _option(question, number, base, share, play)
+            option = _option(question, kind, base, share, measure)
             found += [] if option is None else [(left, option)]
     # Kinds are in order: of two that cost as many GPUs, the one that serves here already.
     found.sort(key=lambda each: (not each[1].enough, each[0], each[1].instances * each[1].n_gpu))
-    return [option for _, option in found]
+    return tuple(option for _, option in found)
 
 
-def _unserved(question: Question, fleet: Sequence[Member]) -> frozenset[int]:
-    """The classes that nobody of a fleet serves."""
-    kinds = {member.kind for member in fleet}
-    return frozenset(
-        number for number in range(len(question.classes)) if all(question.kinds[kind].served[number] is None for kind in kinds)
-    )
-
-
-def _models(question: Question, fleet: Sequence[Member]) -> frozenset[str]:
-    """The models that a fleet serves."""
-    return frozenset(model for kind in {member.kind for member in fleet} for model in question.kinds[kind].models)
-
-
-def _option(question: Question, kind: int, base: Forecast, share: float, play: Play) -> Option | None:
+def _option(question: Question, kind: int, base: Outcome, share: float, measure: Measure) -> Option | None:
     """The fewest instances of a kind that are enough; None where more of it change nothing."""
     seen: dict[int, float] = {0: base.attainment}
 
     def reaches(count: int) -> float:
         if count not in seen:
-            added = [Member(name=f"+{number}", kind=kind) for number in range(count)]
-            seen[count] = play(question, (*question.fleet, *added)).attainment
+            seen[count] = measure(question, [*range(question.size), *[kind] * count]).attainment
         return seen[count]
 
-    count = _fewest(
-        lambda number: reaches(number) >= share, ADDED_MAX, lambda low, high: high < HOPEFUL_MIN or reaches(high) > reaches(low) + SAME
-    )
+    count = _fewest(lambda number: reaches(number) >= share, ADDED_MAX)
     enough = count is not None
     if count is None:
         # More of them do not reach it: outputs that are too long for their SLO stay late. As many as help.
@@ -145,16 +190,15 @@ def _option(question: Question, kind: int, base: Forecast, share: float, play: P
         count = min(number for number, value in seen.items() if value >= most - SAME)
     if count == 0:
         return None
-    each = question.kinds[kind]
+    each = question.members[kind]
     return Option(gpu=each.gpu, n_gpu=each.n_gpu, models=each.models, instances=count, attainment=seen[count], enough=enough)
 
 
-def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, int], bool] = lambda low, high: True) -> int | None:
-    """The least number from 1 to `most` that is enough, taken as monotone: doubling, then bisection. None where `most` is not, or where
-    (not `hopeful`) twice as many changed nothing."""
+def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
+    """The least number from 1 to `most` that is enough, taken as monotone: doubling, then bisection. None where `most` is not."""
     low, high = 0, 1
     while not enough(high):
-        if high >= most or not hopeful(low, high):
+        if high >= most:
             return None
         low, high = high, min(2 * high, most)
     while high - low > 1:
@@ -163,19 +207,17 @@ def _fewest(enough: Callable[[int], bool], most: int, hopeful: Callable[[int, in
     return high
 
 
-def _spare(question: Question, base: Forecast, share: float, play: Play) -> tuple[str, ...]:
+def _spare(question: Question, base: Outcome, share: float, measure: Measure) -> tuple[str, ...]:
     """Instances without which the rest would still be enough, and would serve every model, also one that nobody asks for now: the least
     used go first."""
-    fleet = question.fleet
+    fleet, members = range(question.size), question.members
     served = _models(question, fleet)
-    alone = {at for at in range(len(fleet)) if _models(question, [*fleet[:at], *fleet[at + 1 :]]) != served}
-    order = sorted(range(len(fleet)), key=lambda at: (at in alone, base.used_s[at], fleet[at].name))
+    alone = {at for at in fleet if _models(question, [other for other in fleet if other != at]) != served}
+    order = sorted(fleet, key=lambda at: (at in alone, base.used_s[at], members[at].name))
 
     def too_few(gone: int) -> bool:
-        left = set(order[gone:])
-        rest = [member for at, member in enumerate(fleet) if at in left]
-        return _models(question, rest) != served or play(question, rest).attainment < share
+        rest = sorted(order[gone:])
+        return _models(question, rest) != served or measure(question, rest).attainment < share
 
-    first = _fewest(too_few, len(order))
-    gone = len(order) if first is None else first - 1
-    return tuple(sorted(question.fleet[at].name for at in order[:gone]))
+    first = _fewest(too_few, len(order)) if order else 1
+    return tuple(sorted(members[at].name for at in order[: len(order) if first is None else first - 1]))

@@ -74,21 +74,19 @@ class Demand:
         """In the order of the keys."""
         watched_s = max(WATCHED_MIN_S, now_s - self.began_s)
         weight_s = MEMORY_S * -math.expm1(-watched_s / MEMORY_S)
-        found = []
-        for key in sorted(self.streams):
-            stream = self.streams[key]
+        for stream in self.streams.values():
             stream.fade(now_s)
-            if stream.count > 0.0:
-                found.append(
-                    Rate(
-                        key=key,
-                        slo_s=stream.slo_s,
-                        priority=stream.priority,
-                        per_s=stream.count / weight_s,
-                        prompt_tokens=stream.prompt_tokens / stream.count,
-                    )
-                )
-        return found
+        return [
+            Rate(
+                key=key,
+                slo_s=stream.slo_s,
+                priority=stream.priority,
+                per_s=stream.count / weight_s,
+                prompt_tokens=stream.prompt_tokens / stream.count,
+            )
+            for key, stream in sorted(self.streams.items())
+            if stream.count > 0.0
+        ]
 
     def _forget(self, now_s: float) -> None:
         """The half that came least."""

@@ -1,37 +1,34 @@
-"""What advice is asked about: the load that waits and comes, the instances that serve, and the kinds of instances that could."""
+"""What advice is asked about: the groups that wait and those that are expected, on the instances that serve and on those that could."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qlm_core.group import GroupKey
-from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import Service
-from qlm_core.request import SloKind
+import numpy as np
+
+from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.advice.demand import Demand, Rate
 from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.class_terms import ANSWERS, BATCH, OUTPUT, PREFILL_CLASS_S, SEQUENCE_S, ClassTerms, Floats, GroupColumns, serving
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.items import Group, Slot
-from qlm_planner.queues import lines_of, times_of
+from qlm_planner.problems import kinds_of, problem_of, standing
+from qlm_planner.queues import crowd_of
+from qlm_planner.solver.problem import Orders, Problem
 
-CLASSES_MAX = 48
-"""Classes of load; those with the least work beyond it count with the others of their model."""
+HORIZON_S = 300.0
+"""Requests are expected for so long."""
 
-KINDS_MAX = 4
+SETTLE_S = 60.0
+"""Requests due sooner do not count: no instance that is added now helps them."""
+
+EXPECTED_MAX = 10_000
+"""Most groups that are expected; beyond it they are larger."""
+
+KINDS_MAX = 8
 """Kinds of instances that are tried: those that are registered, then those that profiles know."""
-
-PARTS = 4
-"""Parts of a group that are due one after the other, from its first deadline to its last."""
-
-MISSES_MAX = 100
-"""Groups that are named as expected misses, those with the most late requests."""
-
-LATE_MIN = 0.5
-"""Expected late requests from which a group is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,252 +40,171 @@ class Miss:
     slo_class: str
     instance: str
     waiting: int
-    late: float
-    over_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadClass:
-    """Requests alike. `slo_s`: infinite for those without a deadline. `per_s`: that come in a second. `backlog`: (count, seconds from now
-    until they are due) of what waits."""
-
-    model: str
-    label: str
-    band: int
-    slo_s: float
-    first_token: bool
-    per_s: float
-    backlog: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedClass:
-    """A class on a kind of instance. Seconds: `first_s` to the first token of one by itself, `base_s` and `sequence_s` of a decode step
-    and each sequence in it; `join_s`: what another prefill adds."""
-
-    seats: float
-    tokens: float
-    tokens_deviation: float
-    first_s: float
-    base_s: float
-    sequence_s: float
-    join_s: float
-    cold_s: float
-    warm_s: float
-
-    def stay_s(self, sequences: float) -> float:
-        """In a batch of so many: D of QLM equation 4 with its prefill."""
-        return self.first_s + self.tokens * (self.base_s + self.sequence_s * sequences) + sequences * self.join_s
-
-    def deviation_s(self, sequences: float) -> float:
-        return self.tokens_deviation * (self.base_s + self.sequence_s * sequences)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """Instances that are alike. `models`: those that it can serve. `served`: by the number of the class, None where it cannot."""
-
-    gpu: str
-    n_gpu: int
-    models: tuple[str, ...]
-    served: tuple[ServedClass | None, ...]
+    late: float = 0.0
+    over_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An instance of the fleet. `kind`: its number. `busy`: share of its seats that are taken, by what ends in `left_s`."""
+    """An instance that serves, or (`name` is "") one that could. `models`: those that it can serve."""
 
     name: str
-    kind: int
-    active_model: str = ""
-    warm_models: tuple[str, ...] = ()
-    busy: float = 0.0
-    left_s: float = 0.0
+    gpu: str
+    n_gpu: int
+    models: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Question:
-    """A picture of one moment: it shares nothing that changes. `idle`: instances with nothing to do. `clock`: how many times faster than
-    real ones the engines run."""
+    """A picture of one moment: it shares nothing that changes. `problem` has a queue for each of `members` (the `size` instances that
+    serve, then an empty one of each kind that could be added) and the groups of `waiting`, in the plan's `orders`, before those that are
+    expected; it is None without groups or queues. `full_s`: as its `own_s`, of a request in a full batch. `models`: by number.
+    `liable`: requests of each waiting group that can miss an SLO; `due`: requests of each group that count. `unserved`: requests that no
+    instance serves; `idle`: instances with nothing to do."""
 
     made_s: float
-    classes: tuple[LoadClass, ...]
-    kinds: tuple[Kind, ...]
-    fleet: tuple[Member, ...]
-    misses: tuple[Miss, ...]
-    late: float
+    problem: Problem | None
+    orders: Orders
+    members: tuple[Member, ...]
+    size: int
+    models: tuple[str, ...]
+    waiting: tuple[Miss, ...]
+    liable: Floats
+    due: Floats
+    full_s: Floats
+    horizon_s: float
     unserved: int
     idle: int
-    clock: float = 1.0
 
     @property
     def worth_asking(self) -> bool:
-        """Misses are expected, something waits that nobody serves, or somebody has nothing to do."""
-        return self.late >= LATE_MIN or self.unserved > 0 or self.idle > 0
+        """Something waits, or an instance is idle."""
+        return bool(self.waiting) or self.idle > 0
 
 
-def question_of(board: Board, terms: ClassTerms, demand: Demand, now_s: float) -> Question:
-    """Costs O(groups + classes x kinds)."""
-    estimates = terms.estimates
-    misses, late = _misses(board, terms, now_s)
-    serving = [slot for _, slot in sorted(board.slots.items()) if slot.serving]
-    loads = _loads(board, demand.rates(now_s), now_s)
-    facts = _kinds(serving, [slot for _, slot in sorted(board.slots.items())], estimates, {key.model for key, _, _ in loads})
-    kinds = tuple(
-        Kind(
-            gpu=each.gpu,
-            n_gpu=each.n_gpu,
-            models=tuple(model for model in each.models if estimates.hardware(each, model) is not None),
-            served=tuple(_served(estimates, each, key, prompt_tokens) for key, _, prompt_tokens in loads),
-        )
-        for each in facts
-    )
-    numbers = {_alike(each): number for number, each in enumerate(facts)}
-    fleet = tuple(_member(slot, numbers[_alike(slot.facts)], estimates) for slot in serving if _alike(slot.facts) in numbers)
-    waiting = [group for group in board.groups.values() if group.open]
-    models = {group.traits.key.model for group in waiting}
-    unserved = {model for model in models if not any(estimates.can_serve(slot, model) for slot in serving)}
+def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) -> Question:
+    """Costs O(groups + instances + EXPECTED_MAX). Raises ProblemError where the profiles make no sense."""
+    estimates, slots, rates = made.estimates, serving(board), demand.rates(now_s)
+    queues = {slot.facts.name: board.queue_groups(slot.facts.name) for slot in slots}
+    waiting = [group for queue in queues.values() for group in queue]
+    waiting += [group for _, group in sorted(board.groups.items()) if group.open and group.instance not in queues]
+    wanted = {group.traits.key.model for group in waiting} | {rate.key.model for rate in rates}
+    tried = _kinds(slots, [slot for _, slot in sorted(board.slots.items())], estimates, wanted)
+    clock = max((slot.facts.time_scale for slot in slots), default=1.0)
+    horizon_s = HORIZON_S / clock
+    here = made.columns(waiting)
+    columns = here.beside(_expected(rates, tried, made, board.slo_band, now_s, horizon_s))
+    orders, heads = standing(estimates, [*slots, *tried], [*queues.values(), *([] for _ in tried)])
+    problem, full_s = None, np.zeros((0, 0))
+    if (slots or tried) and columns.ids:
+        problem = problem_of([*slots, *tried], columns, crowd_of(slots, here.count), orders, heads, made, now_s)
+        kinds = kinds_of([*slots, *tried], estimates, made)[1]
+        shared = made.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
+        full_s = problem.own_s + (1.0 - shared[ANSWERS]) * shared[BATCH] * (shared[OUTPUT] * shared[SEQUENCE_S] + shared[PREFILL_CLASS_S])
+    unserved = {model for model in wanted if not any(estimates.can_serve(slot, model) for slot in slots)}
     return Question(
         made_s=now_s,
-        classes=tuple(load for _, load, _ in loads),
-        kinds=kinds,
-        fleet=fleet,
-        misses=misses,
-        late=late,
+        problem=problem,
+        orders=orders,
+        members=tuple(_member(slot.facts, estimates) for slot in (*slots, *tried)),
+        size=len(slots),
+        models=tuple(made.models(columns)[0]),
+        waiting=tuple(_miss(group) for group in waiting),
+        liable=here.count * here.due_share,
+        due=_due(columns, now_s + SETTLE_S / clock),
+        full_s=full_s,
+        horizon_s=horizon_s,
         unserved=sum(group.waiting for group in waiting if group.traits.key.model in unserved),
-        idle=sum(1 for slot in serving if slot.running == 0 and not board.queues[slot.facts.name]),
-        clock=max((slot.facts.time_scale for slot in serving), default=1.0),
+        idle=sum(1 for slot in slots if slot.running == 0 and not queues[slot.facts.name]),
     )
 
 
-def _misses(board: Board, terms: ClassTerms, now_s: float) -> tuple[tuple[Miss, ...], float]:
-    """Groups that the plan expects to be late, the worst first, and all late requests that it expects: none of those that are answered."""
-    found: list[Miss] = []
-    lines = lines_of(board, terms, now_s)
-    times = times_of(lines, terms) if lines else None
-    groups = [group for line in lines for group in line.groups]
-    total = 0.0 if times is None else times.costs().late
-    for group, share, end_s in zip(groups, times.late if times else (), times.end_s if times else (), strict=True):
-        late = group.waiting * group.due_share * float(share)
-        if late >= LATE_MIN:
-            found.append(
-                Miss(
-                    group_id=group.group_id,
-                    model=group.traits.key.model,
-                    slo_class=group.traits.key.slo_class,
-                    instance=group.instance,
-                    waiting=group.waiting,
-                    late=late,
-                    over_s=max(0.0, now_s + float(end_s) - group.last_deadline_s),
-                )
-            )
-    return tuple(sorted(found, key=lambda miss: (-miss.late, miss.group_id))[:MISSES_MAX]), total
+def _member(facts: InstanceFacts, estimates: Estimates) -> Member:
+    models = tuple(model for model in facts.models if estimates.hardware(facts, model) is not None)
+    return Member(name=facts.name, gpu=facts.gpu, n_gpu=facts.n_gpu, models=models)
 
 
-def _due(group: Group, now_s: float) -> Iterator[tuple[float, float]]:
-    """(count, seconds until they are due) of the parts of a group. Who is answered is never due."""
-    if group.answered:
-        yield group.answered, math.inf
-    left = group.waiting - group.answered
-    parts = PARTS if group.spread_s > 0.0 else 1
-    for part in range(parts if left else 0):
-        yield left / parts, group.next_deadline_s + (part + 0.5) / parts * group.spread_s - now_s
+def _miss(group: Group) -> Miss:
+    key = group.traits.key
+    return Miss(group_id=group.group_id, model=key.model, slo_class=key.slo_class, instance=group.instance, waiting=group.waiting)
 
 
-def _loads(board: Board, rates: Sequence[Rate], now_s: float) -> list[tuple[GroupKey, LoadClass, float]]:
-    """Each key that waits or comes: its load and mean prompt; the most work first, by requests."""
-    waiting: dict[GroupKey, list[Group]] = {}
-    for group_id in sorted(board.groups):
-        group = board.groups[group_id]
-        if group.open:
-            waiting.setdefault(group.traits.key, []).append(group)
-    coming = {rate.key: rate for rate in rates}
-    found: list[tuple[float, GroupKey, LoadClass, float]] = []
-    for key in sorted({*waiting, *coming}):
-        groups, rate = waiting.get(key, []), coming.get(key)
-        slo_s = min([group.traits.slo_s for group in groups] + ([rate.slo_s] if rate else []))
-        priority = groups[0].traits.priority if groups else rate.priority if rate else 0
-        tokens = sum(group.waiting_prompt_tokens for group in groups) / max(1, sum(group.waiting for group in groups))
-        load = LoadClass(
-            model=key.model,
-            label=key.slo_class,
-            band=band_of(GroupTraits(key=key, slo_s=slo_s, priority=priority), board.slo_band),
-            slo_s=math.inf if key.slo_kind is SloKind.PRIORITY else slo_s,
-            first_token=key.slo_kind is SloKind.FIRST_TOKEN,
-            per_s=rate.per_s if rate else 0.0,
-            backlog=tuple(each for group in groups for each in _due(group, now_s)),
-        )
-        weight = load.per_s * 60.0 + sum(count for count, _ in load.backlog)
-        found.append((weight, key, load, rate.prompt_tokens if rate else tokens))
-    found.sort(key=lambda each: (-each[0], each[1]))
-    kept = [(key, load, tokens) for _, key, load, tokens in found[:CLASSES_MAX]]
-    for _, _, load, _ in found[CLASSES_MAX:]:
-        at = next((at for at, (_, other, _) in enumerate(kept) if other.model == load.model), None)
-        if at is not None:
-            key, other, tokens = kept[at]
-            kept[at] = (key, replace(other, per_s=other.per_s + load.per_s, backlog=other.backlog + load.backlog), tokens)
-    return kept
+def _due(groups: GroupColumns, from_s: float) -> Floats:
+    """Requests of each group with deadlines then or later: none of those that are answered, or have no deadline."""
+    later = np.clip((groups.deadline_s + groups.spread_s - from_s) / np.maximum(groups.spread_s, 1e-9), 0.0, 1.0)
+    due: Floats = np.where(np.isfinite(groups.deadline_s), groups.count * groups.due_share * later, 0.0)
+    return due
 
 
-Alike = tuple[str, int, tuple[str, ...], int, float]
+def _expected(
+    rates: Sequence[Rate], kinds: Sequence[Slot], made: ClassTerms, slo_band: int, now_s: float, horizon_s: float
+) -> GroupColumns:
+    """The groups that requests of each key will make until the horizon: those of a window make one, no larger than `Grouping` admits. They
+    may start before they come: orders by deadline rarely do so where a fleet is just enough, and where it is too small nothing is early."""
+    per_s, slo_s = np.array([rate.per_s for rate in rates]), np.array([rate.slo_s for rate in rates])
+    most = np.array([_most(rate, kinds, made.estimates) for rate in rates], dtype=np.float64)
+    longest_s = np.minimum(np.minimum(horizon_s, most / per_s), made.estimates.policy.group_spread_fraction * slo_s)
+    windows = np.ceil(np.minimum(horizon_s / longest_s, max(1.0, EXPECTED_MAX / max(1, len(rates))))).astype(np.int64)
+    key = np.repeat(np.arange(len(rates)), windows)
+    window_s = (horizon_s / windows)[key]
+    begin_s = window_s * (np.arange(len(key)) - (np.cumsum(windows) - windows)[key])
+    one = made.columns([_request(rate, slo_band, now_s) for rate in rates]).take(key)
+    count = per_s[key] * window_s
+    return replace(
+        one,
+        ids=[""] * len(key),
+        count=count,
+        prompt_tokens=one.prompt_tokens * count,
+        deadline_s=one.deadline_s + begin_s,
+        spread_s=np.where(np.isfinite(one.deadline_s), window_s, 0.0),
+    )
 
 
-def _alike(facts: InstanceFacts) -> Alike:
-    return (facts.gpu, facts.n_gpu, tuple(sorted(facts.models)), facts.batch_max, facts.time_scale)
+def _most(rate: Rate, kinds: Sequence[Slot], estimates: Estimates) -> int:
+    """Requests of a key that wait in one group at the most, on any kind of instance that serves them."""
+    able: list[Slot | None] = [slot for slot in kinds if estimates.can_serve(slot, rate.key.model)]
+    return min(estimates.limits(slot, rate.key, rate.slo_s, rate.prompt_tokens).waiting for slot in able or [None])
 
 
-def _kinds(serving: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[InstanceFacts]:
-    """One of each kind: those that serve, those that did, and GPUs that profiles know for all the models that they can hold: others than
-    these have, or ones that could hold a model that none of these has. Of too many those that could serve what nobody does stay."""
-    found: dict[Alike, InstanceFacts] = {}
-    for slot in (*serving, *known):
-        found.setdefault(_alike(slot.facts), replace(slot.facts, name="", incarnation="", draining=False, active_model=""))
-    now = len({_alike(slot.facts) for slot in serving})
+def _request(rate: Rate, slo_band: int, now_s: float) -> Group:
+    """One request of a key that comes now, as a group."""
+    traits, due_s = GroupTraits(key=rate.key, slo_s=rate.slo_s, priority=rate.priority), now_s + rate.slo_s
+    return Group(
+        group_id=repr(rate.key),
+        order=(0, 0),
+        traits=traits,
+        band=band_of(traits, slo_band),
+        instance=UNASSIGNED,
+        first_deadline_s=due_s,
+        next_deadline_s=due_s,
+        last_deadline_s=due_s,
+        waiting=1,
+        waiting_prompt_tokens=round(rate.prompt_tokens),
+    )
+
+
+def _kind(facts: InstanceFacts) -> str:
+    """The same for instances that could stand for each other."""
+    return repr((facts.gpu, facts.n_gpu, sorted(facts.models), facts.batch_max, facts.time_scale))
+
+
+def _kinds(slots: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, models: set[str]) -> list[Slot]:
+    """An empty instance of each kind: those that serve, those that did, and GPUs of the profiles with all the models that they can hold, if
+    one of these is on no such GPU. Of too many those stay that serve now, then those that could serve what nobody does."""
+    facts = [slot.facts for slot in (*slots, *known)]
     scale = known[0].facts.time_scale if known else 1.0
-    held: dict[tuple[str, int], set[str]] = {}
-    for facts in found.values():
-        held.setdefault((facts.gpu, facts.n_gpu), set()).update(facts.models)
-    for gpu, n_gpu in estimates.gpus() if models else ():
+    for gpu, n_gpu in estimates.gpus():
         new = InstanceFacts(name="", incarnation="", gpu=gpu, n_gpu=n_gpu, engine="", models=tuple(sorted(models)), time_scale=scale)
         able = tuple(model for model in new.models if estimates.hardware(new, model) is not None)
-        if not held.get((gpu, n_gpu), set()).issuperset(able):
-            found.setdefault(_alike(replace(new, models=able)), replace(new, models=able))
-    first, others = [*found.values()][:now], [*found.values()][now:]
-    unserved = {model for model in models if all(estimates.hardware(each, model) is None for each in first)}
-    for each in [*others]:
-        holds = {model for model in unserved if estimates.hardware(each, model) is not None}
-        if holds:
-            unserved -= holds
-            first.append(each)
-            others.remove(each)
-    return [*first, *others][: max(KINDS_MAX, len(first))]
-
-
-def _served(estimates: Estimates, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> ServedClass | None:
-    hardware = estimates.hardware(facts, key.model)
-    served: Service | None = None if hardware is None else estimates.service(facts, key, prompt_tokens)
-    if hardware is None or served is None:
-        return None
-    return ServedClass(
-        seats=served.batch,
-        tokens=served.output.mean,
-        tokens_deviation=served.output.deviation,
-        first_s=served.prefill_s,
-        base_s=served.step_base_s,
-        sequence_s=served.sequence_s,
-        join_s=served.prefill_work_s,
-        cold_s=hardware.swap_s(warm=False),
-        warm_s=hardware.swap_s(warm=True),
+        if not {model for each in facts if (each.gpu, each.n_gpu) == (gpu, n_gpu) for model in each.models}.issuperset(able):
+            facts.append(replace(new, models=able))
+    # Estimates know an instance by its incarnation.
+    kinds = {_kind(each): replace(each, name="", incarnation=_kind(each), draining=False, active_model="") for each in facts}
+    batches = {_kind(slot.facts): slot.batches for slot in slots}
+    found, present = (
+        [Slot(facts=each, batches=batches.get(kind, {})) for kind, each in kinds.items()],
+        len({_kind(slot.facts) for slot in slots}),
     )
-
-
-def _member(slot: Slot, kind: int, estimates: Estimates) -> Member:
-    engine = estimates.engine(slot)
-    return Member(
-        name=slot.facts.name,
-        kind=kind,
-        active_model=slot.active_model,
-        warm_models=slot.warm_models,
-        busy=0.5,
-        left_s=engine.drain_s,
-    )
+    missing = [model for model in models if not any(estimates.can_serve(slot, model) for slot in slots)]
+    others = sorted(found[present:], key=lambda slot: not any(estimates.can_serve(slot, model) for model in missing))
+    return [*found[:present], *others][: max(KINDS_MAX, present)]

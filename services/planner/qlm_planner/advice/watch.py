@@ -1,29 +1,22 @@
-"""Works advice out beside the planner's decisions: a picture is taken between two steps, and looked at elsewhere."""
+"""Works advice out beside the planner's decisions: a picture is taken between two steps, and worked on elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import structlog
 
-from qlm_planner.advice.advising import Advice, AdviceFailedError
+from qlm_planner.advice.advising import LATE_MIN, Advice, AdviceFailedError
 from qlm_planner.advice.question import Question
 
 Work = Callable[[Question], Awaitable[Advice]]
 """`advise`, where it keeps nobody waiting (`worker`). Raises AdviceFailedError."""
 
 
-class AdviceFigures(Protocol):
-    """Where advice is shown as metrics."""
-
-    def show_advice(self, advice: Advice | None) -> None: ...
-
-
 class AdviceWatch:
     """`ask`: takes the picture, in a thread while nothing else has its `turn`; None while the queue is not known. `work`: answers it.
-    `changed`: set when there is other advice than before. `latest`: None while nothing is to be advised."""
+    `show`: is given it, or None. `changed`: set when there is other advice than before. `latest`: None while nothing is to be advised."""
 
     def __init__(
         self,
@@ -31,7 +24,7 @@ class AdviceWatch:
         work: Work,
         turn: asyncio.Lock,
         every_s: float,
-        figures: AdviceFigures,
+        show: Callable[[Advice | None], None],
         changed: asyncio.Event,
     ) -> None:
         self._changed = changed
@@ -39,34 +32,33 @@ class AdviceWatch:
         self._work = work
         self._turn = turn
         self._every_s = every_s
-        self._figures = figures
+        self._show = show
         self._said = ""
         self.latest: Advice | None = None
 
     async def run(self) -> None:
-        """Until cancelled. The pause is at least as long as the advice took."""
-        clock = asyncio.get_running_loop().time
-        took_s = 0.0
+        """Until cancelled."""
         while True:
-            await asyncio.sleep(max(self._every_s, took_s))
-            advice, began_s = None, clock()
+            await asyncio.sleep(self._every_s)
+            advice = None
             try:
                 async with self._turn:
                     question = await asyncio.to_thread(self._ask)
                 if question is not None and question.worth_asking:
-                    advice = await self._work(question)
+                    found = await self._work(question)
+                    if found.late >= LATE_MIN or found.unserved or question.idle:
+                        advice = found
             except AdviceFailedError as error:
                 structlog.get_logger().warning("advice_failed", error=str(error))
             except Exception as error:  # nonsense in a profile, or a fault of ours, costs advice, not the plan
                 structlog.get_logger().error("advice_failed", error=f"{type(error).__name__}: {error}", exc_info=True)
-            took_s = clock() - began_s
             self._tell(advice)
 
     def _tell(self, advice: Advice | None) -> None:
         if advice is not None or self.latest is not None:
             self._changed.set()
         self.latest = advice
-        self._figures.show_advice(advice)
+        self._show(advice)
         said = "" if advice is None else advice.line
         if advice is not None and said != self._said:
             structlog.get_logger().info(

@@ -1,7 +1,7 @@
 """The scalable solver: a problem as arrays in, orders out. Knows nothing of boards; pure, and the same on every machine for a seed.
 
 problem       what there is to plan, and what comes out
-solving       evaluate, construct, improve, solve
+solving       evaluate, group_lateness, construct, improve, solve
 packing, compiled, chance, normal    arrays as compiled code takes them; the compiler and its cache; random numbers; the normal
 cost, evaluation                     what a group costs where it stands; what orders cost
 construction  a whole plan at once: earliest deadline first
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qlm_planner.solver.problem import Costs, Orders, Problem, ProblemError, Solved, Weights
 
 if TYPE_CHECKING:
-    from qlm_planner.solver.solving import construct, evaluate, improve, solve, warm_up
+    from qlm_planner.solver.solving import construct, evaluate, group_lateness, improve, solve, warm_up
 
 __all__ = [
     "Costs",
@@ -26,6 +26,7 @@ __all__ = [
     "Weights",
     "construct",
     "evaluate",
+    "group_lateness",
     "improve",
     "solve",
     "warm_up",

@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from qlm_planner import order_cost as of
 from qlm_planner.solver.packing import DEADLINE, DRAIN, OWN, OWN_VARIANCE, REQUESTS, SPREAD, WORK, WORK_VARIANCE, Packed
-from qlm_planner.solver.problem import Costs, Integers, Weights
+from qlm_planner.solver.problem import Costs, Floats, Integers, Weights
 
 
-def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> Costs:
-    """Orders that fit and are valid, with no group where it cannot be served."""
+def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> tuple[Costs, Floats]:
+    """The cost of orders that fit and are valid, with no group where it cannot be served; and of each group [G, 2] the share of its
+    requests that is expected to be late, and by how many seconds the latest is on average. Groups on no queue are late for ever."""
     queue = np.arange(len(packed.kind)).repeat(np.diff(first))
     model = packed.model[groups]
     rows = np.zeros((of.GROUP_ROWS, len(groups)))
@@ -23,4 +24,8 @@ def evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weight
     # -1, no head, takes what is appended.
     head_model, head_band = np.append(packed.model, -1)[packed.head], np.append(packed.band, 0)[packed.head]
     engines = np.concatenate((packed.queue.T, [packed.active, head_model, head_band]))
-    return of.order_times(rows, queue, engines, weights).costs()
+    times = of.order_times(rows, queue, engines, weights)
+    each = np.ones((len(packed.model), 2))
+    each[:, 1] = np.inf
+    each[groups] = np.array((times.late, times.latest_s - rows[of.DEADLINE])).T
+    return times.costs(), each

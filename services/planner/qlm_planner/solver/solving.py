@@ -16,7 +16,7 @@ from qlm_planner.solver.construction import constructed
 from qlm_planner.solver.evaluation import evaluated
 from qlm_planner.solver.insertion import inserted
 from qlm_planner.solver.packing import REQUESTS, Packed, packed
-from qlm_planner.solver.problem import Costs, Integers, Orders, Problem, ProblemError, Solved
+from qlm_planner.solver.problem import Costs, Floats, Integers, Orders, Problem, ProblemError, Solved
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -46,7 +46,7 @@ class _Work:
 
     def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
         return Solved(
-            orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups, self.problem.weights), rule=rule
+            orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups, self.problem.weights)[0], rule=rule
         )
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
@@ -75,7 +75,14 @@ def evaluate(problem: Problem, orders: Orders) -> Costs:
     kinds = np.repeat(work.packed.kind, np.diff(orders.first))
     if not work.packed.serves[kinds, orders.groups].all():
         raise ProblemError("orders: a group is on a queue that cannot serve it")
-    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.weights)
+    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.weights)[0]
+
+
+def group_lateness(problem: Problem, orders: Orders) -> Floats:
+    """Shares of requests that are expected to be late, and by how many seconds the latest of them is on average (below 0: early), of each
+    group [G, 2]. Groups on no queue, or on one that cannot serve them, are late for ever. Raises ProblemError if orders do not fit."""
+    work = _Work.of(problem)
+    return evaluated(work.packed, *_served(work, orders), problem.weights)[1]
 
 
 def construct(problem: Problem) -> Solved:
@@ -113,18 +120,22 @@ def warm_up() -> float:
     return time.perf_counter() - began_s
 
 
+def _served(work: _Work, orders: Orders) -> tuple[NDArray[np.int64], Integers]:
+    """Orders without the groups that cannot be served where they are."""
+    orders.checked(work.problem)
+    queue = np.repeat(np.arange(work.problem.queues), np.diff(orders.first))
+    groups = orders.groups.astype(np.int32)
+    kept = work.packed.serves[work.packed.kind[queue], groups]
+    return np.searchsorted(queue[kept], np.arange(work.problem.queues + 1)).astype(np.int64), groups[kept]
+
+
 def _mended(work: _Work, orders: Orders) -> Solved:
     """Valid orders of all groups that can be served."""
     problem = work.problem
-    orders.checked(problem)
-    queue = np.repeat(np.arange(problem.queues), np.diff(orders.first))
-    groups = orders.groups.astype(np.int32)
-    kept = work.packed.serves[work.packed.kind[queue], groups]
-    queue, groups = queue[kept], groups[kept]
-    turn = np.lexsort((np.arange(groups.size), work.packed.band[groups], queue))
-    groups = groups[turn]
-    first = np.searchsorted(queue, np.arange(problem.queues + 1)).astype(np.int64)
-    missing = np.flatnonzero(np.bincount(groups, minlength=problem.groups) == 0).astype(np.int32)
+    first, groups = _served(work, orders)
+    queue = np.repeat(np.arange(problem.queues), np.diff(first))
+    groups = groups[np.lexsort((np.arange(groups.size), work.packed.band[groups], queue))]
+    missing = np.setdiff1d(np.arange(problem.groups, dtype=np.int32), groups)
     if missing.size:
         turn = np.lexsort((problem.deadline_s[missing], problem.band[missing]))
         capacity = work.capacity(first, missing.size)
