@@ -46,7 +46,7 @@ class Grouping:
 
     @classmethod
     def of(cls, policy: Policy, terms: ClassTerms, fence: int, baseline: Baseline | None = None) -> Grouping:
-        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy, fence), baseline=baseline)
+        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
