@@ -79,7 +79,7 @@ class Grouping:
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
         """The newest open group of the request's key that has room for it, else a new group at its best place."""
         traits = self.classing.traits(facts, board, estimates, now_s)
-        group = board.newest.get(traits.key.joining)
+        group = board.newest.get(traits.key)
         if group is not None and self._has_room(group, facts, board, estimates):
             board.add_request(group, facts)
             return group
