@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qlm_core.request import RequestFacts, Slo, SloKind
 
@@ -14,8 +14,6 @@ PREDICTED_MAX = 1 << 30
 
 MEGA = "mega"
 """The cluster of requests of which one alone takes a large part of an engine."""
-LEARNED = "k"
-"""The first letter of the names of learned clusters."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -29,11 +27,6 @@ class GroupKey:
     token_class: str
     tenant_class: str = "1"
     cluster: str = ""
-
-    @property
-    def joining(self) -> GroupKey:
-        """What a request must share with a group to join it: a learned cluster stands for the token class."""
-        return replace(self, token_class="") if self.cluster.startswith(LEARNED) else self
 
 
 def slo_class(slo: Slo) -> str:

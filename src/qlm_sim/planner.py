@@ -5,13 +5,10 @@ The solver runs at once and its answer comes later, by what it would take on a c
 
 from __future__ import annotations
 
-from functools import partial
-
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_planner.calls import perform
-from qlm_planner.classes import learn
-from qlm_planner.effects import Call, LearnClasses, Solve
-from qlm_planner.events import CallFailed, ClassesLearned, Event, ProfilesRead, Tick
+from qlm_planner.effects import Call, Solve
+from qlm_planner.events import CallFailed, Event, ProfilesRead, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.solver_jobs import answer
 from qlm_process.lease_keeper import LeaseKeeper
@@ -137,10 +134,6 @@ class SimPlanner:
                 self.calls_under_way.append(type(effect).__name__)
                 task = self.process.spawn(self._call(effect))
                 self._term_tasks[task] = None
-            elif isinstance(effect, LearnClasses):
-                # At once, but as an event of its own, so that a step has ended when the next one begins.
-                found = ClassesLearned(number=effect.number, families=learn(effect.samples))
-                self.process.deliver(0.0, partial(self._step, found))
             elif isinstance(effect, Solve):
                 self._term_tasks[self.process.spawn(self._solve(effect))] = None
         if len(self._term_tasks) > TERM_TASKS_KEPT:

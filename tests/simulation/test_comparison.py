@@ -10,7 +10,7 @@ from qlm_agent.config import AgentSettings
 from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, Slo, SloKind
-from qlm_planner.policy import Policy, TokenClasses
+from qlm_planner.policy import Policy
 from qlm_process import profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster
@@ -61,13 +61,6 @@ def test_without_predictions_nobody_is_told_a_wait() -> None:
 
 def test_the_same_arguments_give_the_same() -> None:
     assert simulate(CLUSTER, workload(30), "slo") == simulate(CLUSTER, workload(30), "slo")
-
-
-def test_learned_classes_are_the_same_too() -> None:
-    policy = Policy(token_classes=TokenClasses.KMEANS, relearn_every_s=2.0)
-    first = simulate(CLUSTER, workload(120), policy)
-    assert first == simulate(CLUSTER, workload(120), policy)
-    assert all(outcome.state is RequestState.COMPLETED for outcome in first.outcomes)
 
 
 def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> None:

@@ -4,7 +4,7 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
 
     policy, snapshot, events, effects   settings, what is read, what the machine is told, what it wants
     group_meta, board                   groups, virtual queues and instances; counts only
-    tenants, classes, classing          which class a request is of: its tenant, its tokens
+    tenants, classing                   which class a request is of: its tenant, mega prompts
     shares, ranks                       who has had too much, who has waited too long; who therefore comes last or first
     estimates, timeline                 what a group costs on an instance; what an order costs
     class_terms, judging                the same for all groups at once; what whole plans cost

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, instance_of
@@ -23,7 +23,7 @@ BATCH_LOOK = 64
 
 @dataclass(slots=True, kw_only=True)
 class Board:
-    """`newest`: the newest open group of each key, by what joins it. `reopened`: groups that gave way to a head and stand where that left
+    """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left
     them."""
 
     slo_band: int
@@ -78,19 +78,10 @@ class Board:
 
     def join_here(self, group: Group) -> None:
         """A group is open: requests of its key join it, unless a newer one is."""
-        joining = group.traits.key.joining
-        held = self.newest.get(joining)
+        key = group.traits.key
+        held = self.newest.get(key)
         if held is None or held.order <= group.order:
-            self.newest[joining] = group
-
-    def change_key(self, group: Group, key: GroupKey) -> None:
-        """An open group is of another class now, and may be joined by its requests if it has no newer group."""
-        old = group.traits.key.joining
-        group.traits = replace(group.traits, key=key)
-        self._not_newest(group, old)
-        held = self.newest.get(key.joining)
-        if held is None or held.order < group.order:
-            self.newest[key.joining] = group
+            self.newest[key] = group
 
     def opened_on(self, instance: str) -> None:
         """The queue opened a group on a virtual queue, which gives that another version. A version that is wrong costs a conflict."""
@@ -288,18 +279,19 @@ class Board:
             queue = self.queues[group.instance]
             if group.group_id in queue:
                 queue.remove(group.group_id)
-            self._not_newest(group, group.traits.key.joining)
+            self._not_newest(group)
 
-    def _not_newest(self, group: Group, joining: GroupKey) -> None:
-        """A group is joined by a key no more: the newest of the others that are open is. O(groups) where it was that."""
-        if self.newest.get(joining) is not group:
+    def _not_newest(self, group: Group) -> None:
+        """A group has drained: requests of its key join the newest of the others that are open. O(groups) if it is the newest."""
+        key = group.traits.key
+        if self.newest.get(key) is not group:
             return
-        others = (each for each in self.groups.values() if each.open and each.traits.key.model == joining.model and each is not group)
-        newest = max((each for each in others if each.traits.key.joining == joining), key=lambda each: each.order, default=None)
+        others = (each for each in self.groups.values() if each.open and each.traits.key == key and each is not group)
+        newest = max(others, key=lambda each: each.order, default=None)
         if newest is None:
-            del self.newest[joining]
+            del self.newest[key]
         else:
-            self.newest[joining] = newest
+            self.newest[key] = newest
 
     def _make_way(self, slot: Slot) -> None:
         """Something gave way on an instance: it is about to load what its head needs. Known before its agent reports it, so that nothing

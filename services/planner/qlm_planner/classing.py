@@ -1,108 +1,49 @@
-"""Which class a request is of: its key (`qlm_core.group`) with its tenant's class, and its cluster where it is a mega prompt or classes
-are learned. O(1) a request; what it remembers is bounded."""
+"""Which class a request is of: its key (`qlm_core.group`) with its tenant's class, and the cluster of mega prompts. O(1) a request; what
+it remembers is bounded."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from qlm_core.group import LEARNED, MEGA, group_key
+from qlm_core.group import MEGA, group_key
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.request import RequestFacts
 from qlm_planner.board import Board
-from qlm_planner.classes import Centre, Classifier, Family, Samples, family_of, sample_of
-from qlm_planner.effects import LearnClasses
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits
-from qlm_planner.items import Group
-from qlm_planner.policy import Policy, TokenClasses
+from qlm_planner.policy import Policy
 from qlm_planner.tenants import TenantClasses
+
+KINDS = ("fixed", "mega")
+"""Of groups: of a fixed token class, of mega prompts."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Classing:
-    """Of one leader. `classifier`: in force now. `learned`: how often classes were. `adopted`: small groups of former classes that were
-    taken into new ones."""
+    """Of one leader."""
 
-    policy: Policy
-    fence: int
     tenants: TenantClasses
     mega: MegaRule
-    classifier: Classifier = field(default_factory=Classifier)
-    samples: Samples = field(default_factory=Samples)
-    learned: int = 0
-    adopted: int = 0
-    _asked: int = 0
-    _due_s: float = -math.inf
 
     @classmethod
-    def of(cls, policy: Policy, fence: int) -> Classing:
+    def of(cls, policy: Policy) -> Classing:
         tenants = TenantClasses(tenants=policy.tenants, forget_s=policy.share_window_s)
-        return cls(policy=policy, fence=fence, tenants=tenants, mega=MegaRule(share=policy.mega_fraction))
+        return cls(tenants=tenants, mega=MegaRule(share=policy.mega_fraction))
 
     def traits(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> GroupTraits:
         """Of a group that this request opens or joins."""
         key = group_key(facts, self.tenants.of(facts.key.tenant, now_s))
         if self.mega.holds(facts, board, estimates):
             key = replace(key, cluster=MEGA)
-        elif self.policy.token_classes is TokenClasses.KMEANS:
-            expected = facts.predicted_output_tokens or estimates.output_mean(key)
-            sample = sample_of(facts.prompt_tokens, expected, key.token_class)
-            family = family_of(key)
-            self.samples.add(family, sample)
-            cluster, token_class = self.classifier.cluster(family, sample)
-            key = replace(key, cluster=cluster, token_class=token_class)
         return GroupTraits(key=key, slo_s=facts.slo.seconds, priority=facts.slo.priority)
 
-    # Learning ---------------------------------------------------------------------------------------------------------
-
-    def learn(self, now_s: float) -> LearnClasses | None:
-        """What is to be learned now; one at a time."""
-        if self.policy.token_classes is not TokenClasses.KMEANS or self._asked > self.learned or now_s < self._due_s:
-            return None
-        samples = self.samples.enough()
-        if not samples:
-            return None
-        self._asked += 1
-        self._due_s = now_s + self.policy.relearn_every_s
-        return LearnClasses(number=self._asked, samples=samples)
-
-    def take(self, number: int, families: Mapping[Family, tuple[Centre, ...]], board: Board, estimates: Estimates) -> None:
-        """New classes. Requests that come go by them. Open groups go on as whole groups: a small one is taken into the class that its mean
-        request is of now, so that it is filled up instead of another one being opened beside it; the others are served as they are."""
-        self.learned = number
-        self.classifier = self.classifier.renewed(f"{self.fence}.{number}", families)
-        for group in board.groups.values():
-            if group.open and group.traits.key.cluster != MEGA:
-                self._adopt(group, board, estimates)
-
-    def _adopt(self, group: Group, board: Board, estimates: Estimates) -> None:
-        key = group.traits.key
-        if group.waiting >= self.policy.group_min:
-            return
-        sample = sample_of(group.waiting_prompt_tokens / group.waiting, estimates.output_mean(key), key.token_class)
-        cluster, _ = self.classifier.cluster(family_of(key), sample)
-        if cluster and cluster != key.cluster:
-            # The token class stays, as others read it in the group's record.
-            board.change_key(group, replace(key, cluster=cluster))
-            self.adopted += 1
-
-    # For others to see ------------------------------------------------------------------------------------------------
-
     def counts(self, board: Board) -> dict[str, int]:
-        """Open groups by how they were made: "fixed", "kmeans", "mega"."""
-        found = Counter(_kind(board.groups[group_id]) for queue in board.queues.values() for group_id in queue)
+        """Open groups by `KINDS`."""
+        clusters = (board.groups[group_id].traits.key.cluster for queue in board.queues.values() for group_id in queue)
+        found = Counter("mega" if cluster == MEGA else "fixed" for cluster in clusters)
         return {kind: found[kind] for kind in KINDS}
-
-
-KINDS = ("fixed", "kmeans", "mega")
-
-
-def _kind(group: Group) -> str:
-    cluster = group.traits.key.cluster
-    return "mega" if cluster == MEGA else "kmeans" if cluster.startswith(LEARNED) else "fixed"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
-from qlm_planner.policy import Order, Policy, TokenClasses
+from qlm_planner.policy import Order, Policy
 from qlm_planner.solver_jobs import Choice
 from qlm_planner.tenants import Tenant, Tenants
 from qlm_process.settings import (
@@ -92,10 +92,6 @@ class PlannerSettings(Section):
         description="Nobody within its share waits longer than this x its SLO while others of its band are served in time.",
     )
     wait_max_s: Weight = Field(DEFAULTS.wait_max_s, description="But it may wait so many seconds in any case.")
-    token_classes: TokenClasses = Field(
-        DEFAULTS.token_classes, description="Requests are told apart by their tokens in fixed classes, or in classes that kmeans learns."
-    )
-    relearn_every_s: Seconds = Field(DEFAULTS.relearn_every_s, description="Least time between two learnings of classes.")
     mega_fraction: Seconds = Field(
         DEFAULTS.mega_fraction,
         description="Requests that alone take more of an instance's KV, or to prefill of their SLO, are grouped apart.",

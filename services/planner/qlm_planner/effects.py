@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_planner.classes import Family, Sample
 from qlm_planner.snapshot import Arrival
 from qlm_planner.solver.problem import Orders, Problem
 
@@ -131,15 +130,6 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnClasses:
-    """Learn classes of requests from samples of each family (`classes.learn`), beside everything else; answered by
-    `ClassesLearned` of the same number."""
-
-    number: int
-    samples: Mapping[Family, tuple[Sample, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
     """The plan is another one now; no answer. `replans`: the asks of `ReplanAsked` that it answers -> groups moved."""
 
@@ -243,4 +233,4 @@ class JobEnded:
 Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Regroup | Forget
 """Effects that are calls to the queue."""
 
-Effect = Call | LearnClasses | PlanChanged | PlanApplied | Solve | JobEnded
+Effect = Call | PlanChanged | PlanApplied | Solve | JobEnded

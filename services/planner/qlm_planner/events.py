@@ -9,7 +9,6 @@ from enum import Enum, auto
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
-from qlm_planner.classes import Centre, Family
 from qlm_planner.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.snapshot import Arrival, EntryId, Snapshot
 from qlm_planner.solver.problem import Orders
@@ -164,14 +163,6 @@ class ReplanAsked:
     ask: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassesLearned:
-    """Answers `LearnClasses`."""
-
-    number: int
-    families: Mapping[Family, tuple[Centre, ...]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
     """The solver's answer to a job. `rule`: what made the orders."""
@@ -204,4 +195,4 @@ Answer = (
 )
 """The queue answered a call."""
 
-Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanAsked | ClassesLearned | Solved | SolveFailed
+Event = Tick | ProfilesRead | Answer | CallFailed | InstanceAnnounced | LoadReported | ReplanAsked | Solved | SolveFailed

@@ -46,7 +46,7 @@ class Grouping:
 
     @classmethod
     def of(cls, policy: Policy, terms: ClassTerms, fence: int, baseline: Baseline | None = None) -> Grouping:
-        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy, fence), baseline=baseline)
+        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
@@ -79,7 +79,7 @@ class Grouping:
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
         """The newest open group of the request's key that has room for it, else a new group at its best place."""
         traits = self.classing.traits(facts, board, estimates, now_s)
-        group = board.newest.get(traits.key.joining)
+        group = board.newest.get(traits.key)
         if group is not None and self._has_room(group, facts, board, estimates):
             board.add_request(group, facts)
             return group

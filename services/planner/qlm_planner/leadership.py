@@ -16,11 +16,9 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_planner.advice.question import Question, question_of
 from qlm_planner.advice.watch import AdviceWatch, Work
 from qlm_planner.calls import perform
-from qlm_planner.classes import learn
-from qlm_planner.effects import Call, Effect, JobEnded, LearnClasses, Outcome, Placement, PlanApplied, PlanChanged, Solve
+from qlm_planner.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve
 from qlm_planner.events import (
     CallFailed,
-    ClassesLearned,
     Event,
     OverviewRead,
     PlaceAnswered,
@@ -255,8 +253,6 @@ class Leadership:
                         answer.set_result((version, moved))
             case PlanApplied():
                 trace_plan(self._tracer, effect, self._now_s())
-            case LearnClasses():
-                tasks.create_task(self._learn(effect), name="planner-learn")
             case Solve():
                 self._solve(effect, self._inbox.put_nowait)
             case JobEnded():
@@ -278,10 +274,6 @@ class Leadership:
             self._metrics.call_failures.labels(call=name).inc()
             event = CallFailed(call=call)
         self._inbox.put_nowait(event)
-
-    async def _learn(self, call: LearnClasses) -> None:
-        families = await asyncio.to_thread(learn, call.samples)
-        self._inbox.put_nowait(ClassesLearned(number=call.number, families=families))
 
     def _placed(self, event: PlaceAnswered) -> Placed:
         placed_s = self._now_s()

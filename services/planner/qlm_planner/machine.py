@@ -39,7 +39,6 @@ from qlm_planner.events import (
     ArrivalsRead,
     CallFailed,
     ChunkAnswered,
-    ClassesLearned,
     Event,
     EventsRead,
     ExpirySwept,
@@ -158,8 +157,7 @@ class PlannerMachine:
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
         effects.extend(self.reshaping.take_done())
-        learn = self._grouping.classing.learn(now_s)
-        return effects if learn is None else [*effects, learn]
+        return effects
 
     def _take(self, now_s: float, event: Event) -> None:
         if isinstance(event, Answer):
@@ -222,8 +220,6 @@ class PlannerMachine:
                 # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
                 self._doubt = not (known and self.reshaping.replan_asked(self.board, now_s)) or self._doubt
-            case ClassesLearned(number=number, families=families):
-                self._grouping.classing.take(number, families, self.board, self.estimates)
             case _:
                 assert_never(event)
         if self._history.complete:

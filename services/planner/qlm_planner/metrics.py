@@ -11,7 +11,6 @@ from qlm_planner.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.events import (
     ArrivalsRead,
     ChunkAnswered,
-    ClassesLearned,
     Event,
     ExpirySwept,
     PlaceAnswered,
@@ -52,7 +51,7 @@ class PlannerMetrics(Metrics):
         )
         self.groups = Gauge("qlm_planner_groups", "Open request groups.", registry=self.registry)
         self.groups_of_kind = Gauge(
-            "qlm_planner_groups_of_kind", "Open groups: of fixed classes, learned ones, mega prompts.", ["kind"], registry=self.registry
+            "qlm_planner_groups_of_kind", "Open groups: of fixed token classes, of mega prompts.", ["kind"], registry=self.registry
         )
         self.aged = Gauge("qlm_planner_aged_groups", "Open groups that come first because they waited too long.", registry=self.registry)
         self.tenant_share = Gauge(
@@ -64,7 +63,6 @@ class PlannerMetrics(Metrics):
         self.tenants_above = Gauge(
             "qlm_planner_tenants_above_share", "Tenants that come behind, having had more than their share.", registry=self.registry
         )
-        self.learnings = Counter("qlm_planner_class_learnings_total", "Learnings of classes of requests.", registry=self.registry)
         self.unassigned = Gauge("qlm_planner_unassigned_groups", "Open groups that no instance can serve.", registry=self.registry)
         self.plan_version = Gauge("qlm_planner_plan_version", "Version of the plan.", registry=self.registry)
         self.late = Gauge("qlm_planner_predicted_late_requests", "Requests expected to be late under the plan.", registry=self.registry)
@@ -141,8 +139,6 @@ class PlannerMetrics(Metrics):
                 self.groups_moved.inc(moved)
             case ChunkAnswered():
                 self.conflicts.inc()
-            case ClassesLearned():
-                self.learnings.inc()
             case _:
                 pass
 

@@ -14,14 +14,6 @@ BATCH_MAX = 500
 """Most requests or group ids that one call of the queue takes (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
 
 
-class TokenClasses(StrEnum):
-    """How requests of one model, SLO and tenant weight are told apart by their tokens: fixed classes (powers of four of the prompt, and of
-    the predicted output), or classes learned by k-means (ADR 16 compares them)."""
-
-    FIXED = "fixed"
-    KMEANS = "kmeans"
-
-
 class Order(StrEnum):
     """What the order of service follows. All but SLO are there to compare with (`qlm_planner.policies`)."""
 
@@ -63,7 +55,7 @@ class Policy:
     group_overtake_min_s: float = 1.0
     """But by so much it may always overtake: each class opens a group a second at the most."""
     group_min: int = 8
-    """No limit makes a group smaller than this: the cost of planning grows with the groups. Learned classes take smaller ones over."""
+    """No limit makes a group smaller than this: the cost of planning grows with the groups."""
     split_excess: float = 1.25
     """A group is split when it holds more than this x what it may where it stands: it moved there, or requests came back to it."""
     regroup_max: int = 250
@@ -72,9 +64,6 @@ class Policy:
     """Least time between two such calls."""
     regroup_looks: int = 100
     """Groups that are looked at for it after an overview, in turn."""
-    token_classes: TokenClasses = TokenClasses.FIXED
-    relearn_every_s: float = 60.0
-    """Least time between two learnings of classes."""
     mega_fraction: float = 0.25
     """A request that alone takes more than this share of an instance's KV, or whose prefill takes more of its SLO, is a mega prompt: it is
     grouped with its like."""

@@ -67,32 +67,21 @@ async def test_arrivals_while_groups_drain(cluster: Cluster) -> None:
         assert await cluster.ended(keys)
 
 
-async def test_classes_are_learned_beside_the_decisions(cluster: Cluster) -> None:
-    """In a thread, while requests are placed; what comes later goes by them, and the metrics tell."""
+async def test_kinds_of_groups_are_shown(cluster: Cluster) -> None:
     await cluster.join("a")
 
-    def figure(name: str, **labels: str) -> float:
-        return cluster.metrics.registry.get_sample_value(name, labels) or 0.0
+    def figure(kind: str) -> float | None:
+        return cluster.metrics.registry.get_sample_value("qlm_planner_groups_of_kind", {"kind": kind})
 
-    async with cluster.planner(token_classes="kmeans", relearn_every_s=0.2, overview_every_s=0.1):
-        await cluster.submit("mistral-7b", count=60)
-
-        async def learned() -> bool:
-            return figure("qlm_planner_class_learnings_total") > 0
-
-        await until(learned, "classes are learned", 60.0)
-        await cluster.submit("mistral-7b", count=20)
-        await until(cluster.all_placed, "all requests are placed")
+    async with cluster.planner(mega_fraction=1e-6, overview_every_s=0.1):
+        await cluster.submit("mistral-7b", count=10)
 
         async def shown() -> bool:
-            return figure("qlm_planner_groups_of_kind", kind="kmeans") > 0
+            return bool(figure("mega"))
 
-        await until(shown, "groups of learned classes are shown")
-        overview = await cluster.queue.overview()
-        of_learned = [group.waiting for group in overview.groups.values() if group.meta.get("cluster", "").startswith("k")]
-        assert sum(group.waiting for group in overview.groups.values()) == 80
-        assert sum(of_learned) >= 20
-    assert figure("qlm_planner_groups_of_kind", kind="kmeans") == 0.0, "a standby has none"
+        await until(shown, "groups of mega prompts are shown")
+        assert figure("fixed") == 0.0
+    assert figure("mega") == 0.0, "a standby has none"
 
 
 async def test_expired_requests_are_swept(cluster: Cluster) -> None:

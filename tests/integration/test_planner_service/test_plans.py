@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc.aio
-import pytest
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import UNASSIGNED, InstanceFacts
-from qlm_planner import leadership
-from qlm_planner.classes import Centre, Family, Sample, learn
 from qlm_planner.shell import PlannerShell
 from qlm_process.instance_wire import to_body, to_proto
 
@@ -85,37 +81,6 @@ async def test_a_drain_moves_the_groups_away_at_once(cluster: Cluster) -> None:
         assert (balance["qlm.sources"], balance["qlm.destinations"]) == (("a",), ("b",))
         assert cluster.metrics.registry.get_sample_value("qlm_planner_groups_moved_total") == len(events)
         assert await cluster.serve("b") == 30
-
-
-async def test_nobody_waits_while_classes_are_learned(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learning goes on until requests that came after it began are placed."""
-    began, placed = threading.Event(), threading.Event()
-    in_time: list[bool] = []
-
-    def slow(samples: Mapping[Family, Sequence[Sample]]) -> dict[Family, tuple[Centre, ...]]:
-        began.set()
-        in_time.append(placed.wait(20.0))
-        return learn(samples)
-
-    monkeypatch.setattr(leadership, "learn", slow)
-    await cluster.join("a")
-    async with cluster.planner(token_classes="kmeans") as shell:
-        await leading(cluster, shell)
-        await cluster.submit("mistral-7b", slo_s=3_600.0, count=60)
-
-        async def is_learning() -> bool:
-            return began.is_set()
-
-        await until(is_learning, "classes are being learned", 30.0)
-        await cluster.submit("vicuna-13b", count=10)
-        await until(cluster.all_placed, "placed meanwhile", 30.0)
-        placed.set()
-
-        async def has_learned() -> bool:
-            return cluster.metrics.registry.get_sample_value("qlm_planner_class_learnings_total") == 1.0
-
-        await until(has_learned, "and learned then", 60.0)
-    assert in_time[0]
 
 
 async def test_an_instance_that_joins_takes_its_share(cluster: Cluster) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlm_core.group import MEGA
+from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.events import ProfilesRead
 
-from .test_classes import arrived
-from .world import CATALOGUE, MODELS, World, hardware, profiles
+from .world import CATALOGUE, MODELS, START_S, World, hardware, profiles
 
 
 async def test_mega_prompts_have_groups_of_their_own() -> None:
@@ -29,7 +29,7 @@ async def test_mega_prompts_have_groups_of_their_own() -> None:
     mega = [waiting for model, cluster, waiting in found if (model, cluster) == ("alpha", MEGA)]
     assert sum(mega) == 6
     assert max(mega) <= 4, "one batch, not delta batches"
-    assert machine.classing.counts(machine.board)["mega"] == len(mega) + 2
+    assert machine.classing.counts(machine.board) == {"fixed": 2, "mega": len(mega) + 2}
 
 
 async def test_what_is_mega_goes_by_the_profiles_as_they_are_now() -> None:
@@ -50,9 +50,21 @@ async def test_a_long_predicted_output_makes_a_mega_prompt() -> None:
     world = World()
     await world.join("a")
     machine = await world.lead()
-    long = [
-        machine.classing.mega.holds(arrived(2_000, output_tokens=tokens), machine.board, machine.estimates) for tokens in (0, 7_900, 8_100)
-    ]
+
+    def arrived(output_tokens: int) -> RequestFacts:
+        return RequestFacts(
+            queue_id="1-0",
+            key=RequestKey("t", "r"),
+            acceptance_number=1,
+            accepted_s=START_S,
+            model="alpha",
+            slo=Slo(kind=SloKind.COMPLETION, seconds=60.0),
+            prompt_tokens=2_000,
+            output_tokens_max=4_096,
+            predicted_output_tokens=output_tokens,
+        )
+
+    long = [machine.classing.mega.holds(arrived(tokens), machine.board, machine.estimates) for tokens in (0, 7_900, 8_100)]
     assert long == [False, False, True]
 
 

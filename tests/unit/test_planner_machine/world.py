@@ -16,12 +16,10 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_planner.calls import perform
-from qlm_planner.classes import learn
 from qlm_planner.effects import (
     ApplyChunk,
     Call,
     JobEnded,
-    LearnClasses,
     Place,
     PlanApplied,
     PlanChanged,
@@ -30,7 +28,7 @@ from qlm_planner.effects import (
     Regroup,
     Solve,
 )
-from qlm_planner.events import ArrivalsRead, CallFailed, ClassesLearned, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
+from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_planner.solver_jobs import answer
@@ -259,8 +257,6 @@ class World:
                 self.changes.append(effect)
             elif isinstance(effect, PlanApplied):
                 self.applied.append(effect)
-            elif isinstance(effect, LearnClasses):
-                self._events.append(ClassesLearned(number=effect.number, families=learn(effect.samples)))
             elif isinstance(effect, JobEnded):
                 self.jobs.append(effect)
             elif isinstance(effect, Solve):
