@@ -9,12 +9,13 @@ import pytest
 
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, SloKind
+from qlm_planner.advice.demand import Demand
+from qlm_planner.advice.question import question_of
 from qlm_planner.items import Group
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.values import Emission, Owned, Pulled, RequeueCause
 
-from .test_advice import asked
 from .world import LEASE_S, START_S, World
 
 SLO_S = 5.0
@@ -104,7 +105,9 @@ async def test_they_are_none_of_the_misses_that_advice_names() -> None:
     world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=10)
     await world.advance(4.0)
     assert (alpha(world).waiting, alpha(world).answered) == (30, 20)
-    question = await asked(world, {})
+    machine = world.machine
+    assert machine is not None
+    question = question_of(machine.board, machine.reshaping.terms, Demand(world.now_s - 60.0), world.now_s)
     [miss] = question.misses
     assert miss.late == pytest.approx(10.0, abs=0.5)
     assert question.late == pytest.approx(10.0, abs=0.5)
