@@ -6,8 +6,8 @@ Pure, from what is known to what is decided (`machine.py` steps them all):
     group_meta, board                   groups, virtual queues and instances; counts only
     tenants, classing                   which class a request is of: its tenant, mega prompts
     shares, ranks                       who has had too much, who has waited too long; who therefore comes last or first
-    estimates, timeline                 what a group costs on an instance; what an order costs
-    class_terms, judging                the same for all groups at once; what whole plans cost
+    estimates, class_terms              what is known of a class on an instance; what groups cost there, all at once
+    order_cost, queues, judging         what orders cost; the queues as they are; what whole plans cost
     insertion, problems, solving        a place for one new group; the board as the solver's problem; the solver's jobs and answers
     solver, exact                       whole orders, from arrays alone
     grouping, reshape, reshaping        requests into groups; changes of the plan; when it is changed

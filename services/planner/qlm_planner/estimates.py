@@ -47,8 +47,9 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What an instance does now, in seconds: `left_s` of work in what runs, until all of it has ended (`drain_s`), with their variances;
-    until it has given way to another model (`clear_s`), and what that costs. `model_code`: of the active model, -1 for none."""
+    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, and until a seat is free; until
+    all of it has ended (`drain_s`), with their variances; until it has given way to another model (`clear_s`), and what that costs.
+    `model_code`: of the active model, -1 for none."""
 
     model_code: int
     left_s: float = 0.0
@@ -182,6 +183,9 @@ class Estimates:
                 left_variance += kept.count * served.output.variance * served.token_s**2
                 unknown -= kept.count
         unknown = max(0, unknown)
+        if slot.running >= any_class.batch:
+            # Until the first of a full batch ends: the least of as many times that are evenly spread.
+            left_s += 2.0 * any_class.left_tokens / (any_class.batch + 1.0) * any_class.step_base_s
         drain = any_class.drain(slot.running, full=True, behind=0.0)
         # What gives way comes back behind the head: its KV is computed again, after two swaps at the least.
         way = giving_way(any_class, workload.prompt_tokens_mean, hardware)

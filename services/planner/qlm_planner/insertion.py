@@ -3,8 +3,8 @@
 Places in a queue (within the group's priority band):
 - by earliest deadline: behind every group whose deadline is not later;
 - beside a run of its own model (the nearest before and behind that place, and the last), by deadline inside the run: no swap of its own.
-  It may overtake groups with earlier deadlines there as long as none of them is then expected to end more than a stated share of its SLO
-  late (so nobody starves), and only if that costs less: a join costs those behind it exactly what their slack does not absorb;
+  It overtakes groups with earlier deadlines there only if that costs less: a join costs those behind it exactly what their slack does not
+  absorb;
 - in front of all of its band, if it would end late behind those with earlier deadlines (they may be late anyway);
 - in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
   little, which is what makes two models take turns. What runs then ends first, or gives way (`qlm_core.clearing`); the cost has either.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +24,33 @@ from qlm_planner.items import Group
 from qlm_planner.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
 from qlm_planner.queues import Line, columns_on
 
+COST_DIGITS = 6
+"""Decimal places of a cost: sums in another order differ behind them."""
+
+LATE = 0.5
+"""A group is late where more than this share of its requests is expected to be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place for a group. `added_cost`: what the plan costs more with it there."""
+    """A place for a group. `added_cost`: what the plan costs more with it there; `overtakes`: places from that by deadline."""
 
     line: Line
     position: int
     added_cost: float
+    overtakes: int
     end_s: float
+
+    @property
+    def rank(self) -> tuple[float, int, float]:
+        """Of costs that are equal but for rounding (groups of one model in any order) the order of deadlines decides."""
+        return (round(self.added_cost, COST_DIGITS), self.overtakes, self.end_s)
 
 
 def best_place(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: float) -> Place | None:
-    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the earlier end, then the first line.
-    Of many lines only the shortest `lines_max` are tried, and as many of those that have the model active."""
+    """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the place nearest to that by deadline,
+    the earlier end, the first line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model
+    active."""
     model = group.traits.key.model
     able = [line for line in lines if made.estimates.can_serve(line.slot, model)]
     most = made.estimates.policy.lines_max
@@ -48,28 +62,34 @@ def best_place(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: flo
     if not able:
         return None
     columns = columns_on(able, made, group, now_s)
-    tries = [(line, number, position) for number, line in enumerate(able) for position in candidate_positions(line, columns[:, number])]
-    orders = [*(line.rows for line in able), *(np.insert(line.rows, at, columns[:, number], axis=1) for line, number, at in tries)]
+    found = [candidates_in(line, columns[:, number]) for number, line in enumerate(able)]
+    tries = [(number, position) for number, each in enumerate(found) for position in sorted({each.in_turn, *each.others, each.front})]
+    orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
     queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
-    engines = np.array([line.engine for line in (*able, *(line for line, _, _ in tries))]).T
+    engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
     times = order_times(np.concatenate(orders, axis=1), queue, engines, made.estimates.weights)
-    first = np.searchsorted(queue, np.arange(len(orders)))
+    placed = len(able) + np.arange(len(tries))
+    groups = np.searchsorted(queue, placed) + [position for _, position in tries]
+    in_turn = [position == found[number].in_turn for number, position in tries]
+    late = {number for (number, _), at, turn in zip(tries, groups, in_turn, strict=True) if turn and times.late[at] > LATE}
     places = [
         Place(
-            line=line,
+            line=able[number],
             position=position,
-            added_cost=float(times.cost[len(able) + at] - times.cost[number]),
-            end_s=float(times.end_s[first[len(able) + at] + position]),
+            added_cost=float(times.cost[order] - times.cost[number]),
+            overtakes=abs(position - found[number].in_turn),
+            end_s=float(times.end_s[at]),
         )
-        for at, (line, number, position) in enumerate(tries)
+        for order, at, (number, position) in zip(placed, groups, tries, strict=True)
+        if number in late or position != found[number].front or position in (found[number].in_turn, *found[number].others)
     ]
-    best = min(places, key=lambda place: (place.added_cost, place.end_s))
+    best = min(places, key=lambda place: place.rank)
     if not best.line.goes_on(model, best.position):
         return best
     # The cheapest of each queue whose batch it joins: the one with the fastest step.
-    by_line = {id(place.line): place for place in sorted(places, key=lambda place: (place.added_cost, place.end_s), reverse=True)}
+    by_line = {id(place.line): place for place in sorted(places, key=lambda place: place.rank, reverse=True)}
     beside = [place for place in by_line.values() if place.line.goes_on(model, place.position)]
-    return min(beside, key=lambda place: (_step_s(place.line, made, group), place.added_cost, place.end_s))
+    return min(beside, key=lambda place: (_step_s(place.line, made, group), place.rank))
 
 
 def _step_s(line: Line, made: ClassTerms, group: Group) -> float:
@@ -79,25 +99,37 @@ def _step_s(line: Line, made: ClassTerms, group: Group) -> float:
     return made.estimates.step_s(line.slot, group.traits.key, group.waiting_prompt_tokens / max(1, group.waiting), sequences)
 
 
-def candidate_positions(line: Line, column: Floats) -> list[int]:
-    """Positions to try for a group, ascending."""
-    rows = line.rows
-    band, deadline_s = column[BAND], column[DEADLINE]
+class Candidates(NamedTuple):
+    """Positions to try for a group, none behind a lower band: by deadline, others, and the front of its band, for a group that is late."""
+
+    in_turn: int
+    others: set[int]
+    front: int
+
+
+def candidates_in(line: Line, column: Floats) -> Candidates:
+    """Positions in a queue."""
+    rows, band, deadline_s = line.rows, column[BAND], column[DEADLINE]
     earlier = (rows[BAND] < band) | ((rows[BAND] == band) & (rows[DEADLINE] <= deadline_s))
-    by_deadline = int(np.flatnonzero(earlier)[-1]) + 1 if earlier.any() else 0
+    in_turn = int(np.flatnonzero(earlier)[-1]) + 1 if earlier.any() else 0
     low, high = _first(rows[BAND] >= band), _first(rows[BAND] > band)
+    others: set[int] = set()
+    front = in_turn
     # A queue that breaks the bands (a requeued group stands at its head) leaves only the place by deadline.
-    found = {by_deadline}
-    if low <= by_deadline <= high and column[SLO] < FAR_S:
+    if low <= in_turn <= high and column[SLO] < FAR_S:
+        front = low
         runs = _runs_of(rows, column[MODEL], low, high)
-        chosen = [run for run in runs if run[1] <= by_deadline][-1:] + [run for run in runs if run[1] > by_deadline][:1] + runs[-1:]
+        chosen = [run for run in runs if run[1] <= in_turn][-1:] + [run for run in runs if run[1] > in_turn][:1] + runs[-1:]
         later = rows[DEADLINE] > deadline_s
-        found.update(begin + _first(later[begin:end]) for begin, end in chosen)
-        # Not sorted by deadline (runs were joined): also the first place that a later deadline leaves. And the front of the band.
-        found.update((low, low + _first(later[low:high])))
-    if 0 in found and line.groups:
-        found.add(_first(rows[MODEL] != rows[MODEL, 0]))
-    return sorted(found)
+        others.update(begin + _first(later[begin:end]) for begin, end in chosen)
+        # Not sorted by deadline (runs were joined): also the first place that a later deadline leaves.
+        others.add(low + _first(later[low:high]))
+        if low == 0 and line.groups and column[MODEL] == line.engine[ACTIVE] != rows[MODEL, 0]:
+            # The run that is being served is one too, though nobody of it may wait any more.
+            others.add(0)
+    if line.groups and 0 in (in_turn, front, *others):
+        others.add(min(high, _first(rows[MODEL] != rows[MODEL, 0])))
+    return Candidates(in_turn, others, front)
 
 
 def _first(mask: NDArray[np.bool_]) -> int:

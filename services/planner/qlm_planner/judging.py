@@ -8,7 +8,7 @@ import numpy as np
 
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms, serving
-from qlm_planner.order_cost import order_times
+from qlm_planner.order_cost import QUEUE_ROWS, order_times
 from qlm_planner.policy import Policy
 from qlm_planner.queues import crowd_of, engine_row
 from qlm_planner.solver.problem import Costs
@@ -29,6 +29,8 @@ def plan_cost(board: Board, made: ClassTerms, now_s: float) -> Costs:
 def plan_costs(board: Board, made: ClassTerms, now_s: float, plans: Sequence[Mapping[str, Sequence[str]]]) -> list[Costs]:
     """Of several orders of the same board, in one pass. Costs O(groups) for each."""
     slots = serving(board)
+    if not slots:
+        return [Costs()] * len(plans)
     names = [slot.facts.name for slot in slots]
     found = {group_id for plan in plans for name in names for group_id in plan.get(name, ())}
     # In the order of the board, so that equal plans give equal sums.
@@ -38,9 +40,9 @@ def plan_costs(board: Board, made: ClassTerms, now_s: float, plans: Sequence[Map
     queues = [plan.get(name, ()) for plan in plans for name in names]
     orders = np.array([place[group_id] for queue in queues for group_id in queue], dtype=np.int64)
     queue = np.arange(len(queues)).repeat([len(each) for each in queues])
-    rows = made.rows(slots, queue % max(1, len(slots)), columns.take(orders), crowd_of(slots, columns.count), now_s)
+    rows = made.rows(slots, queue % len(slots), columns.take(orders), crowd_of(slots, columns.count), now_s)
     heads = [engine_row(made.estimates, slot, board.queue_groups(name)) for slot, name in zip(slots, names, strict=True)]
-    engines = np.tile(np.array(heads).reshape(len(slots), -1).T, len(plans))
+    engines = np.tile(np.array(heads).reshape(len(slots), QUEUE_ROWS).T, len(plans))
     times = order_times(rows, queue, engines, made.estimates.weights)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]
 

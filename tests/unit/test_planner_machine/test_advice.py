@@ -13,8 +13,7 @@ from qlm_planner.advice.demand import KEYS_MAX, Demand
 from qlm_planner.advice.question import EXPECTED_MAX, HORIZON_S, Question, question_of
 from qlm_planner.class_terms import ClassTerms
 
-from .test_insertion import estimates, group
-from .test_policy_choices import board_of, slot
+from .test_insertion import board_of, estimates, group, slot
 from .world import START_S, World, profiles
 
 

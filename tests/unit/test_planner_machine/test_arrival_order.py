@@ -7,19 +7,19 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from qlm_planner.policies.tails import Tail
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.effects import ApplyChunk
 from qlm_planner.events import ReplanAsked
+from qlm_planner.policies.work import Works
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
 
-from .test_insertion import estimates, group, line
+from .test_insertion import class_terms, group, slot
 from .test_policies import overload, serve_by_plan, serve_in_order
-from .world import LEASE_S, START_S, World
+from .world import LEASE_S, World
 
 FCFS = Policy(lease_ttl_s=LEASE_S, order=Order.FCFS)
 
@@ -160,17 +160,14 @@ async def test_a_group_is_no_larger_than_under_slo_order(order: Order) -> None:
 
 @pytest.mark.parametrize("active", ["", "alpha", "beta"])
 @pytest.mark.parametrize("models", [("alpha",), ("beta", "alpha"), ("alpha", "beta", "alpha"), ()])
-def test_the_end_of_a_queue_is_that_of_its_timeline(active: str, models: Sequence[str]) -> None:
-    made = estimates()
-    queue = [group(number, model, 600.0, 400) for number, model in enumerate(models)]
-    on = line(queue, made, active=active)
+def test_the_end_of_a_queue_is_its_work_and_its_swaps(active: str, models: Sequence[str]) -> None:
+    works, on = Works(made=class_terms()), slot("a", active=active)
+    queue = works.stand(on, [group(number, model, 600.0, 400) for number, model in enumerate(models)])
+    swaps = [before != after for before, after in itertools.pairwise((active, *models))]
+    busy_s = 10.0 * sum(swaps) + sum(work.work_s for work in queue.works)
     for model in ("alpha", "beta"):
-        new = made.term(on.slot, group(99, model, 600.0, 1))
-        tail = Tail.of(on.slot, on.engine)
-        for term in on.terms:
-            tail.append(term)
-        on_end = line([*queue, group(99, model, 600.0, 1)], made, active=active).timeline(START_S)
-        assert tail.start_s(new) == pytest.approx(float(on_end.start_s[-1]))
+        [[new]] = works.on([on], [group(99, model, 600.0, 1)])
+        assert queue.start_s(len(models), new) == pytest.approx(busy_s + 10.0 * (model != (active, *models)[-1]))
 
 
 def test_the_setting_names_it() -> None:

@@ -76,7 +76,7 @@ async def test_without_instances_all_waits_and_every_question_is_answered() -> N
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert set((await world.queues())[UNASSIGNED]) == {"alpha", "beta"}
     assert any(change.replans == {1: 0} for change in world.changes)
-    [queue] = plan_view(machine.board, machine.estimates, world.now_s).queues
+    [queue] = plan_view(machine.board, machine.reshaping.terms, world.now_s).queues
     assert [(group.waiting, group.completion_p50_s) for group in queue.groups] == [(20, 0.0), (1, 0.0)]
 
 
@@ -94,9 +94,9 @@ async def test_objectives_of_any_size_are_ordered(slo_s: float) -> None:
     await world.tell(ReplanAsked(ask=1))
     await world.advance(3.0)
     assert await world.state(urgent) == "PLACED"
-    assert math.isfinite(machine.reshaping.predicted.weighed(world.policy))
+    assert math.isfinite(machine.reshaping.predicted.total)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    queues = plan_view(machine.board, machine.estimates, world.now_s).queues
+    queues = plan_view(machine.board, machine.reshaping.terms, world.now_s).queues
     outlooks = [group for queue in queues if queue.instance == "a" for group in queue.groups]
     assert sum(group.waiting for group in outlooks) == 801
     assert all(math.isfinite(group.completion_p90_s) for group in outlooks)
@@ -159,6 +159,6 @@ async def test_the_slowest_engine_that_a_profile_may_tell_of_is_planned_with() -
     await world.tell(ReplanAsked(ask=1))
     await world.advance(5.0)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    assert math.isfinite(machine.reshaping.predicted.weighed(world.policy))
+    assert math.isfinite(machine.reshaping.predicted.total)
     assert (await world.queues())["a"] == []
     assert sum(group.waiting for group in machine.board.queue_groups("b")) == 60

@@ -1,13 +1,13 @@
-"""The terms of many groups at once against those of one; plans judged so against the lines of single queues."""
+"""The rows of many groups at once, against the service of each; plans judged together and alone."""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from qlm_planner.timeline import Columns, Cost, timelines
 
 from qlm_core.group import MEGA
 from qlm_core.instance import InstanceFacts
@@ -16,11 +16,29 @@ from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner import class_terms
 from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import Estimates
+from qlm_planner.estimates import PROMPT_STEP, Estimates
 from qlm_planner.group_meta import group_id_of, traits_of
 from qlm_planner.items import TIERS, Group, Slot
 from qlm_planner.judging import plan_cost, plan_costs
+from qlm_planner.order_cost import (
+    BAND,
+    COUNT,
+    DEADLINE,
+    FAR_S,
+    MODEL,
+    OWN,
+    OWN_VARIANCE,
+    REQUESTS,
+    SLO,
+    SPREAD,
+    SWAP,
+    WARM,
+    WORK,
+    WORK_VARIANCE,
+    Floats,
+)
 from qlm_planner.policy import Policy
+from qlm_planner.tenants import weight_of
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -87,28 +105,54 @@ def add_group(board: Board, number: int, request: RequestFacts, instance: str, w
     return group
 
 
+def rows_of(terms: ClassTerms, board: Board, name: str, crowd: float = 0.0) -> Floats:
+    queue = board.queue_groups(name)
+    return terms.rows([board.slots[name]], np.zeros(len(queue), dtype=np.int64), terms.columns(queue), crowd, START_S)
+
+
+def row_of(made: Estimates, slot: Slot, group: Group) -> dict[int, float]:
+    """By the service of its class, and what the group adds."""
+    key, mean_tokens = group.traits.key, group.waiting_prompt_tokens / group.waiting
+    told = made.class_of(slot, key, round(math.log(max(1.0, mean_tokens)) / PROMPT_STEP))
+    assert told is not None
+    served, prefill_s = told.service, told.hardware.prefill_work_s(mean_tokens, mean_tokens**2 + told.prompt_variance)
+    alone_s = 0.0 if key.slo_kind is SloKind.FIRST_TOKEN else served.output.mean * (served.step_base_s + served.sequence_s)
+    return {
+        WORK: group.waiting * (prefill_s + served.output.mean * served.token_s),
+        WORK_VARIANCE: group.waiting * served.output.variance * served.token_s**2,
+        OWN: told.hardware.prefill_s(0.0) + prefill_s + alone_s,
+        REQUESTS: group.waiting * weight_of(key.tenant_class) * group.due_share,
+        DEADLINE: min(group.next_deadline_s - START_S, FAR_S),
+        SPREAD: group.spread_s,
+        SWAP: told.hardware.swap_s(warm=key.model in slot.warm_models),
+        WARM: told.hardware.swap_s(warm=True),
+        MODEL: made.code(key.model),
+        BAND: group.rank,
+        COUNT: group.waiting,
+        SLO: min(group.slo_least_s, FAR_S),
+    }
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_many_at_once_are_as_each_alone(seed: int) -> None:
     made, board = estimates(), random_board(seed, unequal=True)
     terms = ClassTerms(estimates=made)
-    slots = [slot for _, slot in sorted(board.slots.items())]
-    for number, slot in enumerate(slots):
-        queue = board.queue_groups(slot.facts.name)
-        expected = Columns.of([made.term(slot, group) for group in queue], slot.warm_models)
-        columns = terms.columns(queue)
-        found = terms.order_rows(slots, np.full(len(queue), number), columns)
-        assert found == pytest.approx(expected.rows, rel=1e-9, abs=1e-12)
+    for name, slot in board.slots.items():
+        rows = rows_of(terms, board, name)
+        for number, group in enumerate(board.queue_groups(name)):
+            expected = row_of(made, slot, group)
+            assert rows[list(expected), number] == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-12)
 
 
 def test_a_group_that_cannot_be_served_weighs_nothing() -> None:
-    made, board = estimates(), random_board(1)
-    slot = board.slots["i-0"]
-    slot.facts = InstanceFacts(name="i-0", incarnation="i-0/1", gpu="big", n_gpu=1, engine="simulated", models=("alpha",))
-    queue = board.queue_groups("i-0")
-    assert any(group.traits.key.model != "alpha" for group in queue)
-    terms = ClassTerms(estimates=made)
-    expected = Columns.of([made.term(slot, group) for group in queue], slot.warm_models)
-    assert terms.order_rows([slot], np.zeros(len(queue), dtype=np.int64), terms.columns(queue)) == pytest.approx(expected.rows)
+    board = random_board(1)
+    board.slots["i-0"].facts = replace(board.slots["i-0"].facts, models=("alpha",))
+    stranger = np.array([group.traits.key.model != "alpha" for group in board.queue_groups("i-0")])
+    rows = rows_of(ClassTerms(estimates=estimates()), board, "i-0")
+    assert stranger.any()
+    assert not rows[[WORK, OWN, REQUESTS, SWAP]][:, stranger].any()
+    assert (rows[DEADLINE, stranger] == FAR_S).all()
+    assert (rows[WORK, ~stranger] > 0.0).all()
 
 
 def test_other_profiles_give_other_terms() -> None:
@@ -120,24 +164,29 @@ def test_other_profiles_give_other_terms() -> None:
 
 
 def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> None:
-    """Held against estimates that never knew anything else."""
+    """Held against terms that never knew anything else."""
     made, board = estimates(), random_board(2)
-    slot, queue = board.slots["i-0"], board.queue_groups("i-0")
-    assert all(made.kept_term(slot, group) == made.term(slot, group) for group in queue)
+    slot, queue, terms = board.slots["i-0"], board.queue_groups("i-0"), ClassTerms(estimates=made)
     made.engine(slot)
+    before = rows_of(terms, board, "i-0")
     newest = profiles(output_tokens=200.0, swap_s=30.0, version=1)
     learned = tuple(replace(row, instance="i-0", slowdown=1.5, samples=50) for row in newest.hardware if row.gpu == "big")
     newest = replace(newest, hardware=(*newest.hardware, *learned))
-    before = [made.kept_term(slot, group) for group in queue]
     fresh = Estimates(Policy())
     for each in (made, fresh):
         each.load(CATALOGUE, newest)
-    after = [made.kept_term(slot, group) for group in queue]
-    assert after == [fresh.term(slot, group) for group in queue]
-    assert all(new.work_s > 2.0 * old.work_s and new.cold_s > old.cold_s for old, new in zip(before, after, strict=True))
-    assert made.engine(slot) == fresh.engine(slot)
+
+    def found() -> Floats:
+        rows = rows_of(terms, board, "i-0")
+        other = rows_of(ClassTerms(estimates=fresh), board, "i-0")
+        assert np.delete(rows, MODEL, axis=0) == pytest.approx(np.delete(other, MODEL, axis=0))
+        return rows
+
+    after = found()
+    assert (after[WORK] > 2.0 * before[WORK]).all()
+    assert (after[SWAP] > before[SWAP]).all()
+    assert made.engine(slot) == replace(fresh.engine(slot), model_code=made.code(slot.active_model))
     assert made.hardware(slot.facts, "alpha") == learned[0]
-    group = queue[0]
     for change in (
         {"next_deadline_s": START_S + 5.0},
         {"last_deadline_s": START_S + 9.0},
@@ -147,8 +196,8 @@ def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> N
         {"band": 1},
     ):
         for name, value in change.items():
-            setattr(group, name, value)
-        assert made.kept_term(slot, group) == fresh.term(slot, group)
+            setattr(queue[0], name, value)
+        found()
 
 
 def test_profiles_tell_once_of_an_instance_that_runs_otherwise() -> None:
@@ -176,59 +225,54 @@ def test_plans_judged_together_cost_what_each_does_alone() -> None:
         (alone,) = plan_costs(board, terms, START_S, [plan])
         assert astuple(found) == pytest.approx(astuple(alone), rel=1e-9)
     assert len({cost.completion_s for cost in together}) == 4
-    assert together[3] == Cost()
+    assert (together[3].completion_s, together[3].total) == (0.0, made.weights.head_gain * len(board.slots))
 
 
-def test_the_first_run_of_a_queue_shares_its_batch_with_what_runs_already() -> None:
-    """If it is of the model that is active; so many in a batch, by hand: a run is all groups of a model in a row."""
-    made, board = estimates(), Board(slo_band=0)
-    queues = [
-        ("alpha", 50, [("alpha", 7, 117.0), ("alpha", 60, 117.0), ("beta", 40, 40.0), ("alpha", 1, 1.0)]),
-        ("beta", 30, [("gamma", 10, 14.0), ("gamma", 4, 14.0), ("beta", 9, 9.0)]),
-    ]
-    beside: list[float] = []
-    for number, (active, running, groups) in enumerate(queues):
-        add_slot(board, number, active, running=running, warm=active)
-        for model, waiting, shared in groups:
-            at = len(beside)
-            request = RequestFacts(
-                queue_id=str(at),
-                key=RequestKey("t", str(at)),
-                acceptance_number=at,
-                accepted_s=START_S,
-                model=model,
-                slo=Slo(kind=SloKind.COMPLETION, seconds=60.0),
-                prompt_tokens=40,
-                output_tokens_max=256,
-            )
-            add_group(board, at, request, f"i-{number}", waiting, 40 * waiting)
-            beside.append(shared)
-    terms = ClassTerms(estimates=made)
-    slots = [slot for _, slot in sorted(board.slots.items())]
-    on = np.array([0, 0, 0, 0, 1, 1, 1])
-    rows = terms.order_rows(slots, on, terms.columns(list(board.groups.values())), np.array(beside))
-    lines = [(made.engine(slot), Columns(rows[:, on == number])) for number, slot in enumerate(slots)]
-    expected = sum((timeline.cost for timeline in timelines(lines, START_S)), Cost())
-    found = plan_cost(board, terms, START_S)
-    assert (found.late, found.tardiness_s, found.completion_s) == pytest.approx(
-        (expected.late, expected.tardiness_s, expected.completion_s), rel=1e-9
-    )
+def test_who_shares_a_batch_is_less_certain_of_the_end() -> None:
+    """A step of a larger batch is longer, and each request takes as many of them as its output has tokens."""
+    board, terms = random_board(3), ClassTerms(estimates=estimates())
+    alone, beside = rows_of(terms, board, "i-0"), rows_of(terms, board, "i-0", crowd=1_000.0)
+    assert (beside >= alone).all()
+    assert (beside[OWN_VARIANCE] > alone[OWN_VARIANCE]).any()
+    assert (beside[WORK] == alone[WORK]).all()
 
 
-def test_who_shares_a_batch_is_served_slower() -> None:
-    """Two groups of a model in a row are one run, and take longer than each alone."""
-    made, board = estimates(), random_board(3)
-    terms = ClassTerms(estimates=made)
-    columns = terms.columns(board.queue_groups("i-0"))
-    slots, on = [board.slots["i-0"]], np.zeros(len(columns.count), dtype=np.int64)
-    alone, beside = terms.order_rows(slots, on, columns), terms.order_rows(slots, on, columns, columns.count + 100.0)
-    assert (beside >= alone - 1e-12).all()
-    assert (beside > alone).any()
+# Batches that agents report ---------------------------------------------------------------------------------------------
 
 
-def rows_of(terms: ClassTerms, board: Board, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    queue = board.queue_groups(name)
-    return terms.order_rows([board.slots[name]], np.zeros(len(queue), dtype=np.int64), terms.columns(queue))
+def test_a_batch_counts_once_it_is_another_by_a_quarter() -> None:
+    slot = random_board(3).slots["i-0"]
+    slot.active_model = "alpha"
+    slot.report_batch(0)
+    assert slot.batches == {}, "nothing is known"
+    told = []
+    for batch in (100, 124, 81, 125, 101, 100):
+        slot.report_batch(batch)
+        told.append(slot.batch("alpha"))
+    assert told == [100, 100, 100, 125, 125, 100]
+    slot.active_model = "beta"
+    assert slot.batch("beta") == slot.facts.batch_max, "models are apart"
+    slot.report_batch(16)
+    assert (slot.batch("alpha"), slot.batch("beta")) == (100, 16)
+    slot.report_batch(10 * slot.facts.batch_max)
+    assert slot.batch("beta") == slot.facts.batch_max
+    slot.active_model = ""
+    slot.report_batch(3)
+    assert sorted(slot.batches) == ["alpha", "beta"]
+
+
+def test_the_figures_of_a_class_are_of_the_batch_that_is_reported() -> None:
+    board, terms = random_board(3), ClassTerms(estimates=estimates())
+    slot = board.slots["i-0"]
+    active = np.array([group.traits.key.model == slot.active_model for group in board.queue_groups("i-0")])
+    before = rows_of(terms, board, "i-0")
+    slot.report_batch(8)
+    after = rows_of(terms, board, "i-0")
+    assert (after[WORK] > before[WORK]).tolist() == active.tolist()
+    slot.report_batch(9)
+    assert (rows_of(terms, board, "i-0") == after).all()
+    slot.report_batch(slot.facts.batch_max)
+    assert (rows_of(terms, board, "i-0") == before).all()
 
 
 def test_a_group_of_another_cluster_keeps_its_terms_and_takes_no_more_memory() -> None:

@@ -8,106 +8,70 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from qlm_planner.timeline import Timeline
 
-from qlm_core.clearing import Head, would_clear
+from qlm_core.clearing import Head, giving_way, would_clear
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
-from qlm_core.request import SloKind
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import PlanCause
-from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import Line, best_place
-from qlm_planner.items import Group
+from qlm_planner.insertion import best_place
+from qlm_planner.items import Group, Slot
+from qlm_planner.order_cost import OrderTimes
 from qlm_planner.policy import Policy
+from qlm_planner.queues import times_of
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .small_cluster import Job, SmallCluster
-from .test_insertion import POLICY, estimates, group, line
-from .test_timeline import group as timed_group
+from .test_insertion import class_terms, estimates, group, lines, slot
 from .world import CATALOGUE, LEASE_S, START_S, World, hardware, profiles
 
 
-def running_line(groups: Sequence[Group], made: Estimates, runs: Sequence[tuple[Group, int]], *, active: str = "alpha") -> Line:
-    """A queue whose engine runs so many requests of some groups."""
-    slot = line([], made, active=active).slot
-    slot.running = sum(count for _, count in runs)
+def running(runs: Sequence[tuple[Group, int]]) -> Slot:
+    """An engine with so many requests of some groups."""
+    on = slot("a", running=sum(count for _, count in runs))
     for each, count in runs:
-        slot.took(each, count)
-    return Line.of(slot, groups, made, keep=False)
+        on.took(each, count)
+    return on
 
 
-def worked_out(groups: Sequence[Group], made: Estimates, runs: Sequence[tuple[Group, int]]) -> Timeline:
-    return running_line(groups, made, runs).timeline(START_S)
+def worked_out(groups: Sequence[Group], made: ClassTerms, count: int) -> OrderTimes:
+    """Behind so many that run."""
+    return times_of(lines(made, (running([(CALM, count)]), groups)), made)
+
+
+CALM = group(1, "alpha", 600.0, 300)
+"""Others of its kind run."""
+
+EACH_S = hardware("big", "alpha").recompute_us_per_token * (200 + round((100.0**2 + 20.0**2) / 200.0)) * 1e-6
+"""A request that gives way computes its KV again: the prompt and what it has made, at the profile's rate."""
 
 
 # What it costs --------------------------------------------------------------------------------------------------------
 
 
-def test_an_urgent_head_does_not_wait_for_the_batch_to_end() -> None:
-    made = estimates(swap_s=2.0)
-    urgent, calm = group(2, "beta", 4.0, 8), group(1, "alpha", 600.0, 300)
-    waits = worked_out([urgent, calm], made, [(group(1, "alpha", 3.0, 100), 100)])
-    clears = worked_out([urgent, calm], made, [(calm, 100)])
-    assert not waits.clears, "what runs is more urgent"
-    assert clears.clears
-    engine = running_line([], made, [(calm, 100)]).engine
-    assert clears.start_s[0] == pytest.approx(2.0, abs=0.2), "only the swap"
-    assert waits.start_s[0] >= engine.drain_s
-    quick = worked_out([group(2, "beta", 1.5, 8), calm], estimates(swap_s=0.2), [(calm, 100)])
-    assert quick.start_s[0] == pytest.approx(0.2, abs=0.02), "not what runs"
-    assert clears.cost.late < 0.1
+def test_only_a_head_that_would_be_late_does_not_wait_for_the_batch_to_end() -> None:
+    made = class_terms(swap_s=1.0)
+    drain_s = made.estimates.engine(running([(CALM, 100)])).drain_s
+    clears = worked_out([group(2, "beta", 2.4, 8), CALM], made, 100)
+    assert clears.costs().redo_cost > 0.0
+    assert clears.start_s[0] == pytest.approx(1.0), "only the swap"
+    waits = worked_out([group(2, "beta", 60.0, 8), CALM], made, 100)
+    assert waits.costs().redo_cost == 0.0
+    assert waits.start_s[0] > drain_s
 
 
 def test_the_work_that_is_lost_has_a_price() -> None:
-    """Every request that gives way computes its KV again: prompt + what it has made, at the profile's rate."""
-    made = estimates(swap_s=2.0)
-    calm = group(1, "alpha", 600.0, 300)
-    queue = [group(2, "beta", 4.0, 8), calm]
-    few, many = worked_out(queue, made, [(calm, 20)]), worked_out(queue, made, [(calm, 150)])
-    context_tokens = 200 + round((100.0**2 + 20.0**2) / 200.0)
-    each_s = hardware("big", "alpha").recompute_us_per_token * context_tokens * 1e-6
-    assert few.cost.redo_s == pytest.approx(20 * each_s)
-    assert many.cost.redo_s == pytest.approx(150 * each_s)
-    assert replace(many.cost, redo_s=0.0).weighed(POLICY) == pytest.approx(many.cost.weighed(POLICY) - 150 * each_s * POLICY.work_weight)
-    assert many.end_s[1] > few.end_s[1], "they come back in front of the others of their model"
-    dearer = Estimates(POLICY)
-    rows = tuple(replace(row, recompute_us_per_token=3.0 * row.recompute_us_per_token) for row in profiles(swap_s=2.0).hardware)
-    dearer.load(CATALOGUE, replace(profiles(swap_s=2.0), hardware=rows))
-    longer = worked_out(queue, dearer, [(calm, 150)])
-    assert longer.clears
-    assert longer.end_s[1] - many.end_s[1] == pytest.approx(150 * 2 * each_s, rel=0.05), "and these wait for that work too"
+    """And the time that those lose: they come back after two swaps."""
+    made, policy = class_terms(swap_s=1.0), Policy()
+    for count in (20, 150):
+        redo_cost = worked_out([group(2, "beta", 2.4, 8), CALM], made, count).costs().redo_cost
+        away_s = 2.0 * hardware("big", "alpha", swap_s=1.0).swap_s(warm=True) + EACH_S
+        assert redo_cost == pytest.approx(count * (policy.work_weight * EACH_S + policy.completion_weight * away_s))
 
 
-def test_those_that_become_late_by_it_count() -> None:
-    """Victims that could just make it, and cannot behind the head: their lateness is in the cost; where it is as much as the head's, the
-    agent would not evict, and the plan does not count on it."""
-    made = estimates(swap_s=2.0)
-    calm, near = group(1, "alpha", 600.0, 300), group(3, "alpha", 4.1, 300)
-    at_ease = worked_out([group(2, "beta", 4.0, 30), calm], made, [(calm, 20)])
-    harmed = worked_out([group(2, "beta", 4.0, 30), calm], made, [(near, 20)])
-    assert at_ease.clears
-    assert harmed.clears
-    assert harmed.cost.late - at_ease.cost.late == pytest.approx(20.0, rel=0.05)
-    assert not worked_out([group(2, "beta", 4.0, 20), calm], made, [(near, 20)]).clears
-
-
-def test_those_that_are_late_in_any_case_do_not_count() -> None:
-    """Of the order's cost they are no part, as they would be late if they went on too."""
-    made = estimates(swap_s=0.2)
-    hopeless, calm = group(3, "alpha", 0.3, 300), group(1, "alpha", 600.0, 300)
-    queue = [group(2, "beta", 0.2, 30), calm]
-    at_ease, late = worked_out(queue, made, [(calm, 20)]), worked_out(queue, made, [(hopeless, 20)])
-    assert at_ease.clears
-    assert late.clears
-    assert late.cost.late == pytest.approx(at_ease.cost.late, abs=2.0)
-
-
-def test_what_is_answered_cannot_be_late() -> None:
-    """Requests with a first-token objective that run have their first token."""
-    made = estimates(swap_s=2.0)
-    answered = timed_group(5, "alpha", 300, 5.0, SloKind.FIRST_TOKEN)
-    found = worked_out([group(2, "beta", 4.0, 8), group(1, "alpha", 600.0, 300)], made, [(answered, 100)])
-    assert found.clears
-    assert found.cost.late < 1.0
+def test_nothing_gives_way_for_less_than_that_costs() -> None:
+    dear = class_terms(Policy(late_weight=10.0), swap_s=1.0)
+    assert worked_out([group(2, "beta", 2.4, 1), CALM], dear, 150).costs().redo_cost == 0.0
+    assert worked_out([group(2, "beta", 2.4, 100), CALM], dear, 150).costs().redo_cost > 0.0
 
 
 def test_what_runs_counts_once_whoever_tells_of_it() -> None:
@@ -116,37 +80,26 @@ def test_what_runs_counts_once_whoever_tells_of_it() -> None:
     longer = (replace(row, output_tokens_mean=4.0 * row.output_tokens_mean) if row.model == "beta" else row for row in known.workload)
     made.load(CATALOGUE, replace(known, workload=tuple(longer)))
     alpha, beta = group(1, "alpha", 600.0, 300), group(2, "beta", 600.0, 300)
-    untold = line([], made, active="alpha").slot
-    untold.running = 100
-    expected = made.engine(untold).left
+    expected = made.engine(slot("a", running=100)).left_s
     for runs in ([(alpha, 100)], [(alpha, 60), (alpha, 40)], [(beta, 30), (alpha, 70)]):
-        assert running_line([], made, runs).engine.left == pytest.approx(expected, rel=0.06)
-    partly = running_line([], made, [(alpha, 40)]).slot
+        assert made.engine(running(runs)).left_s == pytest.approx(expected, rel=0.06)
+    partly = running([(alpha, 40)])
     partly.running = 100
-    assert made.engine(partly).left == pytest.approx(expected, rel=0.06)
+    assert made.engine(partly).left_s == pytest.approx(expected, rel=0.06)
 
 
 def test_the_same_model_needs_no_clearing() -> None:
-    made = estimates()
-    calm = group(1, "alpha", 600.0, 300)
-    assert not worked_out([group(2, "alpha", 2.0, 8), calm], made, [(calm, 100)]).clears
+    assert worked_out([group(2, "alpha", 2.0, 8), CALM], class_terms(), 100).costs().redo_cost == 0.0
 
 
-def test_a_late_single_request_is_put_in_front_of_a_running_head() -> None:
-    """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200."""
-    made = estimates(swap_s=2.0)
-    calm = group(1, "alpha", 600.0, 200)
-    on = running_line([calm], made, [(calm, 30)])
-    urgent = best_place([on], made, group(2, "beta", 4.5, 1), START_S)
-    relaxed = best_place([on], made, group(2, "beta", 60.0, 1), START_S)
-    assert urgent is not None
-    assert relaxed is not None
-    assert urgent.position == 0
-    assert relaxed.position == 1
-    dear = estimates(swap_s=60.0)
-    costly = best_place([running_line([calm], dear, [(calm, 30)])], dear, group(2, "beta", 65.0, 1), START_S)
-    assert costly is not None
-    assert costly.position == 1, "not for two swaps of a minute"
+@pytest.mark.parametrize(("deadline_s", "swap_s", "position"), [(4.5, 2.0, 0), (60.0, 2.0, 1), (65.0, 60.0, 1)])
+def test_a_late_single_request_is_put_in_front_of_a_running_head(deadline_s: float, swap_s: float, position: int) -> None:
+    """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200; but not for two
+    swaps of a minute."""
+    made, calm = class_terms(swap_s=swap_s), group(1, "alpha", 600.0, 200)
+    found = best_place(lines(made, (running([(calm, 30)]), [calm])), made, group(2, "beta", deadline_s, 1), START_S)
+    assert found is not None
+    assert found.position == position
 
 
 def test_it_expects_what_the_agents_rule_does() -> None:
@@ -163,21 +116,23 @@ def expects_what_the_rule_does(seed: int) -> bool:
         (group(number, "alpha", chance.choice((2.0, 6.0, 20.0, 300.0)), 100, slo_s=300.0), chance.randrange(1, 80))
         for number in range(chance.randrange(1, 4))
     ]
-    engine = running_line([], made, runs).engine
-    assert engine.way is not None
+    on, row = running(runs), hardware("big", "alpha", swap_s=swap_s)
+    drain_s, served = made.engine(on).drain_s, made.service(on.facts, runs[0][0].traits.key, 200.0)
+    assert served is not None
+    way = giving_way(served, 200.0, row)
     head = Head(
         band=0,
         deadline_s=START_S + chance.choice((1.0, 3.0, 5.0, 15.0, 60.0)),
         requests=chance.randrange(1, 120),
         service_s=chance.choice((0.5, 3.0, 12.0)),
     )
-    context_tokens = round(engine.way.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
+    context_tokens = round(way.displacement_s / (hardware("big", "alpha").recompute_us_per_token * 1e-6))
     batch = [
         Occupant(
             run_id=f"{number}-{each}",
             urgency=Urgency(0, run.first_deadline_s),
             # The last of them ends when the engine is drained.
-            left_s=engine.drain_s if number == each == 0 else engine.way.runs_left_s,
+            left_s=drain_s if number == each == 0 else way.runs_left_s,
             kv_tokens=300,
             context_tokens=context_tokens,
             offloadable=False,
@@ -186,10 +141,9 @@ def expects_what_the_rule_does(seed: int) -> bool:
         for each in range(count)
     ]
     contender = Contender(urgency=Urgency(0, head.deadline_s), requests=head.requests, kv_tokens=300, service_s=head.service_s)
-    row = hardware("big", "alpha", swap_s=swap_s)
     victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), row, Rule())
-    expected = would_clear(engine.runners, engine.drain_s, engine.way, head, START_S)
-    if not math.isclose(engine.way.swap_back_s + sum(victim.cost_s for victim in victims), engine.drain_s, rel_tol=0.1):
+    expected = would_clear(list(on.runners.values()), drain_s, way, head, START_S)
+    if not math.isclose(way.swap_back_s + sum(victim.cost_s for victim in victims), drain_s, rel_tol=0.1):
         assert expected == bool(victims), seed
     return expected
 

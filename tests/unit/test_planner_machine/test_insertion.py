@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.board import Board
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import band_of, traits_of
-from qlm_planner.insertion import Line, best_place
+from qlm_planner.insertion import best_place
 from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
+from qlm_planner.queues import Line, lines_of
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -24,6 +27,10 @@ def estimates(policy: Policy = POLICY, swap_s: float = 10.0) -> Estimates:
     made = Estimates(policy)
     made.load(CATALOGUE, profiles(swap_s=swap_s))
     return made
+
+
+def class_terms(policy: Policy = POLICY, swap_s: float = 10.0) -> ClassTerms:
+    return ClassTerms(estimates=estimates(policy, swap_s))
 
 
 def group(number: int, model: str, deadline_s: float, count: int = 50, *, slo_s: float = 0.0, priority: int | None = None) -> Group:
@@ -56,18 +63,38 @@ def group(number: int, model: str, deadline_s: float, count: int = 50, *, slo_s:
     )
 
 
-def line(
-    groups: Sequence[Group], made: Estimates, *, name: str = "a", gpu: str = "big", active: str = "", models: Sequence[str] = MODELS
-) -> Line:
+def slot(
+    name: str, *, gpu: str = "big", active: str = "alpha", warm: Sequence[str] = (), running: int = 0, models: Sequence[str] = MODELS
+) -> Slot:
     facts = InstanceFacts(name=name, incarnation=f"{name}/1", gpu=gpu, n_gpu=1, engine="simulated", models=tuple(models))
-    slot = Slot(facts=facts, active_model=active, running=20 if active else 0)
-    return Line.of(slot, groups, made, keep=False)
+    return Slot(facts=facts, active_model=active, warm_models=tuple(warm), running=running)
+
+
+def board_of(slots: Sequence[Slot], queues: Mapping[str, Sequence[Group]]) -> Board:
+    board = Board(slo_band=0)
+    for each in slots:
+        board.slots[each.facts.name] = each
+        board.queues[each.facts.name] = []
+    for name, groups in queues.items():
+        for one in groups:
+            one.instance = name
+            board.groups[one.group_id] = one
+            board.queues[name].append(one.group_id)
+    return board
+
+
+Queue = tuple[Slot, Sequence[Group]]
+
+
+def lines(made: ClassTerms, *queues: Queue) -> list[Line]:
+    board = board_of([on for on, _ in queues], {on.facts.name: groups for on, groups in queues})
+    return lines_of(board, made, START_S)
 
 
 def placed(groups: Sequence[Group], new: Group, *, active: str = "alpha", policy: Policy = POLICY, swap_s: float = 10.0) -> list[str]:
     """Ids on one queue after an insertion."""
-    made = estimates(policy, swap_s)
-    found = best_place([line(groups, made, active=active)], made, new, START_S)
+    made = class_terms(policy, swap_s)
+    found = best_place(lines(made, (slot("a", active=active, running=20), groups)), made, new, START_S)
     assert found is not None
     ids = [each.group_id for each in groups]
     ids.insert(found.position, new.group_id)
@@ -114,15 +141,6 @@ def test_the_active_model_may_come_first() -> None:
     assert placed(queue, group(2, "alpha", 310, 5), active="alpha") == ["alpha-2", "beta-1"]
 
 
-def test_nobody_is_overtaken_beyond_the_starvation_bound() -> None:
-    """Joining is cheap each time; a group whose end would then be more than one SLO late is not overtaken any more."""
-    late = group(2, "beta", -25, 1, slo_s=30.0)
-    queue = [group(1, "alpha", 10, 300), late]
-    assert placed(queue, group(3, "alpha", 100, 500)) == ["alpha-1", "beta-2", "alpha-3"]
-    tolerant = Policy(starvation_slos=100.0)
-    assert placed(queue, group(3, "alpha", 100, 500), policy=tolerant) == ["alpha-1", "alpha-3", "beta-2"]
-
-
 def test_priorities_form_bands_before_deadlines() -> None:
     """Lower first, as in vLLM; requests with an SLO are in band 0."""
     queue = [group(1, "alpha", 0, priority=-5), group(2, "alpha", 50), group(3, "beta", 0, priority=3)]
@@ -136,35 +154,34 @@ def test_priorities_form_bands_before_deadlines() -> None:
     assert band_of(group(1, "alpha", 5).traits, configured.slo_band) == 4
 
 
+def chosen(made: ClassTerms, new: Group, *queues: Queue) -> str:
+    """The instance that a group goes to; "" for none."""
+    found = best_place(lines(made, *queues), made, new, START_S)
+    return "" if found is None else found.line.slot.facts.name
+
+
 def test_the_instance_where_it_costs_least() -> None:
-    made = estimates()
+    made = class_terms()
     busy = [group(number, "alpha", 60, 1000) for number in range(3)]
-    lines = [line(busy, made, name="a", active="alpha"), line([], made, name="b", gpu="small")]
-    urgent = best_place(lines, made, group(9, "alpha", 30), START_S)
-    assert urgent is not None
-    assert urgent.instance == "b", "an idle slow engine is in time, the fast one is not"
-    calm = [line([group(1, "alpha", 600, 20)], made, name="a", active="alpha"), line([], made, name="b")]
-    relaxed = best_place(calm, made, group(9, "alpha", 600), START_S)
-    assert relaxed is not None
-    assert relaxed.instance == "a", "where its model is active, no swap is needed"
+    urgent = chosen(made, group(9, "alpha", 30), (slot("a", running=20), busy), (slot("b", gpu="small", active=""), []))
+    assert urgent == "b", "an idle slow engine is in time, the fast one is not"
+    relaxed = chosen(made, group(9, "alpha", 600), (slot("a", running=20), [group(1, "alpha", 600, 20)]), (slot("b", active=""), []))
+    assert relaxed == "a", "where its model is active, no swap is needed"
 
 
 def test_an_instance_without_the_model_never_gets_it() -> None:
-    made = estimates()
-    lines = [line([], made, name="a", models=["beta"]), line([group(1, "alpha", 10, 5000)], made, name="b", active="alpha")]
-    found = best_place(lines, made, group(2, "alpha", 10), START_S)
-    assert found is not None
-    assert found.instance == "b"
-    assert best_place(lines, made, group(2, "unknown", 10), START_S) is None
+    made = class_terms()
+    queues: list[Queue] = [(slot("a", active="", models=["beta"]), []), (slot("b", running=20), [group(1, "alpha", 10, 5000)])]
+    assert chosen(made, group(2, "alpha", 10), *queues) == "b"
+    assert chosen(made, group(2, "unknown", 10), *queues) == ""
 
 
 def test_of_many_instances_only_the_shortest_are_tried() -> None:
-    made = estimates(Policy(lines_max=2))
-    lines = [line([group(number, "beta", 600, 100 * number)], made, name=f"i{number:02}", active="beta") for number in range(1, 30)]
-    lines.append(line([group(50, "alpha", 600, 4000)], made, name="z", active="alpha"))
-    found = best_place(lines, made, group(99, "alpha", 600), START_S)
-    assert found is not None
-    assert found.instance in ("i01", "i02", "z")
+    queues: list[Queue] = [
+        (slot(f"i{number:02}", active="beta", running=20), [group(number, "beta", 600, 100 * number)]) for number in range(1, 30)
+    ]
+    queues.append((slot("z", running=20), [group(50, "alpha", 600, 4000)]))
+    assert chosen(class_terms(Policy(lines_max=2)), group(99, "alpha", 600), *queues) in ("i01", "i02", "z")
 
 
 @pytest.mark.parametrize("slo_s", [1e-3, 1.0, 2_592_000.0])
@@ -175,13 +192,21 @@ def test_any_slo_has_a_place(slo_s: float) -> None:
 
 
 def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> None:
-    made = estimates()
-    full, calm = line([], made, name="a", active="alpha"), line([], made, name="b", active="alpha")
-    full.slot.running, calm.slot.running = 100, 40
-    found = best_place([full, calm], made, group(1, "alpha", 600, 1), START_S)
-    assert found is not None
-    assert found.instance == "b", "it waits for a seat on neither"
-    other = line([], made, name="c", active="beta")
-    spread = best_place([full, calm, other], made, group(2, "alpha", 600, 1), START_S)
-    assert spread is not None
-    assert spread.instance == "b", "no model is swapped in to spread"
+    made = class_terms()
+    batches: list[Queue] = [(slot("a", running=100), []), (slot("b", running=40), [])]
+    assert chosen(made, group(1, "alpha", 600, 1), *batches) == "b"
+    spread = chosen(made, group(2, "alpha", 600, 1), *batches, (slot("c", active="beta", running=20), []))
+    assert spread == "b", "no model is swapped in to spread"
+
+
+def test_short_prompts_do_not_overtake_long_ones_that_are_due_first() -> None:
+    """Who takes less engine time costs less in front; but nobody is late, and the first come are served first."""
+    long = group(1, "alpha", 300)
+    long.waiting_prompt_tokens *= 10
+    assert placed([long], group(2, "alpha", 310, 5)) == ["alpha-1", "alpha-2"]
+    assert placed([group(1, "alpha", 60, 1500), group(2, "alpha", 61, 50)], group(3, "alpha", 62, 1500)) == [
+        "alpha-1",
+        "alpha-2",
+        "alpha-3",
+    ]
+    assert placed([group(1, "alpha", 1, 3000)], group(2, "alpha", 5, 50)) == ["alpha-2", "alpha-1"], "the first are late anyway"

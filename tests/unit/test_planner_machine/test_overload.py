@@ -15,13 +15,13 @@ from qlm_core.overload import Overload
 from qlm_core.request import RequestFacts, RequestKey, RequestState, Slo, SloKind
 from qlm_planner.board import Board
 from qlm_planner.effects import Shed
-from qlm_planner.insertion import lines_of
+from qlm_planner.order_cost import OWN, WORK
 from qlm_planner.policy import Policy
+from qlm_planner.queues import lines_of, times_of
 from qlm_planner.shedding import LOOKS_MIN, Shedding
 
 from .test_class_terms import add_group, add_slot
-from .test_insertion import estimates, group
-from .test_policy_choices import board_of, slot
+from .test_insertion import board_of, class_terms, group, slot
 from .world import LEASE_S, START_S, World
 
 
@@ -75,7 +75,7 @@ async def test_nothing_is_shed_that_is_in_time_or_has_no_deadline() -> None:
 
 
 def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> None:
-    made, board = estimates(), Board(slo_band=0)
+    made, board = class_terms(), Board(slo_band=0)
     add_slot(board, 0, "alpha", running=0, warm="alpha")
     facts = RequestFacts(
         queue_id="0-0",
@@ -88,8 +88,8 @@ def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> 
         output_tokens_max=256,
     )
     group = add_group(board, 0, facts, "i-0", 40, 40 * 40)
-    (line,) = lines_of(board, made)
-    own_s = line.terms[0].own_s
+    [line] = lines_of(board, made, START_S)
+    own_s = float(line.rows[OWN, 0])
     for share, shed in ((0.5, 39), (20.0, 0)):  # one may just be in time
         shedding = Shedding(policy=Policy(shed_max=100))
         group.first_deadline_s = group.next_deadline_s = group.last_deadline_s = START_S + share * own_s
@@ -157,7 +157,7 @@ def by_deadline(board: Board) -> bool:
 
 def looked(board: Board, looks: int = LOOKS_MIN) -> Shed | None:
     """What is shed after some looks at one moment."""
-    shedding, made = Shedding(policy=Policy()), estimates()
+    shedding, made = Shedding(policy=Policy()), class_terms()
     for _ in range(looks):
         shedding.look(board, made, START_S)
     return shedding.due
@@ -167,7 +167,7 @@ def test_it_takes_several_looks_in_a_row() -> None:
     late, early = board_of([slot("a")], {"a": [group(1, "alpha", 2.0, 400)]}), board_of([slot("a")], {"a": [group(1, "alpha", 200.0, 400)]})
     assert looked(late, LOOKS_MIN - 1) is None
     assert looked(late, LOOKS_MIN) is not None
-    shedding, made = Shedding(policy=Policy()), estimates()
+    shedding, made = Shedding(policy=Policy()), class_terms()
     for board in (late, late, early, late, late):
         shedding.look(board, made, START_S)
         assert shedding.due is None
@@ -178,10 +178,11 @@ def test_it_takes_several_looks_in_a_row() -> None:
 def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
     """Behind 300 others 40 requests are due at about the time when the middle of them ends."""
     board = board_of([slot("a")], {"a": [group(1, "alpha", 500.0, 300), group(2, "alpha", 8.5, 40)]})
-    [line] = lines_of(board, estimates())
-    times = line.timeline(START_S)
+    made = class_terms()
+    [line] = lines_of(board, made, START_S)
+    times = times_of([line], made)
     chance = np.random.default_rng(1)
-    ends_s = chance.uniform(times.start_s[1] + line.terms[1].own_s, times.end_s[1], 100_000)
+    ends_s = times.start_s[1] + line.rows[OWN, 1] + chance.uniform(0.0, line.rows[WORK, 1], 100_000)
     ends_s += chance.normal(0.0, math.sqrt(times.end_variance[1]), 100_000)
     expected = 40 * float((ends_s > 8.5).mean())
     assert 5.0 < expected < 35.0

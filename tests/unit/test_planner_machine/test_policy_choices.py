@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from qlm_core.instance import InstanceFacts
 from qlm_planner.board import Board
-from qlm_planner.estimates import Estimates
-from qlm_planner.insertion import lines_of
+from qlm_planner.class_terms import ClassTerms
 from qlm_planner.items import Group, Slot
 from qlm_planner.policies.balancers import LeastLoaded
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import Edf, by_deadline
 from qlm_planner.policies.fcfs import Fcfs
 from qlm_planner.policies.shepherd import Shepherd
+from qlm_planner.policies.work import Work, Works
+from qlm_planner.queues import lines_of
 
-from .test_insertion import estimates, group
+from .test_insertion import board_of, class_terms, group, slot
 from .world import MODELS, START_S
 
 
-def slot(name: str, *, gpu: str = "big", active: str = "alpha", warm: Sequence[str] = (), running: int = 0) -> Slot:
-    facts = InstanceFacts(name=name, incarnation=f"{name}/1", gpu=gpu, n_gpu=1, engine="simulated", models=MODELS)
-    return Slot(facts=facts, active_model=active, warm_models=tuple(warm), running=running)
-
-
-def board_of(slots: Sequence[Slot], queues: Mapping[str, Sequence[Group]]) -> Board:
-    board = Board(slo_band=0)
-    for each in slots:
-        board.slots[each.facts.name] = each
-        board.queues[each.facts.name] = []
-    for name, groups in queues.items():
-        for one in groups:
-            one.instance = name
-            board.groups[one.group_id] = one
-            board.queues[name].append(one.group_id)
-    return board
-
-
 def home(policy: Baseline, board: Board, new: Group) -> str:
-    made = estimates()
-    found = policy.home(lines_of(board, made), made, new, board, START_S)
+    made = class_terms()
+    found = policy.home(lines_of(board, made, START_S), made, new, board, START_S)
     assert found is not None
     return found[0].slot.facts.name
 
@@ -59,7 +41,7 @@ def test_edf_ends_a_group_first_with_the_swap_that_its_place_needs(ahead: int, w
 
 def test_edf_counts_the_groups_own_work_and_what_runs() -> None:
     slow_and_free = board_of([slot("a"), slot("b", gpu="small")], {"a": [group(1, "alpha", 100.0, 200)]})
-    assert home(Edf(), slow_and_free, group(2, "alpha", 200.0, 600)) == "a", "5 + 14 s are less than 27 s"
+    assert home(Edf(), slow_and_free, group(2, "alpha", 200.0, 600)) == "a", "5 + 15 s are less than 28 s"
     assert home(Edf(), slow_and_free, group(2, "alpha", 200.0, 20)) == "b", "2 s are less than 5 s"
     busy = board_of([slot("a", running=100), slot("b")], {})
     assert home(Edf(), busy, group(2, "alpha", 200.0)) == "b"
@@ -70,29 +52,27 @@ def test_a_head_that_runs_stays_when_edf_orders_all_anew(running: int) -> None:
     """Only a higher band comes before it."""
     head, *rest = [group(1, "alpha", 500.0), group(2, "beta", 30.0), group(3, "alpha", 100.0)]
     board = board_of([slot("a", running=running)], {"a": [head, *rest]})
-    order = list(by_deadline(board, estimates())["a"])
+    order = list(by_deadline(board, Works(made=class_terms()))["a"])
     assert order == (["alpha-1", "beta-2", "alpha-3"] if running else ["beta-2", "alpha-3", "alpha-1"])
     board = board_of([slot("a", running=running)], {"a": [head, *rest, group(4, "gamma", 50.0, priority=-1)]})
-    assert by_deadline(board, estimates())["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
+    assert by_deadline(board, Works(made=class_terms()))["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
 
 
 def test_edf_orders_anew_only_for_an_instance_without_work() -> None:
     queues = {"a": [group(1, "alpha", 30.0), group(2, "alpha", 60.0), group(3, "alpha", 90.0)], "b": [group(4, "beta", 30.0)]}
     full = board_of([slot("a"), slot("b", active="beta")], queues)
-    assert Edf().reorder(full, estimates(), START_S) is None
+    assert Edf().reorder(full, class_terms(), START_S) is None
     one_more = board_of([slot("a"), slot("b", active="beta"), slot("c")], queues)
-    orders = Edf().reorder(one_more, estimates(), START_S)
+    orders = Edf().reorder(one_more, class_terms(), START_S)
     assert orders is not None
     assert orders["c"]
     busy = board_of([slot("a"), slot("b", active="beta"), slot("c", running=5)], queues)
-    assert Edf().reorder(busy, estimates(), START_S) is None, "it has what runs there"
+    assert Edf().reorder(busy, class_terms(), START_S) is None, "it has what runs there"
 
 
-def test_fcfs_moves_a_group_to_where_it_would_start_first() -> None:
+def test_fcfs_moves_a_group_to_where_there_is_least_to_do() -> None:
     board = board_of([slot("a"), slot("b")], {"a": [group(1, "alpha", 100.0, 900)], "b": [group(2, "alpha", 100.0, 600)]})
     assert home(Fcfs(), board, group(3, "alpha", 200.0)) == "b"
-    board = board_of([slot("a"), slot("b", active="beta")], {"a": [group(1, "alpha", 100.0, 200)]})
-    assert home(Fcfs(), board, group(3, "alpha", 200.0)) == "a", "4 s are less than a swap"
 
 
 def test_the_least_loaded_counts_what_runs_and_what_waits() -> None:
@@ -105,13 +85,17 @@ def test_the_least_loaded_counts_what_runs_and_what_waits() -> None:
 # SHEPHERD -------------------------------------------------------------------------------------------------------------
 
 
-def span_s(made: Estimates, on: Slot, batch: Group) -> float:
+def work_of(made: ClassTerms, on: Slot, batch: Group) -> Work:
+    return Works(made=made).on([on], [batch])[0][0]
+
+
+def span_s(made: ClassTerms, on: Slot, batch: Group) -> float:
     """Of a batch by itself: SHEPHERD's times are certain, and know no swaps."""
-    term = made.term(on, batch)
-    return term.work_s + term.own_s
+    work = work_of(made, on, batch)
+    return work.work_s + work.own_s
 
 
-def most_in_time(made: Estimates, slots: Sequence[Slot], leads_s: Sequence[float], batches: Sequence[Group]) -> int:
+def most_in_time(made: ClassTerms, slots: Sequence[Slot], leads_s: Sequence[float], batches: Sequence[Group]) -> int:
     """By trying every batch on every queue and on none, in the order of deadlines."""
     best = 0
     by_due = sorted(batches, key=lambda batch: batch.first_deadline_s)
@@ -130,15 +114,15 @@ def most_in_time(made: Estimates, slots: Sequence[Slot], leads_s: Sequence[float
 
 @pytest.mark.parametrize("seed", range(6))
 def test_shepherd_ends_as_many_requests_in_time_as_any_choice_of_batches(seed: int) -> None:
-    chance, made = random.Random(seed), estimates()
+    chance, made = random.Random(seed), class_terms()
     slots = [slot("a", running=30), slot("b", gpu="small", active="beta")]
     head = group(99, "beta", 20.0, 40)
     batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 18.0), chance.choice((10, 40, 150))) for n in range(6)]
     orders = Shepherd().reorder(board_of(slots, {"a": [head, *batches]}), made, START_S)
     assert orders is not None
     assert orders["a"][0] == head.group_id, "it runs"
-    ahead = made.term(slots[0], head)
-    leads_s = [made.engine(slots[0]).left_s + ahead.cold_s + ahead.work_s, 0.0]
+    ahead = work_of(made, slots[0], head)
+    leads_s = [made.estimates.engine(slots[0]).left_s + ahead.swap_s + ahead.work_s, 0.0]
     by_id = {batch.group_id: batch for batch in batches}
     in_time = 0
     for on, lead_s in zip(slots, leads_s, strict=True):
@@ -153,9 +137,9 @@ def test_shepherd_ends_as_many_requests_in_time_as_any_choice_of_batches(seed: i
 
 
 def test_shepherd_would_rather_end_many_requests_than_many_batches() -> None:
-    """Within 7 s one of 150 (6.4 s), or two of 10 (1.4 s each)."""
-    small, other, large = group(1, "alpha", 7.0, 10), group(2, "alpha", 7.0, 10), group(3, "alpha", 7.0, 150)
-    orders = Shepherd().reorder(board_of([slot("a")], {"a": [small, other, large]}), estimates(), START_S)
+    """Within 5 s one of 150 (4.4 s), or two of 10 (1.3 s each)."""
+    small, other, large = group(1, "alpha", 5.0, 10), group(2, "alpha", 5.0, 10), group(3, "alpha", 5.0, 150)
+    orders = Shepherd().reorder(board_of([slot("a")], {"a": [small, other, large]}), class_terms(), START_S)
     assert orders is not None
     assert orders["a"][0] == large.group_id
 
@@ -165,18 +149,35 @@ def test_what_shepherd_lets_go_comes_behind_by_deadline(monkeypatch: pytest.Monk
     monkeypatch.setattr("qlm_planner.policies.shepherd.BATCHES_MAX", 3)
     hopeless = [group(n, "alpha", 0.1 * n, 50) for n in range(1, 7)]
     later = group(9, "alpha", 10.0, 50, priority=1)
-    orders = Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), estimates(), START_S)
+    orders = Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_terms(), START_S)
     assert orders is not None
     assert orders["a"] == [*(batch.group_id for batch in hopeless), later.group_id]
     monkeypatch.setattr("qlm_planner.policies.shepherd.BATCHES_MAX", 7)
-    assert Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), estimates(), START_S) == orders
+    assert Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_terms(), START_S) == orders
 
 
 def test_a_program_that_was_not_solved_to_its_end_is_not_followed() -> None:
     """Even where it has found something by then."""
-    chance, made = random.Random(0), estimates()
-    batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 40.0), chance.randrange(10, 150)) for n in range(24)]
+    chance, made = random.Random(0), class_terms()
+    batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 20.0), chance.randrange(10, 150)) for n in range(24)]
     board = board_of([slot("a"), slot("b", active="beta")], {"a": batches})
     hurried = Shepherd(nodes_max=5, time_limit_s=60.0)
-    assert hurried.reorder(board, made, START_S) == by_deadline(board, made)
+    assert hurried.reorder(board, made, START_S) == by_deadline(board, Works(made=made))
     assert hurried.fallbacks == 1
+
+
+def test_work_that_is_kept_is_of_the_group_and_the_batch_as_they_are() -> None:
+    on, waits, made = slot("a"), group(1, "alpha", 60.0, 400), class_terms()
+    works = Works(made=made)
+
+    def kept() -> Work:
+        [work] = works.stand(on, [waits]).works
+        assert work == work_of(made, on, waits)
+        return work
+
+    first = kept()
+    waits.waiting //= 2
+    fewer = kept()
+    on.report_batch(16)
+    assert kept().work_s > fewer.work_s
+    assert first.work_s > fewer.work_s

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import ReplanAsked, Solved, SolveFailed
-from qlm_planner.judging import current, plan_costs, worth
+from qlm_planner.judging import current, worth
 from qlm_planner.policy import Policy
-from qlm_planner.problems import draft, reconciled
-from qlm_planner.solver import Orders, evaluate
+from qlm_planner.solver import Orders
 from qlm_planner.solver_jobs import answer
 
 from .test_drafts import reversed_orders
 from .test_policies import Job, serve_by_plan
-from .world import LEASE_S, World
+from .world import World
 
 POLICY = Policy()
 
@@ -157,19 +154,3 @@ async def test_an_adversary_makes_no_swaps() -> None:
     served = await serve_by_plan(jobs)
     assert served.late == 0
     assert served.swaps <= 12, served
-
-
-async def test_what_the_solver_says_of_both_plans_is_near_the_model_of_queues() -> None:
-    """Of a board that nobody changes, both are worth much the same by either."""
-    world = World(Policy(lease_ttl_s=LEASE_S, replan_every_s=1e6, repair_every_s=1e6))
-    await crowded(world)
-    await world.advance(1.0)
-    machine = world.machine
-    assert machine is not None
-    made = draft(machine.board, machine.estimates, machine.reshaping.terms, world.now_s)
-    assert made is not None
-    for orders in (made.orders, reversed_orders(made)):
-        target = reconciled(machine.board, made, orders)
-        [by_queues] = plan_costs(machine.board, machine.reshaping.terms, world.now_s, [target])
-        told = evaluate(made.problem, orders).total
-        assert told == pytest.approx(by_queues.weighed(world.policy), rel=0.1)

@@ -16,7 +16,9 @@ from qlm_planner.group_meta import GroupTraits, from_meta, to_meta
 from qlm_planner.insertion import best_place
 from qlm_planner.items import BEHIND, USUAL, Group, Running, Slot
 from qlm_planner.policy import Policy
+from qlm_planner.queues import times_of
 from qlm_planner.shares import LOOK_MAX_S, PARTS, Shares
+from qlm_planner.solver import Costs
 from qlm_planner.tenants import (
     LIMITED_MAX,
     WEIGHT_EXPONENT_MAX,
@@ -29,7 +31,7 @@ from qlm_planner.tenants import (
 )
 
 from .small_cluster import REQUEST_S, Job, SmallCluster
-from .test_insertion import estimates, group, line
+from .test_insertion import class_terms, group, lines, slot
 from .world import LEASE_S, MODELS, START_S, World
 
 GOLD = Tenant(name="gold", weight=8.0)
@@ -241,18 +243,20 @@ def weighty(number: int, model: str, deadline_s: float, tenant_class: str) -> Gr
     return made
 
 
-def test_weights_multiply_late_requests_and_tardiness_alone() -> None:
-    policy = Policy()
-    plain, heavy, light = (
-        line([weighty(1, "alpha", 0.5, name)], estimates(), active="alpha").timeline(START_S).cost for name in ("1", "8", "1_4")
-    )
+def test_weights_multiply_all_that_a_request_costs() -> None:
+    weights = Policy().weights
+    costs: list[Costs] = []
+    for name in ("1", "8", "1_4"):
+        made = class_terms()
+        costs.append(times_of(lines(made, (slot("a", running=20), [weighty(1, "alpha", 0.1, name)])), made).costs())
+    plain, heavy, light = costs
     assert plain.late == pytest.approx(50.0, rel=0.01)
-    assert heavy.late == light.late == plain.late, "requests are counted as they are"
-    assert heavy.tardiness_s == pytest.approx(8.0 * plain.tardiness_s)
-    others = policy.completion_weight * plain.completion_s
     for cost, weight in ((heavy, 8.0), (light, 0.25)):
-        assert cost.weighed(policy) - others == pytest.approx(weight * (plain.weighed(policy) - others))
-    assert (heavy + light).late_extra == heavy.late_extra + light.late_extra
+        assert cost.late == pytest.approx(weight * plain.late)
+        assert cost.tardiness_s == pytest.approx(weight * plain.tardiness_s)
+        assert cost.completion_s == pytest.approx(weight * plain.completion_s)
+        parts = weights.late * cost.late + weights.tardiness * cost.tardiness_s + weights.completion * cost.completion_s
+        assert cost.total == pytest.approx(parts)
 
 
 def test_the_weight_decides_who_is_late() -> None:
@@ -260,7 +264,7 @@ def test_the_weight_decides_who_is_late() -> None:
     head = group(1, "alpha", 600.0)
     rival = weighty(2, "beta", 14.0, "1")
     for tenant_class, expected in (("16", 1), ("1", 2)):
-        made = estimates()
-        place = best_place([line([head, rival], made, active="alpha")], made, weighty(3, "gamma", 18.0, tenant_class), START_S)
+        made = class_terms()
+        place = best_place(lines(made, (slot("a", running=20), [head, rival])), made, weighty(3, "gamma", 18.0, tenant_class), START_S)
         assert place is not None
         assert place.position == expected, tenant_class

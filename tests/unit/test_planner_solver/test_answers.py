@@ -169,16 +169,6 @@ def test_a_head_gives_way_only_for_a_gain() -> None:
     assert solve(careful, moves=500, seed=1).orders.lists() == [[0, 1]]
 
 
-def test_what_runs_gives_way_where_that_saves_more_than_it_costs() -> None:
-    problem = by_hand(model=[0, 1], work_s=[[50.0, 5.0]], deadline_s=[1e4, 40.0], kind=[0], active=[0], swap_s=20.0)
-    busy = replace(problem, drain_lead_s=np.array([100.0]), clear_s=np.array([2.0]), clear_cost=np.array([300.0]))
-    order = Orders.of([[1, 0]])
-    never = replace(busy, clear_s=np.array([math.inf]))
-    gives_way, waits = evaluate(busy, order), evaluate(never, order)
-    assert (gives_way.redo_cost, waits.redo_cost) == (300.0, 0.0)
-    assert waits.completion_s - gives_way.completion_s == pytest.approx(98.0 * problem.count.sum())
-
-
 def test_ten_thousand_groups_in_one_queue() -> None:
     """400,000 requests that one instance has to serve."""
     problem = drawn(1, Shape(groups=10_000, queues=1, models=8, requests=(39, 41)))

@@ -89,7 +89,7 @@ class Works:
 
     def stand(self, slot: Slot, groups: Sequence[Group]) -> QueueWork:
         """A queue with groups that stand on it."""
-        facts = (slot.facts.incarnation, slot.warm_models)
+        facts = (slot.facts.incarnation, slot.warm_models, *slot.batches.values())
         known = [self._kept.get(group.group_id) for group in groups]
         keys = [(*facts, group.waiting, group.waiting_prompt_tokens) for group in groups]
         changed = [at for at, kept in enumerate(known) if kept is None or kept[0] != keys[at]]

@@ -1,0 +1,80 @@
+"""When a request ends that is placed in a running batch: what the plan says, against the step-accurate engine without its hidden bias.
+
+Known lengths, and nobody comes after it. Found: within 2.4% in batches of 1 and 16, within 5% in larger ones, and 10% there with prompts of
+1,000 tokens: what runs is taken to have done its prefills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qlm_agent.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
+from qlm_core.model import ModelSpec
+from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_planner.class_terms import ClassTerms
+from qlm_planner.estimates import Estimates
+from qlm_planner.order_cost import LEAD, OWN
+from qlm_planner.policy import Policy
+from simulated_steps import make, run
+
+from .test_insertion import group, lines, slot
+
+KV_TOKENS, CHUNK_TOKENS = 1_000_000, 2_048
+MISTRAL = next(row for row in shipped_snapshot().hardware if row.key == ("A100-80GB", 1, "Mistral-7B"))
+ROW = replace(MISTRAL, gpu="big", model="alpha", kv_capacity_tokens=KV_TOKENS)
+
+
+def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float:
+    """Until it has ended, with nobody before it on the queue."""
+    workload = WorkloadProfile(
+        model="alpha",
+        prompt_tokens_mean=prompt,
+        prompt_tokens_variance=0.0,
+        output_tokens_mean=output,
+        output_tokens_variance=0.0,
+        samples=1_000_000,
+    )
+    estimates = Estimates(Policy())
+    estimates.load(
+        {"alpha": ModelSpec(name="alpha", profile="alpha")}, ProfileSnapshot(version=0, made_s=0.0, hardware=(ROW,), workload=(workload,))
+    )
+    on, new = slot("a", running=running), group(1, "alpha", 600.0, 1)
+    on.facts, new.waiting_prompt_tokens = replace(on.facts, batch_max=batch_max), prompt
+    [line] = lines(ClassTerms(estimates=estimates), (on, [new]))
+    return float(line.engine[LEAD] + line.rows[OWN, 0])
+
+
+def served_s(running: int, batch_max: int, prompt: int, output: int) -> float:
+    """It comes when each of those that run has been replaced twice, between two ends."""
+    noise = InstanceNoise(seed=1, instance="a", step_noise=STEP_NOISE_MIN, bias_max=0.0)
+    engine = make(StepTiming(ROW, noise, 1.0).step_s, kv=KV_TOKENS, batch_max=batch_max, chunk=CHUNK_TOKENS)  # type: ignore[arg-type]
+    for number in range(1, running + 1):
+        engine.add(0.0, run(str(number), prompt, 1 + number * output // running))
+    now_s, came_s, ends, number = 0.0, 0.0, [0.0], running
+    while True:
+        assert engine.next_due_s is not None
+        now_s = max(now_s, engine.next_due_s)
+        if not came_s and len(ends) > 2 * running + 8:
+            now_s = came_s = ends[-1] + 0.5 * (ends[-1] - ends[-1 - running]) / running
+            engine.advance(now_s)
+            engine.add(now_s, run("0", prompt, output, arrival=number + 1))
+        engine.advance(now_s)
+        for each in engine.news():
+            if each.done and each.run_id == "0":
+                return now_s - came_s
+            if each.done and not came_s:
+                ends.append(now_s)
+                number += 1
+                engine.add(now_s, run(str(number), prompt, output))
+
+
+@pytest.mark.parametrize("seats", [0, 1])
+@pytest.mark.parametrize(("prompt", "output"), [(100, 400), (250, 200), (1_000, 200)])
+@pytest.mark.parametrize("running", [1, 16, 64, 256])
+def test_a_request_in_a_running_batch_ends_when_the_plan_says(running: int, prompt: int, output: int, seats: int) -> None:
+    """With a seat that is free, and behind a full batch."""
+    sizes = running, running + seats, prompt, output
+    assert predicted_s(*sizes) == pytest.approx(served_s(*sizes), rel=0.15)
