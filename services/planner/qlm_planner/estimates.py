@@ -134,10 +134,6 @@ class Estimates:
         """It may be given groups, and has the model and a profile of it."""
         return slot.serving and self.hardware(slot.facts, model) is not None
 
-    def output_mean(self, key: GroupKey) -> float:
-        """Output tokens that are expected of a request of a class; 1 while nothing is known."""
-        return 1.0 if self._profiles is None else self._profiles.workload_for(key.model, key.slo_class, key.token_class).output_tokens_mean
-
     def class_of(self, slot: Slot, key: GroupKey, size: int) -> ClassFacts | None:
         """What all groups of a key with prompts of a size share on an instance; None where it does not serve their model."""
         served = self._service_of_size(slot.facts, key, size, slot.batch(key.model))
