@@ -238,7 +238,7 @@ class SimAgent:
                         incarnation=facts.incarnation,
                         active_model=swapping_to or stats.active_model,
                         warm_models=tuple(stats.warm_models),
-                        batch=self.machine.batch_size.limit,
+                        batch=self.machine.batch_limit,
                     )
                     self._tell_planner(self.process, address, load)
             await self.process.sleep(self.description.agent.heartbeat_s)

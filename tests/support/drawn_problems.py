@@ -116,7 +116,7 @@ def question_by_hand(
         waiting=(),
         liable=np.zeros(0),
         due=np.where(np.isfinite(problem.deadline_s), problem.count, 0.0),
-        full_s=problem.own_s,
+        alone_s=problem.own_s,
         horizon_s=300.0,
         unserved=unserved,
         idle=1,

@@ -101,6 +101,11 @@ class AgentMachine:
         return self._drain.draining
 
     @property
+    def batch_limit(self) -> int:
+        """Most requests of the active model to run at once; 0 while another one is made active, for which none was chosen yet."""
+        return 0 if self.swapping.swapping_to else self.batch_size.limit
+
+    @property
     def next_wakeup_s(self) -> float | None:
         """Seconds of the clock that is passed in; None: nothing but an event will change anything."""
         if self.life is Life.STOPPED:

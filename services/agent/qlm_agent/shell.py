@@ -139,7 +139,7 @@ class AgentShell:
             host_memory_used_bytes=stats.host_memory_used_bytes,
             host_memory_bytes=stats.host_memory_capacity_bytes,
             giving_way=self.machine.preempting.choice_text(stats.active_model),
-            batch=self.machine.batch_size.limit,
+            batch=self.machine.batch_limit,
         )
         self._telemetry.load(load, stats, self.machine.runs.held_tokens)
         return load

@@ -213,7 +213,7 @@ class ClassTerms:
             columns = self._column_of[place]
         return self._table[:, columns]
 
-    def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float, now_s: float) -> Floats:
+    def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float | Floats, now_s: float) -> Floats:
         """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
         `crowd`: as for `terms`."""
         shared = self.classes(slots, on, groups)
@@ -334,7 +334,7 @@ class Terms:
     drain_s: Floats
 
 
-def terms(shared: Floats, groups: GroupColumns, crowd: float) -> Terms:
+def terms(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> Terms:
     """`shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that an instance has on average, which share a batch with a group's:
     where they are more than its own, its requests decode in a larger batch, and more prefills ride along. What of a group's decode work is
     in flight at a time is not counted twice before the next run: once as work, and once as the drain."""
@@ -356,7 +356,7 @@ def terms(shared: Floats, groups: GroupColumns, crowd: float) -> Terms:
     return Terms(
         work_s=count * prefill_s + decode_s,
         work_variance=count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
-        own_s=own_prefill_s + bounded * output * (shared[BASE_S] + shared[SEQUENCE_S]),
+        own_s=own_prefill_s + bounded * output * pace_s,
         own_variance=bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
         drain_s=np.maximum(0.0, drain_s - in_flight_s),
     )

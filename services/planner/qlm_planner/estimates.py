@@ -47,17 +47,24 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, and until a seat is free; until
-    all of it has ended (`drain_s`), with their variances; until it has given way to another model (`clear_s`), and what that costs.
-    `model_code`: of the active model, -1 for none."""
+    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, of which one request of a batch of
+    at most `batch` has `share_s`; until a seat is free (`seat_s`); until all of it has ended (`drain_s`), with their variances; until it
+    has given way to another model (`clear_s`), and what that costs. `model_code`: of the active model, -1 for none."""
 
     model_code: int
     left_s: float = 0.0
+    share_s: float = 0.0
+    batch: float = 1.0
+    seat_s: float = 0.0
     left_variance: float = 0.0
     drain_s: float = 0.0
     drain_variance: float = 0.0
     clear_s: float = 0.0
     clear_cost: float = 0.0
+
+    def lead_s(self, crowd: float) -> float:
+        """Until a request of the active model would start, beyond what a batch of `crowd` requests delays it by while it runs."""
+        return self.seat_s + max(0.0, self.left_s - min(self.batch, crowd) * self.share_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +186,9 @@ class Estimates:
                 left_variance += kept.count * served.output.variance * served.token_s**2
                 unknown -= kept.count
         unknown = max(0, unknown)
-        if slot.running >= any_class.batch:
-            # Until the first of a full batch ends: the least of as many times that are evenly spread.
-            left_s += 2.0 * any_class.left_tokens / (any_class.batch + 1.0) * any_class.step_base_s
+        # Until the first of a full batch ends: the least of as many times that are evenly spread.
+        full = slot.running >= any_class.batch
+        seat_s = 2.0 * any_class.left_tokens / (any_class.batch + 1.0) * any_class.step_base_s if full else 0.0
         drain = any_class.drain(slot.running, full=True, behind=0.0)
         # What gives way comes back behind the head: its KV is computed again, after two swaps at the least.
         way = giving_way(any_class, workload.prompt_tokens_mean, hardware)
@@ -190,6 +197,9 @@ class Estimates:
         return Engine(
             model_code=code,
             left_s=left_s + unknown * any_class.left_tokens * any_class.sequence_s,
+            share_s=any_class.left_tokens * any_class.sequence_s,
+            batch=any_class.batch,
+            seat_s=seat_s,
             left_variance=left_variance + unknown * any_class.output.variance * any_class.token_s**2,
             drain_s=drain.mean,
             drain_variance=drain.variance,

@@ -40,8 +40,9 @@ def plan_costs(board: Board, made: ClassTerms, now_s: float, plans: Sequence[Map
     queues = [plan.get(name, ()) for plan in plans for name in names]
     orders = np.array([place[group_id] for queue in queues for group_id in queue], dtype=np.int64)
     queue = np.arange(len(queues)).repeat([len(each) for each in queues])
-    rows = made.rows(slots, queue % len(slots), columns.take(orders), crowd_of(slots, columns.count), now_s)
-    heads = [engine_row(made.estimates, slot, board.queue_groups(name)) for slot, name in zip(slots, names, strict=True)]
+    crowd = crowd_of(slots, columns.count)
+    rows = made.rows(slots, queue % len(slots), columns.take(orders), crowd, now_s)
+    heads = [engine_row(made.estimates, slot, board.queue_groups(name), crowd) for slot, name in zip(slots, names, strict=True)]
     engines = np.tile(np.array(heads).reshape(len(slots), QUEUE_ROWS).T, len(plans))
     times = order_times(rows, queue, engines, made.estimates.weights)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]

@@ -114,7 +114,7 @@ def problem_of(
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),
         kind=np.array(kinds, dtype=np.int32),
         active=np.array([names.index(slot.active_model) if slot.active_model in names else -1 for slot in slots], dtype=np.int32),
-        lead_s=np.array([engine.left_s for engine in engines]),
+        lead_s=np.array([engine.lead_s(crowd) for engine in engines]),
         lead_variance=np.array([engine.left_variance for engine in engines]),
         drain_lead_s=np.array([engine.drain_s for engine in engines]),
         drain_lead_variance=np.array([engine.drain_variance for engine in engines]),

@@ -50,7 +50,7 @@ def lines_of(board: Board, made: ClassTerms, now_s: float, without: Collection[s
     crowd = crowd_of(slots, columns.count)
     rows = made.rows(slots, on, columns, crowd, now_s)
     return [
-        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine_row(made.estimates, slot, queue), crowd=crowd)
+        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine_row(made.estimates, slot, queue, crowd), crowd=crowd)
         for slot, queue, (begin, end) in zip(slots, queues, pairwise(bounds), strict=True)
     ]
 
@@ -60,12 +60,12 @@ def crowd_of(slots: Sequence[Slot], waiting: Floats) -> float:
     return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
 
 
-def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> tuple[float, ...]:
+def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group], crowd: float) -> tuple[float, ...]:
     """The column of a queue. Its head is the group that is served now, or next."""
     engine = estimates.engine(slot)
     head = queue[0] if queue and estimates.can_serve(slot, queue[0].traits.key.model) else None
     return (
-        engine.left_s,
+        engine.lead_s(crowd),
         engine.left_variance,
         engine.drain_s,
         engine.drain_variance,

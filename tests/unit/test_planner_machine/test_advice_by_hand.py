@@ -64,9 +64,9 @@ def test_requests_that_run_longer_than_their_slo_are_late_however_early_the_orde
     problem = replace(
         by_hand(model=[ALPHA], work_s=[[150.0]], deadline_s=[500.0], kind=[0], active=[ALPHA]),
         slo_s=np.array([60.0]),
-        own_s=np.array([[30.0]]),
+        own_s=np.array([[90.0]]),
     )
-    question = replace(question_by_hand(problem, 1), full_s=np.array([[90.0]]))
+    question = replace(question_by_hand(problem, 1), alone_s=np.array([[30.0]]))
     assert outcome(question, [0]).attainment == 1.0
     assert outcome(replace(question, problem=replace(problem, work_s=np.array([[270.0]]))), [0]).attainment == 0.0
 

@@ -283,14 +283,19 @@ async def test_conflicts_without_end_wait_for_the_next_overview() -> None:
     assert machine.reshaping.conflicts >= 3
 
 
-async def test_a_load_report_tells_the_active_model() -> None:
+async def test_a_load_report_tells_the_active_model_and_its_batch() -> None:
     world = World()
     incarnation = await world.join("a")
     machine = await world.lead()
-    await world.tell(LoadReported(incarnation=incarnation, active_model="beta", warm_models=("alpha",)))
-    assert machine.board.slots["a"].active_model == "beta"
+    await world.tell(LoadReported(incarnation=incarnation, active_model="beta", warm_models=("alpha",), batch=32))
+    for _ in range(2):
+        slot = machine.board.slots["a"]
+        assert (slot.active_model, slot.batch("beta"), slot.batch("alpha")) == ("beta", 32, slot.facts.batch_max)
+        await world.advance(1.0)  # an overview does not know it and keeps it
+    await world.kill("a")
+    await world.join("a")
     await world.advance(1.0)
-    assert machine.board.slots["a"].active_model == "beta", "an overview does not know it and keeps it"
+    assert machine.board.slots["a"].batches == {}, "of the process before it"
 
 
 async def test_a_gone_instance_is_forgotten_when_its_queue_is_empty() -> None:

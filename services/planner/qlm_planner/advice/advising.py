@@ -111,8 +111,8 @@ def _longer(question: Question, problem: Problem, queue: Integers, groups: Integ
     """Of each group the share of requests that run for longer than their SLO: orders may start them before they come. At a load u a batch
     has x of its sequences, with x = u stay(x) / stay(1) (Little's law) and a stay that grows linearly with x."""
     at = (problem.kind[queue], groups)
-    full_s, load = np.maximum(question.full_s[at], 1e-9), np.minimum(used_s[queue] / question.horizon_s, 1.0)
-    alone = np.clip(problem.own_s[at] / full_s, 1e-9, 1.0)
+    full_s, load = np.maximum(problem.own_s[at], 1e-9), np.minimum(used_s[queue] / question.horizon_s, 1.0)
+    alone = np.clip(question.alone_s[at] / full_s, 1e-9, 1.0)
     run_s = full_s * alone / (1.0 - load * (1.0 - alone))
     longer: Floats = ndtr((run_s - problem.slo_s[groups]) / np.maximum(np.sqrt(problem.own_variance[at]), 1e-9))
     return longer

@@ -10,7 +10,7 @@ import numpy as np
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.advice.demand import Demand, Rate
 from qlm_planner.board import Board
-from qlm_planner.class_terms import ANSWERS, BATCH, OUTPUT, PREFILL_CLASS_S, SEQUENCE_S, ClassTerms, Floats, GroupColumns, serving
+from qlm_planner.class_terms import ClassTerms, Floats, GroupColumns, serving, terms
 from qlm_planner.estimates import Estimates
 from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.items import Group, Slot
@@ -58,7 +58,7 @@ class Member:
 class Question:
     """A picture of one moment: it shares nothing that changes. `problem` has a queue for each of `members` (the `size` instances that
     serve, then an empty one of each kind that could be added) and the groups of `waiting`, in the plan's `orders`, before those that are
-    expected; it is None without groups or queues. `full_s`: as its `own_s`, of a request in a full batch. `models`: by number.
+    expected; it is None without groups or queues. `alone_s`: as its `own_s`, of a request that runs by itself. `models`: by number.
     `liable`: requests of each waiting group that can miss an SLO; `due`: requests of each group that count. `unserved`: requests that no
     instance serves; `idle`: instances with nothing to do."""
 
@@ -71,7 +71,7 @@ class Question:
     waiting: tuple[Miss, ...]
     liable: Floats
     due: Floats
-    full_s: Floats
+    alone_s: Floats
     horizon_s: float
     unserved: int
     idle: int
@@ -95,12 +95,16 @@ def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) ->
     here = made.columns(waiting)
     columns = here.beside(_expected(rates, tried, made, board.slo_band, now_s, horizon_s))
     orders, heads = standing(estimates, [*slots, *tried], [*queues.values(), *([] for _ in tried)])
-    problem, full_s = None, np.zeros((0, 0))
+    problem, alone_s = None, np.zeros((0, 0))
     if (slots or tried) and columns.ids:
         problem = problem_of([*slots, *tried], columns, crowd_of(slots, here.count), orders, heads, made, now_s)
         kinds = kinds_of([*slots, *tried], estimates, made)[1]
         shared = made.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
-        full_s = problem.own_s + (1.0 - shared[ANSWERS]) * shared[BATCH] * (shared[OUTPUT] * shared[SEQUENCE_S] + shared[PREFILL_CLASS_S])
+        one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)
+        alone_s = terms(shared, one, 1.0).own_s
+        # Requests to come find full batches where the fleet is just enough.
+        own_s = np.concatenate((problem.own_s[:, : len(waiting)], terms(shared, columns, np.inf).own_s[:, len(waiting) :]), axis=1)
+        problem = replace(problem, own_s=np.where(np.isnan(own_s), np.inf, own_s))
     unserved = {model for model in wanted if not any(estimates.can_serve(slot, model) for slot in slots)}
     return Question(
         made_s=now_s,
@@ -112,7 +116,7 @@ def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) ->
         waiting=tuple(_miss(group) for group in waiting),
         liable=here.count * here.due_share,
         due=_due(columns, now_s + SETTLE_S / clock),
-        full_s=full_s,
+        alone_s=alone_s,
         horizon_s=horizon_s,
         unserved=sum(group.waiting for group in waiting if group.traits.key.model in unserved),
         idle=sum(1 for slot in slots if slot.running == 0 and not queues[slot.facts.name]),

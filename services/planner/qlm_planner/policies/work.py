@@ -77,7 +77,7 @@ class Works:
     def empty(self, slot: Slot) -> QueueWork:
         """A queue without groups."""
         engine = self.made.estimates.engine(slot)
-        return QueueWork(slot=slot, active=engine.model_code, free_s=engine.left_s)
+        return QueueWork(slot=slot, active=engine.model_code, free_s=engine.lead_s(0.0))
 
     def on(self, slots: Sequence[Slot], groups: Sequence[Group]) -> list[list[Work]]:
         """Each group on each of the instances, which can all serve it."""

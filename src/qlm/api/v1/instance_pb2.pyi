@@ -200,7 +200,7 @@ class InstanceLoad(_message.Message):
     giving_way: _builtins.str
     """How requests of the active model make room, evict or KV swap by context, and why, for people; empty where none do."""
     batch: _builtins.int
-    """Most requests that it runs at once now, as its batch size is decided."""
+    """Most requests of the active model that it runs at once now, as its batch size is decided; 0 during a swap."""
     @_builtins.property
     def warm_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models in host memory."""
