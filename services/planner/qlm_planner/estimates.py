@@ -47,9 +47,9 @@ class ClassFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, of which one request of a batch of
-    at most `batch` has `share_s`; until a seat is free (`seat_s`); until all of it has ended (`drain_s`), with their variances; until it
-    has given way to another model (`clear_s`), and what that costs. `model_code`: of the active model, -1 for none."""
+    """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, and `share_s` of one
+    request of it, in a batch of at most `batch`; until a seat is free (`seat_s`); until all of it has ended (`drain_s`), with their
+    variances; until it has given way to another model (`clear_s`), and what that costs. `model_code`: of the active model, -1 for none."""
 
     model_code: int
     left_s: float = 0.0

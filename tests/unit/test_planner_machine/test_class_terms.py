@@ -116,11 +116,13 @@ def row_of(made: Estimates, slot: Slot, group: Group) -> dict[int, float]:
     told = made.class_of(slot, key, round(math.log(max(1.0, mean_tokens)) / PROMPT_STEP))
     assert told is not None
     served, prefill_s = told.service, told.hardware.prefill_work_s(mean_tokens, mean_tokens**2 + told.prompt_variance)
-    alone_s = 0.0 if key.slo_kind is SloKind.FIRST_TOKEN else served.output.mean * (served.step_base_s + served.sequence_s)
+    batch = min(served.batch, group.waiting)
+    pace_s = served.step_base_s + batch * (served.sequence_s + served.prefill_work_s / served.output.mean)
+    decode_s = 0.0 if key.slo_kind is SloKind.FIRST_TOKEN else served.output.mean * pace_s
     return {
         WORK: group.waiting * (prefill_s + served.output.mean * served.token_s),
         WORK_VARIANCE: group.waiting * served.output.variance * served.token_s**2,
-        OWN: told.hardware.prefill_s(0.0) + prefill_s + alone_s,
+        OWN: told.hardware.prefill_s(0.0) + prefill_s + decode_s,
         REQUESTS: group.waiting * weight_of(key.tenant_class) * group.due_share,
         DEADLINE: min(group.next_deadline_s - START_S, FAR_S),
         SPREAD: group.spread_s,

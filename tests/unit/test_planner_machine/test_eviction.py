@@ -92,7 +92,7 @@ def test_the_same_model_needs_no_clearing() -> None:
     assert worked_out([group(2, "alpha", 2.0, 8), CALM], class_terms(), 100).costs().redo_cost == 0.0
 
 
-@pytest.mark.parametrize(("deadline_s", "swap_s", "position"), [(4.5, 2.0, 0), (60.0, 2.0, 1), (65.0, 60.0, 1)])
+@pytest.mark.parametrize(("deadline_s", "swap_s", "position"), [(7.0, 2.0, 0), (60.0, 2.0, 1), (65.0, 60.0, 1)])
 def test_a_late_single_request_is_put_in_front_of_a_running_head(deadline_s: float, swap_s: float, position: int) -> None:
     """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200; but not for two
     swaps of a minute."""

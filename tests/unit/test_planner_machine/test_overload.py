@@ -177,14 +177,14 @@ def test_it_takes_several_looks_in_a_row() -> None:
 
 def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
     """Behind 300 others 40 requests are due at about the time when the middle of them ends."""
-    board = board_of([slot("a")], {"a": [group(1, "alpha", 500.0, 300), group(2, "alpha", 8.5, 40)]})
+    board = board_of([slot("a")], {"a": [group(1, "alpha", 500.0, 300), group(2, "alpha", 10.0, 40)]})
     made = class_terms()
     [line] = lines_of(board, made, START_S)
     times = times_of([line], made)
     chance = np.random.default_rng(1)
     ends_s = times.start_s[1] + line.rows[OWN, 1] + chance.uniform(0.0, line.rows[WORK, 1], 100_000)
     ends_s += chance.normal(0.0, math.sqrt(times.end_variance[1]), 100_000)
-    expected = 40 * float((ends_s > 8.5).mean())
+    expected = 40 * float((ends_s > 10.0).mean())
     assert 5.0 < expected < 35.0
     due = looked(board)
     assert due is not None

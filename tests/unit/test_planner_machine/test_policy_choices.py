@@ -137,8 +137,8 @@ def test_shepherd_ends_as_many_requests_in_time_as_any_choice_of_batches(seed: i
 
 
 def test_shepherd_would_rather_end_many_requests_than_many_batches() -> None:
-    """Within 5 s one of 150 (4.4 s), or two of 10 (1.3 s each)."""
-    small, other, large = group(1, "alpha", 5.0, 10), group(2, "alpha", 5.0, 10), group(3, "alpha", 5.0, 150)
+    """Within 7 s one of 150 (6.4 s), or two of 10 (1.4 s each)."""
+    small, other, large = group(1, "alpha", 7.0, 10), group(2, "alpha", 7.0, 10), group(3, "alpha", 7.0, 150)
     orders = Shepherd().reorder(board_of([slot("a")], {"a": [small, other, large]}), class_terms(), START_S)
     assert orders is not None
     assert orders["a"][0] == large.group_id

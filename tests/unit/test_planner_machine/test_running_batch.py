@@ -1,7 +1,7 @@
 """When a request ends that is placed in a running batch: what the plan says, against the step-accurate engine without its hidden bias.
 
-Known lengths, and nobody comes after it. Found: within 2.4% in batches of 1 and 16, within 5% in larger ones, and 10% there with prompts of
-1,000 tokens: what runs is taken to have done its prefills.
+Known lengths, and each request that ends is replaced by another one. Found: within 3%. Prompts of 2,000 tokens with outputs of 25 are not
+held: steps take in prompts for a batch of 25, and batches of 64 and 256 are predicted at a half and an eighth.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float
 
 
 def served_s(running: int, batch_max: int, prompt: int, output: int) -> float:
-    """It comes when each of those that run has been replaced twice, between two ends."""
+    """It comes when each of those that run has been replaced twice, between two ends; they are replaced behind it too."""
     noise = InstanceNoise(seed=1, instance="a", step_noise=STEP_NOISE_MIN, bias_max=0.0)
     engine = make(StepTiming(ROW, noise, 1.0).step_s, kv=KV_TOKENS, batch_max=batch_max, chunk=CHUNK_TOKENS)  # type: ignore[arg-type]
     for number in range(1, running + 1):
@@ -65,7 +65,7 @@ def served_s(running: int, batch_max: int, prompt: int, output: int) -> float:
         for each in engine.news():
             if each.done and each.run_id == "0":
                 return now_s - came_s
-            if each.done and not came_s:
+            if each.done:
                 ends.append(now_s)
                 number += 1
                 engine.add(now_s, run(str(number), prompt, output))
@@ -77,4 +77,4 @@ def served_s(running: int, batch_max: int, prompt: int, output: int) -> float:
 def test_a_request_in_a_running_batch_ends_when_the_plan_says(running: int, prompt: int, output: int, seats: int) -> None:
     """With a seat that is free, and behind a full batch."""
     sizes = running, running + seats, prompt, output
-    assert predicted_s(*sizes) == pytest.approx(served_s(*sizes), rel=0.15)
+    assert predicted_s(*sizes) == pytest.approx(served_s(*sizes), rel=0.05)

@@ -262,9 +262,9 @@ def test_weights_multiply_all_that_a_request_costs() -> None:
 def test_the_weight_decides_who_is_late() -> None:
     """Two groups that cannot both be in time, behind a head of a third model."""
     head = group(1, "alpha", 600.0)
-    rival = weighty(2, "beta", 14.0, "1")
+    rival = weighty(2, "beta", 16.0, "1")
     for tenant_class, expected in (("16", 1), ("1", 2)):
         made = class_terms()
-        place = best_place(lines(made, (slot("a", running=20), [head, rival])), made, weighty(3, "gamma", 18.0, tenant_class), START_S)
+        place = best_place(lines(made, (slot("a", running=20), [head, rival])), made, weighty(3, "gamma", 20.0, tenant_class), START_S)
         assert place is not None
         assert place.position == expected, tenant_class
