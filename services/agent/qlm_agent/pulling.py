@@ -186,7 +186,12 @@ class Pulling:
         return self._pull(model, requests, kv_tokens) if requests > 0 and fits else None
 
     def _room(self, kv_capacity_tokens: int) -> tuple[int, int]:
-        return self._runs.room(self._batch_size.limit, kv_capacity_tokens)
+        """Seats and KV for more runs. First tokens do not wait for the seats that the SLOs of others keep free."""
+        seats, kv_tokens = self._runs.room(self._batch_size.limit, kv_capacity_tokens)
+        head = self.head
+        if head is not None and head.first_token and head.model == self._active:
+            seats = max(seats, min(head.waiting, self._runs.room(self._settings.batch_max, kv_capacity_tokens)[0]))
+        return seats, kv_tokens
 
     def _pull(self, model: str, requests: int, kv_tokens: int) -> Pull:
         number = self._link.next_call()

@@ -169,3 +169,16 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
     unlimited.at(4.0).answer_pull(*runs, head=head)
     assert unlimited.pull is not None
     assert unlimited.pull.requests_max == 100
+
+
+def test_first_tokens_wait_for_no_seat_that_slos_keep_free() -> None:
+    """40 of a class run for which fewer may: its head waits, and a head whose SLO bounds the first token does not."""
+    hardware = {"m": replace(profile("m", recompute_us=0.0), decode_b_ms_per_seq=3.0)}
+    runs = [replace(pulled(str(number), prompt=10, due=20.0 + number / 10), slo_s=20.0, slo_class="32s") for number in range(40)]
+    head = replace(group("m", prompt=10, waiting=7, due=24.0), slo_class="32s")
+    for first_token in (False, True):
+        t = Transcript(batch_by_slo=True, batch_max=256, hardware=hardware)
+        t.serve()
+        lines = t.at(4.0).answer_pull(*runs, head=replace(head, first_token=first_token))
+        assert t.machine.batch_size.limit < 40
+        assert [line for line in lines if line.startswith("pull")] == (["pull m x7"] if first_token else [])
