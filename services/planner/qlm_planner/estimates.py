@@ -49,7 +49,7 @@ class ClassFacts:
 class Engine:
     """What an instance does now, in seconds: `left_s` of work in what runs, by which it delays a newcomer, and `share_s` of one
     request of it, in a batch of at most `batch`; until a seat is free (`seat_s`); until all of it has ended (`drain_s`), with their
-    variances; until it has given way to another model (`clear_s`), and what that costs. `model_code`: of the active model, -1 for none."""
+    variances; the cost of evicting all of it for another model. `model_code`: of the active model, -1 for none."""
 
     model_code: int
     left_s: float = 0.0
@@ -59,7 +59,6 @@ class Engine:
     left_variance: float = 0.0
     drain_s: float = 0.0
     drain_variance: float = 0.0
-    clear_s: float = 0.0
     clear_cost: float = 0.0
 
     def lead_s(self, crowd: float) -> float:
@@ -92,6 +91,7 @@ class Estimates:
 
     @property
     def weights(self) -> Weights:
+        """Of the objective."""
         return self.policy.weights
 
     @property
@@ -244,10 +244,6 @@ class Estimates:
         if served is None:
             return math.inf
         return served.step_base_s + sequences * (served.sequence_s + served.prefill_work_s / served.output.mean)
-
-    def service(self, facts: InstanceFacts, key: GroupKey, prompt_tokens: float) -> Service | None:
-        """How an instance serves requests of a class; None where it cannot."""
-        return self._service(facts, key, prompt_tokens)
 
     def _service(self, facts: InstanceFacts, key: GroupKey, prompt_tokens: float, batch: int = 0) -> Service | None:
         return self._service_of_size(facts, key, round(math.log(max(1.0, prompt_tokens)) / PROMPT_STEP), batch or facts.batch_max)

@@ -77,11 +77,9 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """Requests of one group that an instance runs. `deadline_s`: the first of the group."""
+    """Requests of one group that an instance runs."""
 
     traits: GroupTraits
-    band: int
-    deadline_s: float
     count: int = 0
 
 
@@ -119,7 +117,7 @@ class Slot:
         """Requests of a group run here now."""
         kept = self.runners.get(group.group_id)
         if kept is None:
-            kept = self.runners[group.group_id] = Running(traits=group.traits, band=group.band, deadline_s=group.first_deadline_s)
+            kept = self.runners[group.group_id] = Running(traits=group.traits)
         kept.count += count
 
     def let_go(self, group_id: str) -> None:

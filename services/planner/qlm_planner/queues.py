@@ -12,7 +12,7 @@ from qlm_planner.board import Board
 from qlm_planner.class_terms import ClassTerms, serving
 from qlm_planner.estimates import Estimates
 from qlm_planner.items import Group, Slot
-from qlm_planner.order_cost import ACTIVE, MODEL, WORK, Floats, OrderTimes, order_times
+from qlm_planner.order_cost import ACTIVE, LEAD, MODEL, WORK, Floats, OrderTimes, order_times
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Line:
     @property
     def work_s(self) -> float:
         """Of all that runs and waits."""
-        return self.engine[0] + float(self.rows[WORK].sum())
+        return self.engine[LEAD] + float(self.rows[WORK].sum())
 
     def goes_on(self, model: str, position: int) -> bool:
         """The active model serves a group there, without a model swap before."""
@@ -69,7 +69,7 @@ def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group], crowd: 
         engine.left_variance,
         engine.drain_s,
         engine.drain_variance,
-        engine.clear_s,
+        0.0,  # a batch is evicted at once
         engine.clear_cost,
         engine.model_code,
         -1.0 if head is None else estimates.code(head.traits.key.model),

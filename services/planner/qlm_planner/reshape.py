@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.class_terms import ClassTerms, serving
 from qlm_planner.estimates import Estimates
 from qlm_planner.insertion import best_place
 from qlm_planner.items import Group
@@ -44,7 +44,8 @@ def settle(board: Board, made: ClassTerms, gave_way: Collection[str], now_s: flo
     """Groups that gave way stand right behind the head, perhaps between it and others of its model, which would load theirs in between
     (A-B-A-B, section 2.4, insight 3). They go behind those, on their queue, where that saves enough; None where it does nowhere."""
     target = current(board)
-    for name in sorted(board.slots):
+    for slot in serving(board):
+        name = slot.facts.name
         queue = board.queues[name]
         moving = [group_id for group_id in queue[1:] if group_id in gave_way]
         rest = [group_id for group_id in queue if group_id not in moving]

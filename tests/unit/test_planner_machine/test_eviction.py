@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.clearing import Head, giving_way, would_clear
+from qlm_core.prediction import RunningView
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_planner.class_terms import ClassTerms
 from qlm_planner.effects import PlanCause
+from qlm_planner.estimates import PROMPT_STEP
 from qlm_planner.insertion import best_place
 from qlm_planner.items import Group, Slot
 from qlm_planner.order_cost import OrderTimes
@@ -117,9 +119,9 @@ def expects_what_the_rule_does(seed: int) -> bool:
         for number in range(chance.randrange(1, 4))
     ]
     on, row = running(runs), hardware("big", "alpha", swap_s=swap_s)
-    drain_s, served = made.engine(on).drain_s, made.service(on.facts, runs[0][0].traits.key, 200.0)
-    assert served is not None
-    way = giving_way(served, 200.0, row)
+    drain_s, one_class = made.engine(on).drain_s, made.class_of(on, runs[0][0].traits.key, round(math.log(200.0) / PROMPT_STEP))
+    assert one_class is not None
+    way = giving_way(one_class.service, 200.0, row)
     head = Head(
         band=0,
         deadline_s=START_S + chance.choice((1.0, 3.0, 5.0, 15.0, 60.0)),
@@ -142,7 +144,8 @@ def expects_what_the_rule_does(seed: int) -> bool:
     ]
     contender = Contender(urgency=Urgency(0, head.deadline_s), requests=head.requests, kv_tokens=300, service_s=head.service_s)
     victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), row, Rule())
-    expected = would_clear(list(on.runners.values()), drain_s, way, head, START_S)
+    runners = [RunningView(slo_class="", token_class="", count=count, deadline_s=run.first_deadline_s) for run, count in runs]
+    expected = would_clear(runners, drain_s, way, head, START_S)
     if not math.isclose(way.swap_back_s + sum(victim.cost_s for victim in victims), drain_s, rel_tol=0.1):
         assert expected == bool(victims), seed
     return expected
@@ -161,10 +164,10 @@ async def test_what_runs_is_known_by_group() -> None:
     await world.settle()
     pulled = await world.pull("a", "alpha", 13)
     await world.settle()
-    lived = {name: (kept.count, kept.deadline_s) for name, kept in machine.board.slots["a"].runners.items()}
+    lived = {name: (kept.count, kept.traits) for name, kept in machine.board.slots["a"].runners.items()}
     assert sorted(count for count, _ in lived.values()) == [3, 10]
     rebuilt = await world.lead()
-    assert {name: (kept.count, kept.deadline_s) for name, kept in rebuilt.board.slots["a"].runners.items()} == lived
+    assert {name: (kept.count, kept.traits) for name, kept in rebuilt.board.slots["a"].runners.items()} == lived
     await world.complete("a", pulled[:12])
     await world.settle()
     assert [kept.count for kept in rebuilt.board.slots["a"].runners.values()] == [1]

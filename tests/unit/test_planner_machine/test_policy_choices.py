@@ -73,6 +73,9 @@ def test_edf_orders_anew_only_for_an_instance_without_work() -> None:
 def test_fcfs_moves_a_group_to_where_there_is_least_to_do() -> None:
     board = board_of([slot("a"), slot("b")], {"a": [group(1, "alpha", 100.0, 900)], "b": [group(2, "alpha", 100.0, 600)]})
     assert home(Fcfs(), board, group(3, "alpha", 200.0)) == "b"
+    assert home(Fcfs(), board, group(3, "beta", 200.0)) == "b"
+    board = board_of([slot("a"), slot("b", active="beta")], {"a": [group(1, "alpha", 100.0, 20)], "b": []})
+    assert home(Fcfs(), board, group(3, "alpha", 200.0)) == "a", "the other one would load the model"
 
 
 def test_the_least_loaded_counts_what_runs_and_what_waits() -> None:

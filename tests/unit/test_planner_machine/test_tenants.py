@@ -44,7 +44,7 @@ def slot_of(**running: int) -> Slot:
     for number, (name, count) in enumerate(running.items()):
         key = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256", tenant_class=name.replace("__", "/"))
         traits = GroupTraits(key=key, slo_s=60.0, priority=0)
-        slot.runners[f"g1-{number}"] = Running(traits=traits, band=0, deadline_s=START_S, count=count)
+        slot.runners[f"g1-{number}"] = Running(traits=traits, count=count)
         slot.running += count
     return slot
 

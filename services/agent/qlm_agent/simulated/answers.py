@@ -45,7 +45,7 @@ class Answer:
         return self.tokens[(start - self.resumed_tokens) * TOKEN_BYTES : (end - self.resumed_tokens) * TOKEN_BYTES]
 
     def records(self, start: int, end: int) -> bytes:
-        """Log probabilities of tokens `start` to `end`, where they are to be told: made up, a function of prompt and place alone, as the
+        """Log probabilities of tokens `start` to `end`, for an answer that has them: made up, a function of prompt and place alone, as the
         tokens are."""
         tokens = struct.unpack(f"<{end - start}I", self.slice(start, end))
         return b"".join(self._record(place, token) for place, token in enumerate(tokens, start))

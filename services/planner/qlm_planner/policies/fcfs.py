@@ -45,17 +45,27 @@ class Fcfs:
     def __init__(self) -> None:
         self._works: Works | None = None
 
+    def works(self, made: ClassTerms) -> Works:
+        self._works = self._works or Works(made=made)
+        return self._works
+
     def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
         """Costs O(groups)."""
-        self._works = self._works or Works(made=made)
-        queues = self._works.queues(board)
-        picker = FirstStart(works=self._works, queues={queue.slot.facts.name: queue for queue in queues} if len(queues) > 1 else {})
+        works = self.works(made)
+        queues = works.queues(board)
+        picker = FirstStart(works=works, queues={queue.slot.facts.name: queue for queue in queues} if len(queues) > 1 else {})
         return QueueEnds(board=board, estimates=made.estimates, picker=picker)
 
     def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
-        """On the queue that has least to do, between the groups older and younger than it."""
+        """On the queue that would start it first between the groups older and younger than it."""
         able = able_lines(lines, made, group)
-        return aged(min(able, key=lambda line: line.work_s), group, board) if able else None
+        if not able:
+            return None
+        works = self.works(made)
+        homes = [aged(line, group, board) for line in able]
+        [on] = works.on([line.slot for line in able], [group])
+        starts = [works.stand(line.slot, line.groups).start_s(place, work) for (line, place), work in zip(homes, on, strict=True)]
+        return homes[starts.index(min(starts))]
 
     def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
         return None

@@ -69,9 +69,6 @@ class Works:
 
     def queues(self, board: Board) -> list[QueueWork]:
         """Of the instances that serve, with all their groups. Costs O(groups)."""
-        if self._version != self.made.estimates.version:
-            self._version = self.made.estimates.version
-            self._kept.clear()
         return [self.stand(slot, board.queue_groups(slot.facts.name)) for slot in serving(board)]
 
     def empty(self, slot: Slot) -> QueueWork:
@@ -89,6 +86,9 @@ class Works:
 
     def stand(self, slot: Slot, groups: Sequence[Group]) -> QueueWork:
         """A queue with groups that stand on it."""
+        if self._version != self.made.estimates.version:
+            self._version = self.made.estimates.version
+            self._kept.clear()
         facts = (slot.facts.incarnation, slot.warm_models, *slot.batches.values())
         known = [self._kept.get(group.group_id) for group in groups]
         keys = [(*facts, group.waiting, group.waiting_prompt_tokens) for group in groups]
