@@ -26,7 +26,7 @@ PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""
 
 CLASSES_MAX = 50_000
-"""Classes and terms kept for one snapshot; beyond it all are worked out again."""
+"""Classes kept for one snapshot; beyond it all are worked out again."""
 
 EngineKey = tuple[str, int, int, tuple[tuple[str, int], ...]]
 """What an engine depends on besides the snapshot: the active model, its batch, how many run, and how many of each group."""

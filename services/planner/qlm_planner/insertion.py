@@ -7,7 +7,7 @@ Places in a queue (within the group's priority band):
   absorb;
 - in front of all of its band, if it would end late behind those with earlier deadlines (they may be late anyway);
 - in front of the head only for a higher band, for the model that is active, or for a stated gain: a head that runs is not displaced for a
-  little, which is what makes two models take turns. What runs then ends first, or gives way (`qlm_core.clearing`); the cost has either.
+  little, which is what makes two models take turns. The batch then drains first, or is evicted (`order_cost`).
 """
 
 from __future__ import annotations

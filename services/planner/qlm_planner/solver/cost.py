@@ -63,8 +63,8 @@ def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: flo
 @lean
 def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float, float, float, bool]:
     """The group is first: when its first request starts, with the variance; when its run began (for the swap behind it); until when the
-    engine is busy with what it does now; the seconds of swapping; whether what runs gives way. That is as in `qlm_core.clearing`: where the
-    group would be late behind it, and has more to win than it costs."""
+    engine is busy with what it does now; the seconds of swapping; whether the batch is evicted, which it is where the group would be late
+    behind it and has more to win than that costs. (Agents refuse it for a batch that is more urgent.)"""
     row, model = packed.queue[queue], packed.model[group]
     busy_s = row[DRAIN_LEAD]
     if model == packed.active[queue]:
