@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.advice.question import Member, Question
-from qlm_planner.solver import Orders, Problem
+from qlm_planner.search import Orders, Problem
 
 
 @st.composite

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qlm_planner.solver import Orders, Problem
+from qlm_planner.search import Orders, Problem
 
 NORMAL = NormalDist()
 SHARES = (0.125, 0.375, 0.625, 0.875)

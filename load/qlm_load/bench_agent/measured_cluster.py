@@ -32,7 +32,7 @@ from qlm_load.bench_agent.model_config import INSTANCE, agent_config, made_up_pr
 from qlm_load.bench_agent.own_agent import NotServed
 from qlm_load.bench_agent.parts import Plan, apart
 from qlm_load.cluster import Cluster
-from qlm_planner import solver
+from qlm_planner import search
 from qlm_process import profile_wire
 from qlm_process.profile_file import parse_profiles
 
@@ -155,7 +155,7 @@ async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> Asy
 
 def _compile_solver() -> None:
     """For all processes to come that read this code."""
-    solver.warm_up()
+    search.warm_up()
 
 
 def _import(estimator: str, profiles: ProfileSnapshot) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.packing import Packed, packed
-from qlm_planner.solver.plan import BEGIN, KEPT, LENGTH, QUEUE, Plan, Sketch, commit, empty_sketch, plan_of, queue_cost, walk
-from qlm_planner.solver.problem import Floats, Integers, Orders, Problem, Solved
-from qlm_planner.solver.solving import evaluate, solve
+from qlm_planner.search.compile_cache import compiled, lean
+from qlm_planner.search.order_state import BEGIN, KEPT, LENGTH, QUEUE, OrderState, Sketch, commit, empty_sketch, plan_of, queue_cost, walk
+from qlm_planner.search.packing import Packed, packed
+from qlm_planner.search.problem import Floats, Integers, Orders, Problem, Solution
+from qlm_planner.search.solver import evaluate, solve
 
 GROUPS_MAX = 10
 MOVES = 10_000
 """Of the annealing that gives a first bound."""
 
 
-def enumerated(problem: Problem) -> Solved:
+def enumerated(problem: Problem) -> Solution:
     """The orders of the least expected cost. Raises ValueError."""
     if problem.groups > GROUPS_MAX:
         raise ValueError(f"all orders of {problem.groups} groups: at most {GROUPS_MAX} can be tried")
@@ -35,7 +35,7 @@ def enumerated(problem: Problem) -> Solved:
         _best_orders(arrays, queue, able, known, costs[queue], orders[queue])
     chosen = best_split(costs)
     found = Orders.of([orders[queue, chosen[queue], : int(chosen[queue]).bit_count()].tolist() for queue in range(problem.queues)])
-    return Solved(orders=found, cost=evaluate(problem, found), rule="all orders")
+    return Solution(orders=found, cost=evaluate(problem, found), rule="all orders")
 
 
 @compiled
@@ -75,7 +75,7 @@ def _best_orders(arrays: Packed, queue: int, able: Integers, most: float, costs:
 
 
 @lean
-def _append(arrays: Packed, plan: Plan, sketch: Sketch, queue: int, depth: int, group: int) -> None:
+def _append(arrays: Packed, plan: OrderState, sketch: Sketch, queue: int, depth: int, group: int) -> None:
     sketch.groups[0] = group
     sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH], sketch.at[KEPT] = queue, depth, 1, 0
     walk(arrays, plan, sketch, np.inf)

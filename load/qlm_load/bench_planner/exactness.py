@@ -14,7 +14,7 @@ from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.enumeration import enumerated
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.parts import Plan, replanned
-from qlm_planner.solver import warm_up
+from qlm_planner.search import warm_up
 
 CASES = 100
 SAME = 1e-6

@@ -13,7 +13,7 @@ from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.parts import Plan, replanned
 from qlm_load.bench_planner.snapshots import snapshots
-from qlm_planner.solver import Costs, Problem, construct, improve, solve, warm_up
+from qlm_planner.search import Costs, Problem, construct, improve, solve, warm_up
 
 CASES = 40
 TRACE_CASES = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver import Problem, Weights
+from qlm_planner.search import Problem, Weights
 
 Floats = NDArray[np.float64]
 

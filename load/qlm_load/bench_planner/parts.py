@@ -11,7 +11,7 @@ from typing import TypeVar
 from qlm_load.bench.parts import Measured
 from qlm_load.bench_planner import figures
 from qlm_planner.policy import Policy
-from qlm_planner.solver.problem import Problem, Solved
+from qlm_planner.search.problem import Problem, Solution
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -49,9 +49,9 @@ class Plan:
         return found
 
 
-def replanned(problem: Problem, seed: int) -> Solved:
+def replanned(problem: Problem, seed: int) -> Solution:
     """As the service replans: with its own number of moves."""
-    from qlm_planner.solver import solve
+    from qlm_planner.search import solve
 
     return solve(problem, moves=Policy().replan_moves(problem.groups), seed=seed)
 

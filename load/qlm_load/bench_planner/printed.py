@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_load.bench_planner.enumeration import best_split
-from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.cost import opening
-from qlm_planner.solver.packing import DRAIN, OWN, WORK, Packed, packed
-from qlm_planner.solver.problem import Booleans, Floats, Integers, Orders, Problem, Solved
-from qlm_planner.solver.solving import evaluate
+from qlm_planner.search.compile_cache import compiled, lean
+from qlm_planner.search.group_cost import opening
+from qlm_planner.search.packing import DRAIN, OWN, WORK, Packed, packed
+from qlm_planner.search.problem import Booleans, Floats, Integers, Orders, Problem, Solution
+from qlm_planner.search.solver import evaluate
 
 GROUPS_MAX = 16
 """All pairs of a set and a part of it are looked at: three times as many for each group more."""
@@ -30,7 +30,7 @@ Masks = NDArray[np.int32]
 class Printed:
     """`objective`: the sum of all completion times, of all groups that can be served."""
 
-    solved: Solved
+    solved: Solution
     objective: float
 
 
@@ -46,7 +46,7 @@ def printed_optimum(problem: Problem) -> Printed:
     costs = np.stack([line.cost for line in lines])
     chosen = best_split(costs)
     orders = Orders.of([[int(able[number]) for number in line.order(int(own))] for line, own in zip(lines, chosen, strict=True)])
-    solved = Solved(orders=orders, cost=evaluate(problem, orders), rule="equation 13")
+    solved = Solution(orders=orders, cost=evaluate(problem, orders), rule="equation 13")
     return Printed(solved=solved, objective=float(costs[np.arange(problem.queues), chosen].sum()))
 
 

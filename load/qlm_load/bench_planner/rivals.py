@@ -12,7 +12,7 @@ from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.parts import Plan, replanned
 from qlm_load.bench_planner.printed import printed_optimum
 from qlm_load.bench_planner.snapshots import snapshots
-from qlm_planner.solver import Problem, Weights, construct, evaluate, warm_up
+from qlm_planner.search import Problem, Weights, construct, evaluate, warm_up
 
 SEEDS = 20
 INSTANCES, MODELS = 8, 12

@@ -10,7 +10,7 @@ import numpy as np
 from qlm_core.errors import ConfigError
 from qlm_load.bench_planner.generator import SLOS_S
 from qlm_load.trace import TraceRow, read_trace
-from qlm_planner.solver import Problem
+from qlm_planner.search import Problem
 
 ROWS_MAX = 60_000
 MODELS = 12

@@ -20,7 +20,7 @@ from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_planner.board import Board
 from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
-from qlm_planner.solver.problem import Weights
+from qlm_planner.search.problem import Weights
 
 PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""

@@ -10,8 +10,8 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.effects import ApplyChunk, Call, Place, Regroup
+from qlm_planner.search.problem import Orders
 from qlm_planner.snapshot import Arrival, EntryId, Snapshot
-from qlm_planner.solver.problem import Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

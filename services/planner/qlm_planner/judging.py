@@ -11,7 +11,7 @@ from qlm_planner.class_terms import ClassTerms, serving
 from qlm_planner.order_cost import QUEUE_ROWS, order_times
 from qlm_planner.policy import Policy
 from qlm_planner.queues import crowd_of, engine_row
-from qlm_planner.solver.problem import Costs
+from qlm_planner.search.problem import Costs
 
 Target = dict[str, list[str]]
 """Group ids of each queue as they should be."""

@@ -8,7 +8,7 @@ of a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
     late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
         + completion * request-seconds until completion
 
-`solver.plan.walk` is the same cost one group at a time, for the search; tests hold them equal.
+`search.order_state.walk` is the same cost one group at a time, for the search; tests hold them equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from qlm_planner.solver.problem import Costs, Weights
+from qlm_planner.search.problem import Costs, Weights
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from qlm_core.overload import Overload
-from qlm_planner.solver.problem import Weights
+from qlm_planner.search.problem import Weights
 from qlm_planner.tenants import Tenants
 
 BATCH_MAX = 500

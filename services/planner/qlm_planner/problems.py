@@ -19,7 +19,7 @@ from qlm_planner.class_terms import BATCH, ClassTerms, GroupColumns, serving, te
 from qlm_planner.estimates import Estimates, Likeness
 from qlm_planner.items import Group, Slot
 from qlm_planner.queues import crowd_of
-from qlm_planner.solver.problem import Orders, Problem, ProblemError
+from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
 """Learned speeds whose ratio is below e^SPEED_STEP are one kind."""

@@ -17,7 +17,7 @@ from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import in_rank
 from qlm_planner.reshape import homeless, relocate, settle
-from qlm_planner.solver.problem import Costs
+from qlm_planner.search.problem import Costs
 from qlm_planner.solving import Job, Solving
 
 MISS_REQUESTS = 0.5

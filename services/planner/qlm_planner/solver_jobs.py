@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_planner import solver
+from qlm_planner import search
 from qlm_planner.advice.advising import Advice
 from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
@@ -55,14 +55,14 @@ def answer(job: Solve, choice: Choice = Choice.HEURISTIC) -> Solved | SolveFaile
     return Solved(job=job.job, orders=found.orders, rule=found.rule)
 
 
-def _found(job: Solve, choice: Choice) -> solver.Solved:
+def _found(job: Solve, choice: Choice) -> search.Solution:
     if job.orders is not None:
-        return solver.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
-    found = solver.solve(job.problem, moves=job.moves, seed=job.seed)
+        return search.improve(job.problem, job.orders, moves=job.moves, seed=job.seed)
+    found = search.solve(job.problem, moves=job.moves, seed=job.seed)
     return found if choice is Choice.HEURISTIC or job.problem.groups > EXACT_GROUPS_MAX else _exact(job, choice, found)
 
 
-def _exact(job: Solve, choice: Choice, heuristic: solver.Solved) -> solver.Solved:
+def _exact(job: Solve, choice: Choice, heuristic: search.Solution) -> search.Solution:
     """The exact solver's orders if it has any and they are cheaper. That it has none is said in the rule, and costs nothing else."""
     from qlm_planner import exact  # late: an extra
 
@@ -70,8 +70,8 @@ def _exact(job: Solve, choice: Choice, heuristic: solver.Solved) -> solver.Solve
     try:
         found = exact.solve_exactly(job.problem, exact.Settings(solver=own, time_limit_s=EXACT_TIME_LIMIT_S))
     except exact.ExactError as error:
-        return solver.Solved(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
+        return search.Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
     rule = f"{choice}: {found.status}"
     if found.cost.total < heuristic.cost.total:
-        return solver.Solved(orders=found.orders, cost=found.cost, rule=rule)
-    return solver.Solved(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {rule}")
+        return search.Solution(orders=found.orders, cost=found.cost, rule=rule)
+    return search.Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {rule}")

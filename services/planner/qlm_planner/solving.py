@@ -17,7 +17,7 @@ from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.judging import Target, current, plan_costs, worth
 from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
-from qlm_planner.solver.problem import ProblemError
+from qlm_planner.search.problem import ProblemError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from qlm_planner import solver
+from qlm_planner import search
 from qlm_planner.advice.advising import Outcome, advise, outcome
 from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
@@ -39,7 +39,7 @@ class Server:
         choice = self._read()
         assert isinstance(choice, Choice), "it comes first"
         self._choice = choice
-        warm_up_s = solver.warm_up()
+        warm_up_s = search.warm_up()
         gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
         self._write(warm_up_s)
         while True:

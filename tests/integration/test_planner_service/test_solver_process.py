@@ -19,8 +19,8 @@ from qlm_planner.advice.advising import AdviceFailedError, advise
 from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
-from qlm_planner.solver import Problem
-from qlm_planner.solver.problem import FIELDS
+from qlm_planner.search import Problem
+from qlm_planner.search.problem import FIELDS
 from qlm_planner.solver_jobs import Choice
 from qlm_planner.worker import SolverWorker
 

@@ -11,7 +11,7 @@ import pytest
 
 from drawn_problems import by_hand, question_by_hand
 from qlm_planner.advice.advising import Advice, advise, outcome
-from qlm_planner.solver import Problem
+from qlm_planner.search import Problem
 
 ALPHA, BETA = 0, 1
 

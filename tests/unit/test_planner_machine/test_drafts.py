@@ -12,7 +12,7 @@ from qlm_planner.class_terms import ROWS, ClassTerms
 from qlm_planner.judging import plan_costs
 from qlm_planner.order_cost import REQUESTS, WORK
 from qlm_planner.problems import Draft, draft, reconciled
-from qlm_planner.solver import Orders, ProblemError, evaluate
+from qlm_planner.search import Orders, ProblemError, evaluate
 
 from .test_class_terms import estimates, random_board, row_of
 from .world import START_S

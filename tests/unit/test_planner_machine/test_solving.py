@@ -6,7 +6,7 @@ from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import ReplanAsked, Solved, SolveFailed
 from qlm_planner.judging import current, worth
 from qlm_planner.policy import Policy
-from qlm_planner.solver import Orders
+from qlm_planner.search import Orders
 from qlm_planner.solver_jobs import answer
 
 from .test_drafts import reversed_orders

@@ -17,8 +17,8 @@ from qlm_planner.insertion import best_place
 from qlm_planner.items import BEHIND, USUAL, Group, Running, Slot
 from qlm_planner.policy import Policy
 from qlm_planner.queues import times_of
+from qlm_planner.search import Costs
 from qlm_planner.shares import LOOK_MAX_S, PARTS, Shares
-from qlm_planner.solver import Costs
 from qlm_planner.tenants import (
     LIMITED_MAX,
     WEIGHT_EXPONENT_MAX,

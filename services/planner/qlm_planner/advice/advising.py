@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr
 
-from qlm_planner import solver
+from qlm_planner import search
 from qlm_planner.advice.question import Miss, Question
 from qlm_planner.class_terms import Floats
-from qlm_planner.solver.problem import FIELDS, Integers, Problem
+from qlm_planner.search.problem import FIELDS, Integers, Problem
 
 SHARE = 0.99
 """Attainment that is enough."""
@@ -97,10 +97,10 @@ def outcome(question: Question, fleet: Sequence[int]) -> Outcome:
     share, used_s, late = np.ones(len(question.due)), np.zeros(len(fleet)), np.zeros(question.problem.models)
     if fleet:
         problem = _on(question.problem, np.asarray(fleet, dtype=np.int32))
-        orders = solver.construct(problem).orders
+        orders = search.construct(problem).orders
         queue, groups = np.repeat(np.arange(len(fleet), dtype=np.int32), np.diff(orders.first)), orders.groups
         np.add.at(used_s, queue, problem.work_s[problem.kind[queue], groups])
-        share = solver.group_lateness(problem, orders)[:, 0]
+        share = search.group_lateness(problem, orders)[:, 0]
         share[groups] = np.maximum(share[groups], _longer(question, problem, queue, groups, used_s))
     np.add.at(late, question.problem.model, question.due * share)
     attainment = max(0.0, 1.0 - float(late.sum()) / max(float(question.due.sum()), 1e-9))
@@ -146,7 +146,7 @@ def _misses(question: Question) -> tuple[tuple[Miss, ...], float]:
     or that nobody serves."""
     if question.problem is None or not question.waiting:
         return (), 0.0
-    each = solver.group_lateness(question.problem, question.orders)[: len(question.waiting)]
+    each = search.group_lateness(question.problem, question.orders)[: len(question.waiting)]
     share, over_s = np.where(np.isfinite(each[:, 1:]), each, 0.0).T
     late = share * question.liable
     worst = sorted(np.flatnonzero(late >= LATE_MIN).tolist(), key=lambda at: (-late[at], question.waiting[at].group_id))[:MISSES_MAX]

@@ -16,7 +16,7 @@ from qlm_planner.group_meta import GroupTraits, band_of
 from qlm_planner.items import Group, Slot
 from qlm_planner.problems import kinds_of, problem_of, standing
 from qlm_planner.queues import crowd_of
-from qlm_planner.solver.problem import Orders, Problem
+from qlm_planner.search.problem import Orders, Problem
 
 HORIZON_S = 300.0
 """Requests are expected for so long."""

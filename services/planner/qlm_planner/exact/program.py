@@ -22,9 +22,9 @@ import pyomo.environ as pyo
 
 from qlm_planner.exact.scenarios import Scenario, finite
 from qlm_planner.order_cost import FAR_S
-from qlm_planner.solver.cost import FIRST_SHARE, POINTS, STEP_SHARE, front_cost, opening
-from qlm_planner.solver.packing import DEADLINE, REQUESTS, SPREAD, Packed
-from qlm_planner.solver.problem import Orders, Problem
+from qlm_planner.search.group_cost import FIRST_SHARE, POINTS, STEP_SHARE, front_cost, opening
+from qlm_planner.search.packing import DEADLINE, REQUESTS, SPREAD, Packed
+from qlm_planner.search.problem import Orders, Problem
 
 SHARES = tuple(FIRST_SHARE + STEP_SHARE * number for number in range(POINTS))
 

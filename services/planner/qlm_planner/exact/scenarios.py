@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from qlm_core.errors import ConfigError
-from qlm_planner.solver.problem import Floats, Problem
+from qlm_planner.search.problem import Floats, Problem
 
 SCENARIOS_MAX = 100
 

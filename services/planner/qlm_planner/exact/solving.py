@@ -11,9 +11,9 @@ from enum import StrEnum
 from qlm_core.errors import ConfigError
 from qlm_planner.exact.errors import SolverMissing, TooLarge
 from qlm_planner.exact.scenarios import Scenario, at_means
-from qlm_planner.solver.packing import packed
-from qlm_planner.solver.problem import Costs, Orders, Problem
-from qlm_planner.solver.solving import evaluate
+from qlm_planner.search.packing import packed
+from qlm_planner.search.problem import Costs, Orders, Problem
+from qlm_planner.search.solver import evaluate
 
 SEATS_MAX = 20_000
 """Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""

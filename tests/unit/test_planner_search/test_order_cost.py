@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
-from qlm_planner.solver import Orders, Problem, construct, evaluate
-from qlm_planner.solver.packing import packed
-from qlm_planner.solver.plan import plan_cost, plan_of
+from qlm_planner.search import Orders, Problem, construct, evaluate
+from qlm_planner.search.order_state import plan_cost, plan_of
+from qlm_planner.search.packing import packed
 from slow_evaluator import slow_cost
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.chance import State, below, uniform
-from qlm_planner.solver.compiled import lean
-from qlm_planner.solver.packing import DEADLINE, Packed
-from qlm_planner.solver.plan import BEGIN, KEPT, LENGTH, QUEUE, Plan, Sketch
-from qlm_planner.solver.problem import Integers
+from qlm_planner.search.compile_cache import lean
+from qlm_planner.search.order_state import BEGIN, KEPT, LENGTH, QUEUE, OrderState, Sketch
+from qlm_planner.search.packing import DEADLINE, Packed
+from qlm_planner.search.problem import Integers
+from qlm_planner.search.random_numbers import State, below, uniform
 
 BLOCK_MAX = 8
 """Groups that move together at the most, but for whole runs."""
@@ -24,7 +24,7 @@ SAME_QUEUE_SHARE = 0.3
 
 
 @lean
-def run_end(packed: Packed, plan: Plan, queue: int, place: int) -> int:
+def run_end(packed: Packed, plan: OrderState, queue: int, place: int) -> int:
     """Behind the last group of the run that the place belongs to."""
     model = packed.model[plan.order[queue, place]]
     end = place + 1
@@ -34,7 +34,7 @@ def run_end(packed: Packed, plan: Plan, queue: int, place: int) -> int:
 
 
 @lean
-def run_begin(packed: Packed, plan: Plan, queue: int, place: int) -> int:
+def run_begin(packed: Packed, plan: OrderState, queue: int, place: int) -> int:
     model = packed.model[plan.order[queue, place]]
     while place > 0 and packed.model[plan.order[queue, place - 1]] == model:
         place -= 1
@@ -42,7 +42,7 @@ def run_begin(packed: Packed, plan: Plan, queue: int, place: int) -> int:
 
 
 @lean
-def in_band(packed: Packed, plan: Plan, queue: int, place: int, low: int, high: int) -> int:
+def in_band(packed: Packed, plan: OrderState, queue: int, place: int, low: int, high: int) -> int:
     """The nearest place of the queue where a block from band `low` to `high` may stand; -1 for none."""
     while place > 0 and packed.band[plan.order[queue, place - 1]] > low:
         place -= 1
@@ -54,7 +54,7 @@ def in_band(packed: Packed, plan: Plan, queue: int, place: int, low: int, high: 
 
 
 @lean
-def fits_between(packed: Packed, plan: Plan, queue: int, place: int, group: int) -> bool:
+def fits_between(packed: Packed, plan: OrderState, queue: int, place: int, group: int) -> bool:
     """The group may be inserted there."""
     band = packed.band[group]
     if place > 0 and packed.band[plan.order[queue, place - 1]] > band:
@@ -63,7 +63,7 @@ def fits_between(packed: Packed, plan: Plan, queue: int, place: int, group: int)
 
 
 @lean
-def serves_all(packed: Packed, plan: Plan, queue: int, begin: int, end: int, other: int) -> bool:
+def serves_all(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, other: int) -> bool:
     """The groups [begin, end) of a queue can be on another one."""
     kind = packed.kind[other]
     if kind == packed.kind[queue]:
@@ -75,7 +75,7 @@ def serves_all(packed: Packed, plan: Plan, queue: int, begin: int, end: int, oth
 
 
 @lean
-def by_deadline(packed: Packed, plan: Plan, queue: int, group: int) -> int:
+def by_deadline(packed: Packed, plan: OrderState, queue: int, group: int) -> int:
     """In front of the first group of its band with a later deadline, or behind all of the band."""
     place, band, deadline_s = 0, packed.band[group], packed.group[group, DEADLINE]
     while place < plan.size[queue]:
@@ -88,7 +88,7 @@ def by_deadline(packed: Packed, plan: Plan, queue: int, group: int) -> int:
 
 @lean
 def drawn_place(
-    packed: Packed, plan: Plan, chance: State, group: int, of_model: Integers, model_first: NDArray[np.int64]
+    packed: Packed, plan: OrderState, chance: State, group: int, of_model: Integers, model_first: NDArray[np.int64]
 ) -> tuple[int, int]:
     """A queue and a place for a group, drawn: beside a group of its model, in the order of deadlines, or anywhere."""
     queues = len(plan.size)
@@ -116,7 +116,7 @@ def drawn_place(
 
 
 @lean
-def fill(sketch: Sketch, plan: Plan, at: int, queue: int, begin: int, end: int) -> int:
+def fill(sketch: Sketch, plan: OrderState, at: int, queue: int, begin: int, end: int) -> int:
     """Groups [begin, end) of a queue into the sketch, from `at` on; where they end there."""
     for place in range(begin, end):
         sketch.groups[at] = plan.order[queue, place]
@@ -130,7 +130,9 @@ def seal(sketch: Sketch, queue: int, begin: int, length: int, kept: int) -> None
 
 
 @lean
-def sketch_block(packed: Packed, plan: Plan, source: int, begin: int, end: int, target: int, place: int, one: Sketch, other: Sketch) -> int:
+def sketch_block(
+    packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, one: Sketch, other: Sketch
+) -> int:
     """The block [begin, end) of a queue to a place of a queue (as it is now). How many queues change; 0 where it cannot be."""
     order = plan.order
     if source != target and (plan.size[target] + end - begin > order.shape[1] or not serves_all(packed, plan, source, begin, end, target)):
@@ -162,7 +164,7 @@ def sketch_block(packed: Packed, plan: Plan, source: int, begin: int, end: int, 
 
 
 @lean
-def fits_in_place(packed: Packed, plan: Plan, queue: int, begin: int, end: int, low: int, high: int) -> bool:
+def fits_in_place(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, low: int, high: int) -> bool:
     """Groups from band `low` to `high` may stand in place of those at [begin, end)."""
     if begin > 0 and packed.band[plan.order[queue, begin - 1]] > low:
         return False
@@ -171,7 +173,7 @@ def fits_in_place(packed: Packed, plan: Plan, queue: int, begin: int, end: int, 
 
 @lean
 def sketch_exchange(
-    packed: Packed, plan: Plan, source: int, begin: int, end: int, target: int, place: int, stop: int, one: Sketch, other: Sketch
+    packed: Packed, plan: OrderState, source: int, begin: int, end: int, target: int, place: int, stop: int, one: Sketch, other: Sketch
 ) -> int:
     """The blocks [begin, end) of a queue and [place, stop) of a queue in each other's place."""
     band, order = packed.band, plan.order
@@ -203,7 +205,7 @@ def sketch_exchange(
 
 
 @lean
-def sketch_tails(packed: Packed, plan: Plan, source: int, begin: int, target: int, place: int, one: Sketch, other: Sketch) -> int:
+def sketch_tails(packed: Packed, plan: OrderState, source: int, begin: int, target: int, place: int, one: Sketch, other: Sketch) -> int:
     """What follows in two queues, each behind the other's front."""
     order = plan.order
     of_source, of_target = plan.size[source] - begin, plan.size[target] - place

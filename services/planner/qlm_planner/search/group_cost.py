@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 
-from qlm_planner.solver.compiled import lean
-from qlm_planner.solver.normal import Z_MAX, probability_and_excess
-from qlm_planner.solver.packing import (
+import numpy as np
+from scipy.special import ndtr
+
+from qlm_planner.search.compile_cache import lean
+from qlm_planner.search.packing import (
     CLEAR,
     CLEAR_COST,
     DEADLINE,
@@ -26,6 +28,16 @@ from qlm_planner.solver.packing import (
     Packed,
 )
 
+Z_MAX = 6.0
+"""Beyond this the normal is a step."""
+POINTS_PER_UNIT = 32
+_STEP = 1.0 / POINTS_PER_UNIT
+
+_Z = np.arange(-Z_MAX, Z_MAX + 1.5 * _STEP, _STEP)
+_DENSITY = np.exp(-0.5 * _Z * _Z) / math.sqrt(2.0 * math.pi)
+_TABLE = np.ascontiguousarray(np.stack((ndtr(_Z), _DENSITY * _STEP, _DENSITY + _Z * ndtr(_Z), ndtr(_Z) * _STEP), axis=1))
+"""At each point: both functions, and their slopes over one step."""
+
 FIRST_SHARE = 0.125
 STEP_SHARE = 0.25
 POINTS = 4
@@ -33,6 +45,25 @@ POINTS = 4
 DEVIATION_MIN_S = 1e-3
 VARIANCE_MIN = DEVIATION_MIN_S * DEVIATION_MIN_S
 Z_MAX_SQUARED = Z_MAX * Z_MAX
+
+
+@lean
+def probability_and_excess(z: float) -> tuple[float, float]:
+    """P(Z <= z) and E[(Z + z)+] = phi(z) + z Phi(z)."""
+    if z <= -Z_MAX:
+        return 0.0, 0.0
+    if z >= Z_MAX:
+        return 1.0, z
+    place = (z + Z_MAX) * POINTS_PER_UNIT
+    at = int(place)
+    t = place - at
+    # The cubic with these values and slopes at both ends (Hermite).
+    later = t * t * (3.0 - 2.0 * t)
+    leave = t * (1.0 - t) * (1.0 - t)
+    reach = t * t * (t - 1.0)
+    probability = _TABLE[at, 0] + later * (_TABLE[at + 1, 0] - _TABLE[at, 0]) + leave * _TABLE[at, 1] + reach * _TABLE[at + 1, 1]
+    excess = _TABLE[at, 2] + later * (_TABLE[at + 1, 2] - _TABLE[at, 2]) + leave * _TABLE[at, 3] + reach * _TABLE[at + 1, 3]
+    return probability, excess
 
 
 @lean

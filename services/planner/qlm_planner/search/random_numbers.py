@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.compiled import lean
+from qlm_planner.search.compile_cache import lean
 
 State = NDArray[np.uint64]
 

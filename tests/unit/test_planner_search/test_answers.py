@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_planner.solver import Orders, Problem, Solved, Weights, construct, evaluate, group_lateness, improve, solve
-from qlm_planner.solver.normal import probability_and_excess
+from qlm_planner.search import Orders, Problem, Solution, Weights, construct, evaluate, group_lateness, improve, solve
+from qlm_planner.search.group_cost import probability_and_excess
 from slow_evaluator import cheapest, slow_cost, valid
 
 FEW = settings(max_examples=60, deadline=None)
 SOME = settings(max_examples=25, deadline=None)
 
 
-def holds(problem: Problem, solved: Solved) -> None:
+def holds(problem: Problem, solved: Solution) -> None:
     """Each group that can be served exactly once, where it can be; bands never fall; the cost is that of the orders."""
     placed = solved.orders.groups.tolist()
     able = {

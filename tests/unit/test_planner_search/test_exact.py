@@ -34,7 +34,7 @@ from qlm_planner.exact import (
     sampled,
     solve_exactly,
 )
-from qlm_planner.solver import Problem, Weights, evaluate, solve
+from qlm_planner.search import Problem, Weights, evaluate, solve
 from qlm_planner.solver_jobs import Choice, answer
 from slow_evaluator import cheapest, cheapest_together, least_completions, slow_completions, valid
 

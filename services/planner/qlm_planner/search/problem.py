@@ -207,7 +207,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
+class Solution:
     """`rule`: what made the orders, for people."""
 
     orders: Orders

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.cost import empty_cost, front_cost, lateness, opening
-from qlm_planner.solver.packing import (
+from qlm_planner.search.compile_cache import compiled, lean
+from qlm_planner.search.group_cost import empty_cost, front_cost, lateness, opening
+from qlm_planner.search.packing import (
     COMPLETION,
     DEADLINE,
     DRAIN,
@@ -24,13 +24,13 @@ from qlm_planner.solver.packing import (
     WORK_WEIGHT,
     Packed,
 )
-from qlm_planner.solver.problem import Floats, Integers
+from qlm_planner.search.problem import Floats, Integers
 
 SAME_S = 1e-7
 """States nearer than this are the same: sums in another order are not equal."""
 
 
-class Plan(NamedTuple):
+class OrderState(NamedTuple):
     """[Q, capacity]: `order`; [Q, capacity + 1], behind so many groups: `start_s`, `variance`, `run_s`, `cost`. [Q]: `size`, `busy_s`. [G]:
     `queue_of`, `place_of` (-1 where it is on no queue)."""
 
@@ -76,10 +76,10 @@ def empty_sketch(size: int) -> Sketch:
 
 
 @compiled
-def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> Plan:
+def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> OrderState:
     """Orders that are valid, none longer than the capacity."""
     queues, size = len(first) - 1, len(packed.model)
-    plan = Plan(
+    plan = OrderState(
         np.empty((queues, capacity), dtype=np.int32),
         np.zeros(queues, dtype=np.int32),
         np.empty((queues, capacity + 1)),
@@ -103,13 +103,13 @@ def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity
 
 
 @lean
-def queue_cost(packed: Packed, plan: Plan, queue: int) -> float:
+def queue_cost(packed: Packed, plan: OrderState, queue: int) -> float:
     size = plan.size[queue]
     return float(plan.cost[queue, size]) if size > 0 else empty_cost(packed, queue)
 
 
 @lean
-def plan_cost(packed: Packed, plan: Plan) -> float:
+def plan_cost(packed: Packed, plan: OrderState) -> float:
     total = 0.0
     for queue in range(len(plan.size)):
         total += queue_cost(packed, plan, queue)
@@ -130,7 +130,7 @@ def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int6
 
 
 @lean
-def walk(packed: Packed, plan: Plan, sketch: Sketch, allowance: float) -> float:
+def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> float:
     """What the queue costs more as sketched; infinite as soon as that is known to be more than the allowance: where the rest of the queue
     is as it was and comes no earlier, it costs no less, but for the load behind it of which a longer run hides more. (That is so for means;
     of groups that are late already, more variance makes fewer late.)"""
@@ -193,7 +193,7 @@ def walk(packed: Packed, plan: Plan, sketch: Sketch, allowance: float) -> float:
 
 
 @lean
-def commit(plan: Plan, sketch: Sketch) -> None:
+def commit(plan: OrderState, sketch: Sketch) -> None:
     """The queue is as sketched (and walked)."""
     queue, begin, length, walked = sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH], sketch.at[WALKED]
     more = 0.0

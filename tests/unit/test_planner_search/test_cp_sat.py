@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.solver import solve
+from qlm_planner.search import solve
 
 ORACLE = Path(__file__).parents[2] / "support" / "cp_sat_oracle.py"
 

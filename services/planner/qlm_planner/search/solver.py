@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.annealing import anneal
-from qlm_planner.solver.chance import chance_of
-from qlm_planner.solver.compiled import FOLDER, alone, complete, mark_complete
-from qlm_planner.solver.construction import constructed
-from qlm_planner.solver.evaluation import evaluated
-from qlm_planner.solver.insertion import inserted
-from qlm_planner.solver.packing import REQUESTS, Packed, packed
-from qlm_planner.solver.problem import Costs, Floats, Integers, Orders, Problem, ProblemError, Solved
+from qlm_planner import order_cost as of
+from qlm_planner.search.annealing import anneal
+from qlm_planner.search.compile_cache import FOLDER, alone, complete, mark_complete
+from qlm_planner.search.construction import constructed, inserted
+from qlm_planner.search.packing import DEADLINE, DRAIN, OWN, OWN_VARIANCE, REQUESTS, SPREAD, WORK, WORK_VARIANCE, Packed, packed
+from qlm_planner.search.problem import Costs, Floats, Integers, Orders, Problem, ProblemError, Solution, Weights
+from qlm_planner.search.random_numbers import chance_of
 
 SPARE = 64
 """Places of a queue beyond what it needs, at least; beyond twice the mean too."""
@@ -44,9 +43,9 @@ class _Work:
     def of(cls, problem: Problem) -> _Work:
         return cls(problem=problem, packed=packed(problem))
 
-    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solved:
-        return Solved(
-            orders=Orders(first=first, groups=groups), cost=evaluated(self.packed, first, groups, self.problem.weights)[0], rule=rule
+    def solved(self, first: NDArray[np.int64], groups: Integers, rule: str) -> Solution:
+        return Solution(
+            orders=Orders(first=first, groups=groups), cost=_evaluated(self.packed, first, groups, self.problem.weights)[0], rule=rule
         )
 
     def capacity(self, first: NDArray[np.int64], more: int = 0) -> int:
@@ -54,7 +53,7 @@ class _Work:
         longest = int(np.diff(first).max(initial=0))
         return max(1, min(size, max(longest + more, CAPACITY_FACTOR * size // self.problem.queues) + SPARE))
 
-    def annealed(self, start: Solved, moves: int, hot: float, seed: int, rule: str) -> Solved:
+    def annealed(self, start: Solution, moves: int, hot: float, seed: int, rule: str) -> Solution:
         """From a temperature of so much of what a late group costs."""
         orders = start.orders
         if moves <= 0 or not orders.groups.size:
@@ -75,23 +74,23 @@ def evaluate(problem: Problem, orders: Orders) -> Costs:
     kinds = np.repeat(work.packed.kind, np.diff(orders.first))
     if not work.packed.serves[kinds, orders.groups].all():
         raise ProblemError("orders: a group is on a queue that cannot serve it")
-    return evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.weights)[0]
+    return _evaluated(work.packed, orders.first.astype(np.int64), orders.groups.astype(np.int32), problem.weights)[0]
 
 
 def group_lateness(problem: Problem, orders: Orders) -> Floats:
     """Shares of requests that are expected to be late, and by how many seconds the latest of them is on average (below 0: early), of each
     group [G, 2]. Groups on no queue, or on one that cannot serve them, are late for ever. Raises ProblemError if orders do not fit."""
     work = _Work.of(problem)
-    return evaluated(work.packed, *_served(work, orders), problem.weights)[1]
+    return _evaluated(work.packed, *_served(work, orders), problem.weights)[1]
 
 
-def construct(problem: Problem) -> Solved:
+def construct(problem: Problem) -> Solution:
     """Earliest deadline first, each group where it ends first: where annealing begins, and what to compare with."""
     work = _Work.of(problem)
     return work.solved(*constructed(work.packed), "edf")
 
 
-def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: float = MILD) -> Solved:
+def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: float = MILD) -> Solution:
     """Anneals from orders that are there. What they break is mended first: bands are sorted, groups that cannot be served where they are,
     or are on no queue, come to their best place. `hot`: the first temperature, over what a group costs that is late."""
     work = _Work.of(problem)
@@ -99,7 +98,7 @@ def improve(problem: Problem, orders: Orders, *, moves: int, seed: int, hot: flo
     return work.annealed(start, moves, hot, seed, "improved")
 
 
-def solve(problem: Problem, *, moves: int, seed: int) -> Solved:
+def solve(problem: Problem, *, moves: int, seed: int) -> Solution:
     """Constructs and anneals."""
     work = _Work.of(problem)
     found = work.solved(*constructed(work.packed), "edf")
@@ -120,6 +119,27 @@ def warm_up() -> float:
     return time.perf_counter() - began_s
 
 
+def _evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weights: Weights) -> tuple[Costs, Floats]:
+    """The cost of orders that fit and are valid, with no group where it cannot be served; and of each group [G, 2] the share of its
+    requests that is expected to be late, and by how many seconds the latest is on average. Groups on no queue are late for ever."""
+    queue = np.arange(len(packed.kind)).repeat(np.diff(first))
+    model = packed.model[groups]
+    rows = np.zeros((of.GROUP_ROWS, len(groups)))
+    on_kind, group = packed.on_kind[packed.kind[queue], groups], packed.group[groups]
+    rows[[of.WORK, of.WORK_VARIANCE, of.OWN, of.OWN_VARIANCE, of.DRAIN]] = on_kind[:, [WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN]].T
+    rows[[of.REQUESTS, of.DEADLINE, of.SPREAD]] = group[:, [REQUESTS, DEADLINE, SPREAD]].T
+    rows[of.SWAP], rows[of.WARM] = packed.swap[queue, model], packed.warm[packed.kind[queue], model]
+    rows[of.MODEL], rows[of.BAND] = model, packed.band[groups]
+    # -1, no head, takes what is appended.
+    head_model, head_band = np.append(packed.model, -1)[packed.head], np.append(packed.band, 0)[packed.head]
+    engines = np.concatenate((packed.queue.T, [packed.active, head_model, head_band]))
+    times = of.order_times(rows, queue, engines, weights)
+    each = np.ones((len(packed.model), 2))
+    each[:, 1] = np.inf
+    each[groups] = np.array((times.late, times.latest_s - rows[of.DEADLINE])).T
+    return times.costs(), each
+
+
 def _served(work: _Work, orders: Orders) -> tuple[NDArray[np.int64], Integers]:
     """Orders without the groups that cannot be served where they are."""
     orders.checked(work.problem)
@@ -129,7 +149,7 @@ def _served(work: _Work, orders: Orders) -> tuple[NDArray[np.int64], Integers]:
     return np.searchsorted(queue[kept], np.arange(work.problem.queues + 1)).astype(np.int64), groups[kept]
 
 
-def _mended(work: _Work, orders: Orders) -> Solved:
+def _mended(work: _Work, orders: Orders) -> Solution:
     """Valid orders of all groups that can be served."""
     problem = work.problem
     first, groups = _served(work, orders)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.order_cost import FAR_S
-from qlm_planner.solver.problem import Booleans, Floats, Integers, Problem
+from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
 """Columns of a group on a kind."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from drawn_problems import by_hand
-from qlm_planner.solver import Weights, warm_up
-from qlm_planner.solver.compiled import FOLDER, alone, cache_folder, complete, mark_complete, sources_digest, usable
-from qlm_planner.solver.packing import packed
+from qlm_planner.search import Weights, warm_up
+from qlm_planner.search.compile_cache import FOLDER, alone, cache_folder, complete, mark_complete, sources_digest, usable
+from qlm_planner.search.packing import packed
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from qlm_planner.solver.compiled import alone
+from qlm_planner.search.compile_cache import alone
 with alone(Path(sys.argv[1])) as held:
     print(held, flush=True)
     time.sleep(60.0)
@@ -102,7 +102,7 @@ def test_what_is_there_is_loaded_without_waiting_for_a_holder_that_was_stopped()
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(FOLDER)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.solver import warm_up; warm_up()"], timeout=45, check=False)
+        loaded = subprocess.run([sys.executable, "-c", "from qlm_planner.search import warm_up; warm_up()"], timeout=45, check=False)
         assert other.poll() is None, "it still held the folder"
         other.kill()
     assert loaded.returncode == 0

@@ -10,12 +10,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.chance import State, below, uniform
-from qlm_planner.solver.compiled import compiled, lean
-from qlm_planner.solver.moves import BLOCK_MAX, drawn_place, run_begin, run_end, sketch_block, sketch_exchange, sketch_tails
-from qlm_planner.solver.packing import Packed
-from qlm_planner.solver.plan import Plan, Sketch, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
-from qlm_planner.solver.problem import Integers
+from qlm_planner.search.compile_cache import compiled, lean
+from qlm_planner.search.moves import BLOCK_MAX, drawn_place, run_begin, run_end, sketch_block, sketch_exchange, sketch_tails
+from qlm_planner.search.order_state import OrderState, Sketch, commit, empty_sketch, orders_in, plan_cost, plan_of, walk
+from qlm_planner.search.packing import Packed
+from qlm_planner.search.problem import Integers
+from qlm_planner.search.random_numbers import State, below, uniform
 
 COOLING = 1e-3
 """The last temperature over the first."""
@@ -69,7 +69,7 @@ def anneal(
 @lean
 def _sketch(
     packed: Packed,
-    plan: Plan,
+    plan: OrderState,
     chance: State,
     groups: Integers,
     of_model: Integers,

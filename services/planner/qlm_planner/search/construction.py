@@ -1,17 +1,19 @@
-"""A whole plan at once, for the annealing to begin with: by band and deadline, each group where it ends first by the means."""
+"""Orders without a search: a whole plan, for the annealing to begin with, and single groups put into orders that are there."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.solver.compiled import compiled
-from qlm_planner.solver.packing import DEADLINE, DRAIN, DRAIN_LEAD, LEAD, WORK, Packed
-from qlm_planner.solver.problem import Integers
+from qlm_planner.search.compile_cache import compiled, lean
+from qlm_planner.search.moves import fill, fits_between, seal
+from qlm_planner.search.order_state import OrderState, Sketch, commit, empty_sketch, orders_in, plan_of, walk
+from qlm_planner.search.packing import DEADLINE, DRAIN, DRAIN_LEAD, LEAD, WORK, Packed
+from qlm_planner.search.problem import Integers
 
 
 def constructed(packed: Packed) -> tuple[NDArray[np.int64], Integers]:
-    """Where each queue begins, and the groups in order."""
+    """By band and deadline, each group where it ends first by the means: where each queue begins, and the groups in order."""
     return _construct(packed, np.lexsort((packed.group[:, DEADLINE], packed.band)).astype(np.int32))
 
 
@@ -55,3 +57,36 @@ def _construct(packed: Packed, turn: Integers) -> tuple[NDArray[np.int64], Integ
                 groups[at[on[group]]] = group
                 at[on[group]] += 1
     return first, groups
+
+
+@compiled
+def inserted(
+    packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int, new: Integers
+) -> tuple[NDArray[np.int64], Integers]:
+    """Each of the groups in turn at its cheapest place (equal ones: the first queue, the last place). Those that no queue can serve are
+    left out."""
+    plan = plan_of(packed, first, groups, capacity)
+    sketch = empty_sketch(capacity + 1)
+    for group in new:
+        best_queue, best_place, best = -1, -1, np.inf
+        for queue in range(len(plan.size)):
+            if not packed.serves[packed.kind[queue], group] or plan.size[queue] == capacity:
+                continue
+            for place in range(plan.size[queue], -1, -1):
+                if not fits_between(packed, plan, queue, place, group):
+                    continue
+                more = _walk_with(packed, plan, queue, place, group, sketch, best)
+                if more < best:
+                    best_queue, best_place, best = queue, place, more
+        if best_queue >= 0:
+            _walk_with(packed, plan, best_queue, best_place, group, sketch, np.inf)
+            commit(plan, sketch)
+    return orders_in(plan.order, plan.size)
+
+
+@lean
+def _walk_with(packed: Packed, plan: OrderState, queue: int, place: int, group: int, sketch: Sketch, allowance: float) -> float:
+    sketch.groups[0] = group
+    length = fill(sketch, plan, 1, queue, place, plan.size[queue])
+    seal(sketch, queue, place, length, length - 1)
+    return walk(packed, plan, sketch, allowance)
