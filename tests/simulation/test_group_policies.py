@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policy import Policy
-from qlm_planner.tenants import Tenant, Tenants
 from qlm_sim.many_seeds import failure_text
 from qlm_sim.seed_run import run_seed
 

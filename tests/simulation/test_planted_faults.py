@@ -14,7 +14,7 @@ from qlm_agent.machine import AgentMachine
 from qlm_agent.simulated.core import SimulatedCore
 from qlm_agent.simulated.sequences import Progress
 from qlm_core.request import RequestKey, RequestState
-from qlm_planner.upkeep import Upkeep
+from qlm_planner.board.sweeps import Sweeps
 from qlm_queue import memory_planning
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Emission, Lease, Owned, RequeueCause, StepStatus
@@ -105,7 +105,7 @@ def test_an_agent_that_does_not_hear_that_a_call_was_lost(monkeypatch: pytest.Mo
 
 
 def test_a_planner_that_takes_nothing_back_from_lost_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Upkeep, "see", lambda self, board: None)  # so it knows of none
+    monkeypatch.setattr(Sweeps, "see", lambda self, board: None)  # so it knows of none
     found("waits for ever")
 
 

@@ -93,7 +93,7 @@ def fleet_advised(scenario: Scenario) -> int:
 
     def ask(cluster: Cluster) -> None:
         machine = next(planner.machine for planner in cluster.planners if planner.machine is not None)
-        found.append(advise(question_of(machine.board, machine.reshaping.terms, machine.demand, cluster.schedule.now_s)))
+        found.append(advise(question_of(machine.board, machine.reshaping.table, machine.demand, cluster.schedule.now_s)))
 
     simulate(_cluster(scenario, scenario.instances), scenario.requests(), looks=[(ASK_S, ask)], limit_s=ASK_S + 1.0, seed=scenario.seed)
     [advice] = found

@@ -16,7 +16,7 @@ from qlm_core.group import slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_load.bench.bulk_queue import BulkQueue, chunks, in_bulk
-from qlm_planner.group_meta import group_id_of, to_meta, traits_of
+from qlm_planner.board.group import group_id_of, to_meta, traits_of
 from qlm_process.instance_wire import to_body
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Acceptance, AcceptReceipt, GroupPlacement, PullBudget, RequestPlacement

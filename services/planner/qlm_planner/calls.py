@@ -14,6 +14,7 @@ from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
+from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_planner.effects import (
     ApplyChunk,
     Call,
@@ -45,7 +46,6 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
-from qlm_planner.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
 from qlm_process.instance_wire import from_body
 from qlm_process.length_wire import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT

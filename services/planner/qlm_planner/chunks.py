@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
 from qlm_planner.effects import ApplyChunk, Segment
 from qlm_planner.policy import BATCH_MAX
 
@@ -62,7 +62,7 @@ class _Draft:
     @classmethod
     def of(cls, board: Board) -> _Draft:
         return cls(
-            lists={name: list(queue) for name, queue in board.queues.items()},
+            lists=board.order(),
             versions=dict(board.versions),
             plan_version=board.plan_version,
             home={group_id: name for name, queue in board.queues.items() for group_id in queue},

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from qlm_core.group import MEGA, group_key
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import GroupTraits
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import GroupTraits
+from qlm_planner.board.tenants import TenantClasses
+from qlm_planner.cost.estimates import Estimates
 from qlm_planner.policy import Policy
-from qlm_planner.tenants import TenantClasses
 
 KINDS = ("fixed", "mega")
 """Of groups: of a fixed token class, of mega prompts."""

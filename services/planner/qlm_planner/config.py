@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
+from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policy import Order, Policy
 from qlm_planner.solver_jobs import Choice
-from qlm_planner.tenants import Tenant, Tenants
 from qlm_process.settings import (
     Count,
     GrpcSettings,
@@ -37,7 +37,7 @@ TENANTS_MAX = 1_000
 
 
 class TenantSettings(Section):
-    """What one tenant counts for (`qlm_planner.tenants`)."""
+    """What one tenant counts for (`qlm_planner.board.tenants`)."""
 
     name: str = Field(min_length=1, max_length=256, description="The tenant, as requests name it.")
     weight: PositiveNumber = Field(

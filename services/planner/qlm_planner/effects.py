@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qlm_planner.board.snapshot import Arrival
 from qlm_planner.search.problem import Orders, Problem
-from qlm_planner.snapshot import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from enum import Enum, auto
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
+from qlm_planner.board.snapshot import Arrival, EntryId, Snapshot
 from qlm_planner.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.search.problem import Orders
-from qlm_planner.snapshot import Arrival, EntryId, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

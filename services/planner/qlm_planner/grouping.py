@@ -9,19 +9,19 @@ from itertools import islice
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, GroupTraits, band_of, group_id_of, to_meta, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.snapshot import Arrival
 from qlm_planner.classing import Classing
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import lines_of
 from qlm_planner.effects import GroupOpening, Place, Placement
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import GroupTraits, band_of, group_id_of, to_meta, traits_of
 from qlm_planner.insertion import best_place
-from qlm_planner.items import Group, Slot
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
-from qlm_planner.queues import lines_of
 from qlm_planner.ranks import tier_of
-from qlm_planner.snapshot import Arrival
 
 SPREAD_MIN_S = 0.1
 """Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
@@ -33,11 +33,11 @@ OVERTAKEN_LOOK = 32
 
 @dataclass(slots=True, kw_only=True)
 class Grouping:
-    """Makes the groups of one leader. `terms`: of the groups that stand somewhere. `fence`: that of its lease. `above`: classes of tenants
-    that have had more than their share. `baseline`: the comparison policy that decides instead, if any."""
+    """Makes the groups of one leader. `fence`: that of its lease. `above`: classes of tenants that have had more than their share.
+    `baseline`: the comparison policy that decides instead, if any."""
 
     policy: Policy
-    terms: ClassTerms
+    table: ClassTable
     fence: int
     classing: Classing
     above: Collection[str] = ()
@@ -45,15 +45,15 @@ class Grouping:
     made: int = 0
 
     @classmethod
-    def of(cls, policy: Policy, terms: ClassTerms, fence: int, baseline: Baseline | None = None) -> Grouping:
-        return cls(policy=policy, terms=terms, fence=fence, classing=Classing.of(policy), baseline=baseline)
+    def of(cls, policy: Policy, table: ClassTable, fence: int, baseline: Baseline | None = None) -> Grouping:
+        return cls(policy=policy, table=table, fence=fence, classing=Classing.of(policy), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
         used: dict[str, Group] = {}
         newer = (self.fence, self.made)
         placements: list[Placement] = []
-        seating = None if self.baseline is None else self.baseline.seating(board, self.terms, now_s)
+        seating = None if self.baseline is None else self.baseline.seating(board, self.table, now_s)
         for arrival in arrivals:
             facts = arrival.facts
             group = self.join(facts, board, estimates, now_s) if seating is None else self.follow(facts, seating)
@@ -86,7 +86,7 @@ class Grouping:
         self.made += 1
         group = self._alone(self.made, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
-        place = best_place(lines_of(board, self.terms, now_s), self.terms, group, now_s)
+        place = best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
         if place is None:
             queue = board.queues[UNASSIGNED]
             at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))

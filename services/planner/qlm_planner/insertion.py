@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group
-from qlm_planner.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
-from qlm_planner.queues import Line, columns_on
+from qlm_planner.board.group import Group
+from qlm_planner.cost.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line, columns_on
 
 COST_DIGITS = 6
 """Decimal places of a cost: sums in another order differ behind them."""
@@ -47,13 +47,13 @@ class Place:
         return (round(self.added_cost, COST_DIGITS), self.overtakes, self.end_s)
 
 
-def best_place(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: float) -> Place | None:
+def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> Place | None:
     """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the place nearest to that by deadline,
     the earlier end, the first line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model
     active."""
     model = group.traits.key.model
-    able = [line for line in lines if made.estimates.can_serve(line.slot, model)]
-    most = made.estimates.policy.lines_max
+    able = [line for line in lines if table.estimates.can_serve(line.slot, model)]
+    most = table.estimates.policy.lines_max
     if len(able) > 2 * most:
         by_work = sorted(able, key=lambda line: line.work_s)
         at_hand = [line for line in by_work if line.slot.active_model == model][:most]
@@ -61,13 +61,13 @@ def best_place(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: flo
         able = [line for line in able if id(line) in chosen]
     if not able:
         return None
-    columns = columns_on(able, made, group, now_s)
+    columns = columns_on(able, table, group, now_s)
     found = [candidates_in(line, columns[:, number]) for number, line in enumerate(able)]
     tries = [(number, position) for number, each in enumerate(found) for position in sorted({each.in_turn, *each.others, each.front})]
     orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
     queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
     engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
-    times = order_times(np.concatenate(orders, axis=1), queue, engines, made.estimates.weights)
+    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.weights)
     placed = len(able) + np.arange(len(tries))
     groups = np.searchsorted(queue, placed) + [position for _, position in tries]
     in_turn = [position == found[number].in_turn for number, position in tries]
@@ -89,14 +89,14 @@ def best_place(lines: Sequence[Line], made: ClassTerms, group: Group, now_s: flo
     # The cheapest of each queue whose batch it joins: the one with the fastest step.
     by_line = {id(place.line): place for place in sorted(places, key=lambda place: place.rank, reverse=True)}
     beside = [place for place in by_line.values() if place.line.goes_on(model, place.position)]
-    return min(beside, key=lambda place: (_step_s(place.line, made, group), place.rank))
+    return min(beside, key=lambda place: (_step_s(place.line, table, group), place.rank))
 
 
-def _step_s(line: Line, made: ClassTerms, group: Group) -> float:
+def _step_s(line: Line, table: ClassTable, group: Group) -> float:
     """A step of the batch that a group joins, with all that waits of the first run."""
     others = line.rows[MODEL] != line.engine[ACTIVE]
     sequences = line.slot.running + float(line.rows[COUNT, : _first(others)].sum()) + group.waiting
-    return made.estimates.step_s(line.slot, group.traits.key, group.waiting_prompt_tokens / max(1, group.waiting), sequences)
+    return table.estimates.step_s(line.slot, group.traits.key, group.waiting_prompt_tokens / max(1, group.waiting), sequences)
 
 
 class Candidates(NamedTuple):

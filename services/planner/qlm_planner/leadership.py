@@ -126,12 +126,12 @@ class Leadership:
         machine = self._machine
         async with self._turn:
             if machine.board.open_groups >= THREAD_GROUPS:
-                return await asyncio.to_thread(plan_view, machine.board, machine.reshaping.terms, self._now_s())
-            return plan_view(machine.board, machine.reshaping.terms, self._now_s())
+                return await asyncio.to_thread(plan_view, machine.board, machine.reshaping.table, self._now_s())
+            return plan_view(machine.board, machine.reshaping.table, self._now_s())
 
     def _question(self) -> Question | None:
         machine = self._machine
-        return question_of(machine.board, machine.reshaping.terms, machine.demand, self._now_s()) if machine.ready else None
+        return question_of(machine.board, machine.reshaping.table, machine.demand, self._now_s()) if machine.ready else None
 
     def tell(self, event: Event) -> None:
         """Hands an event from outside to the machine. Raises Unavailable where too many wait."""

@@ -13,10 +13,15 @@ from typing import assert_never
 
 from qlm_core.overload import Overload
 from qlm_planner.advice.demand import Demand
-from qlm_planner.board import Board
+from qlm_planner.board.arrivals import ArrivalBuffer
+from qlm_planner.board.board import Board
+from qlm_planner.board.history import History
+from qlm_planner.board.sweeps import Sweeps
+from qlm_planner.board.tenant_shares import TenantShares
 from qlm_planner.chunks import apply_to_board
 from qlm_planner.classing import Classing
 from qlm_planner.connection import Connection
+from qlm_planner.cost.estimates import Estimates
 from qlm_planner.effects import (
     ApplyChunk,
     Call,
@@ -33,7 +38,6 @@ from qlm_planner.effects import (
     Regroup,
     Shed,
 )
-from qlm_planner.estimates import Estimates
 from qlm_planner.events import (
     Answer,
     ArrivalsRead,
@@ -58,16 +62,12 @@ from qlm_planner.events import (
     UnplacedRead,
 )
 from qlm_planner.grouping import Grouping
-from qlm_planner.history import History
-from qlm_planner.intake import Intake
 from qlm_planner.policies.table import baseline_of
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import set_tiers
 from qlm_planner.regrouping import Regrouping
 from qlm_planner.reshaping import Reshaping
-from qlm_planner.shares import Shares
 from qlm_planner.shedding import Shedding
-from qlm_planner.upkeep import Upkeep
 from qlm_planner.writing import Writing
 
 
@@ -80,10 +80,10 @@ class PlannerMachine:
         self.estimates = Estimates(policy)
         self.baseline = baseline_of(policy)
         self.reshaping = Reshaping.of(policy, self.estimates, self.baseline)
-        self.intake = Intake(policy=policy)
-        self.upkeep = Upkeep(policy=policy, next_expiry_s=now_s)
-        self._grouping = Grouping.of(policy, self.reshaping.terms, fence, self.baseline)
-        self.shares = Shares(tenants=policy.tenants, window_s=policy.share_window_s)
+        self.arrivals = ArrivalBuffer(policy=policy)
+        self.sweeps = Sweeps(policy=policy, next_expiry_s=now_s)
+        self._grouping = Grouping.of(policy, self.reshaping.table, fence, self.baseline)
+        self.tenant_shares = TenantShares(tenants=policy.tenants, window_s=policy.share_window_s)
         self._connection = Connection(policy=policy, grace_until_s=now_s + policy.lease_ttl_s, answered_s=now_s)
         self._history = History(policy=policy)
         self.demand = Demand(now_s)
@@ -117,7 +117,7 @@ class PlannerMachine:
     @property
     def caught_up(self) -> bool:
         """Ready, and every request that was accepted before its election has a group."""
-        return self.ready and not self.intake.scanning and not self.intake.pending and self._idle_lane
+        return self.ready and not self.arrivals.scanning and not self.arrivals.pending and self._idle_lane
 
     @property
     def wake_s(self) -> float:
@@ -127,9 +127,9 @@ class PlannerMachine:
         times: list[float] = []
         if self._idle_lane:
             times.append(self._overview_s)
-        if self._loaded and not self.upkeep.expiring:
-            times.append(self.upkeep.next_expiry_s)
-        if self.upkeep.taking_back and not self.upkeep.reclaiming:
+        if self._loaded and not self.sweeps.expiring:
+            times.append(self.sweeps.next_expiry_s)
+        if self.sweeps.taking_back and not self.sweeps.reclaiming:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
@@ -174,10 +174,10 @@ class PlannerMachine:
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
-                self.demand.saw(arrival.facts for arrival in self.intake.add_page(arrivals, read_to))
+                self.demand.saw(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
             case ArrivalsRead(arrivals=arrivals):
                 self._reading_arrivals = False
-                self.demand.saw(arrival.facts for arrival in self.intake.add_arrivals(arrivals))
+                self.demand.saw(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
             case EventsRead(entries=entries):
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
@@ -194,9 +194,9 @@ class PlannerMachine:
                 self._chunk_answered(event)
             case Reclaimed(incarnation=incarnation, count=count):
                 # What was taken back opened groups on queues that nobody serves.
-                self._doubt = self.upkeep.reclaimed(incarnation, count) or self._doubt
+                self._doubt = self.sweeps.reclaimed(incarnation, count) or self._doubt
             case ExpirySwept(count=count):
-                self.upkeep.swept(count, now_s)
+                self.sweeps.swept(count, now_s)
             case ShedAnswered():
                 self._shedding.answered()
             case Regrouped():
@@ -229,38 +229,38 @@ class PlannerMachine:
     def _load(self, now_s: float) -> None:
         assert self._history.view is not None
         unplaced = self._history.view.unplaced
-        before = {name: tuple(queue) for name, queue in self.board.queues.items()}
+        before = self.board.order()
         if not self._history.load(self.board, now_s):
             self._doubt = True
             return
         self._rank(now_s)
         self._loaded = True
         self._doubt = self._history.whole
-        self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.intake.backlog)
-        self.upkeep.see(self.board)
-        self.intake.compare(unplaced)
+        self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
+        self.sweeps.see(self.board)
+        self.arrivals.compare(unplaced)
         if self.estimates.ready:
             self.reshaping.consider(
                 self.board,
                 self.estimates,
                 now_s,
                 in_grace=self._connection.in_grace(now_s),
-                taking_back=self.upkeep.taking_back and not self._connection.in_grace(now_s),
-                backlog=self.intake.backlog,
+                taking_back=self.sweeps.taking_back and not self._connection.in_grace(now_s),
+                backlog=self.arrivals.backlog,
             )
-            if self.reshaping.deciding is None and not self.intake.backlog:
+            if self.reshaping.deciding is None and not self.arrivals.backlog:
                 self.regrouping.look(self.board, self.estimates)
-            if self.policy.overload is Overload.SHED and not self.intake.backlog:
-                self._shedding.look(self.board, self.reshaping.terms, now_s)
-        self._changed = before != {name: tuple(queue) for name, queue in self.board.queues.items()}
+            if self.policy.overload is Overload.SHED and not self.arrivals.backlog:
+                self._shedding.look(self.board, self.reshaping.table, now_s)
+        self._changed = before != self.board.order()
 
     def _rank(self, now_s: float) -> None:
         """Who comes before others of its band, by what has run and who has waited until now."""
         self._grouping.classing.mega.forget()
         if self.baseline is None:
-            self.shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
-            self._grouping.above = self.shares.above
-            set_tiers(self.board, self.shares.above, self.policy, now_s)
+            self.tenant_shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
+            self._grouping.above = self.tenant_shares.above
+            set_tiers(self.board, self.tenant_shares.above, self.policy, now_s)
 
     def _chunk_answered(self, event: ChunkAnswered) -> None:
         self._writing.answered(applied=event.applied)
@@ -293,25 +293,25 @@ class PlannerMachine:
                 self._writing.answered(applied=False)
                 self.reshaping.conflict()
             case ReadUnplaced():
-                self.intake.page_failed()
+                self.arrivals.page_failed()
             case ReadArrivals():
                 self._reading_arrivals = False
-                self.intake.rescan()
+                self.arrivals.rescan()
             case ReadEvents():
                 self._reading_events = False
                 if self._history.view is not None:
                     self._lane = None
                     self._history.overview_failed()
             case Reclaim():
-                self.upkeep.reclaiming = ""
+                self.sweeps.reclaiming = ""
             case Expire():
-                self.upkeep.expiring = False
+                self.sweeps.expiring = False
             case Shed():
                 self._shedding.answered()
             case Regroup():
                 self._lane = None
             case Forget():
-                self.upkeep.forgetting = ""
+                self.sweeps.forgetting = ""
             case _:
                 assert_never(call)
 
@@ -322,10 +322,10 @@ class PlannerMachine:
         calls: list[Effect] = [] if first is None else [first]
         if not self._loaded:
             return calls
-        page = self.intake.next_page() if self.ready else None
+        page = self.arrivals.next_page() if self.ready else None
         if page is not None:
             calls.append(page)
-        if not self._reading_arrivals and not self.intake.scanning and self.intake.has_room:
+        if not self._reading_arrivals and not self.arrivals.scanning and self.arrivals.has_room:
             self._reading_arrivals = True
             calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
         if not self._reading_events and now_s >= self._events_due_s:
@@ -333,9 +333,9 @@ class PlannerMachine:
             after = "{}-{}".format(*self._history.read_to)
             calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
         upkeep = (
-            self.upkeep.expire(now_s),
-            None if self._connection.in_grace(now_s) else self.upkeep.reclaim(),
-            self.upkeep.forget(self.board, now_s),
+            self.sweeps.expire(now_s),
+            None if self._connection.in_grace(now_s) else self.sweeps.reclaim(),
+            self.sweeps.forget(self.board, now_s),
             self._shedding.call(now_s),
         )
         calls.extend(call for call in upkeep if call is not None)
@@ -364,9 +364,9 @@ class PlannerMachine:
             chunk = self._chunk(now_s)
             if chunk is not None or self._writing.under_way:
                 return chunk
-            if self.intake.pending:
+            if self.arrivals.pending:
                 self._grouping.baseline = self.reshaping.deciding
-                first = self._grouping.place(self.intake.take(), self.board, self.estimates, now_s)
+                first = self._grouping.place(self.arrivals.take(), self.board, self.estimates, now_s)
                 self.reshaping.unsettled = self.reshaping.unsettled or bool(first.opened)
             else:
                 first = self.regrouping.call(self.board, self.estimates, self._grouping, now_s)

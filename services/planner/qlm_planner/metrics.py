@@ -6,6 +6,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.advice.advising import Advice
+from qlm_planner.board.group import AGED
+from qlm_planner.board.tenants import limited_tenant
 from qlm_planner.classing import KINDS
 from qlm_planner.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.events import (
@@ -19,9 +21,7 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
-from qlm_planner.items import AGED
 from qlm_planner.machine import PlannerMachine
-from qlm_planner.tenants import limited_tenant
 from qlm_process.metrics import Metrics
 
 STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -176,8 +176,8 @@ class PlannerMetrics(Metrics):
         for kind, count in machine.classing.counts(machine.board).items():
             self.groups_of_kind.labels(kind=kind).set(count)
         self.aged.set(sum(machine.board.groups[each].tier == AGED for queue in machine.board.queues.values() for each in queue))
-        self.tenants_above.set(len(machine.shares.above))
-        in_use = {limited_tenant(name): share for name, share in machine.shares.in_use().items()}
+        self.tenants_above.set(len(machine.tenant_shares.above))
+        in_use = {limited_tenant(name): share for name, share in machine.tenant_shares.in_use().items()}
         for tenant in machine.policy.tenants.named:
             if tenant.limited:
                 self.tenant_share.labels(tenant=tenant.name).set(in_use.get(tenant.name, 0.0))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlm_core.request import SloKind
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group
-from qlm_planner.queues import lines_of, times_of
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import lines_of, times_of
 
 Z_P90 = 1.2815515655446004
 """The standard normal's 90% quantile."""
@@ -45,12 +45,12 @@ class PlanView:
     queues: tuple[QueueOutlook, ...]
 
 
-def plan_view(board: Board, made: ClassTerms, now_s: float) -> PlanView:
+def plan_view(board: Board, table: ClassTable, now_s: float) -> PlanView:
     """Costs O(groups)."""
-    lines = lines_of(board, made, now_s) if made.estimates.ready else []
+    lines = lines_of(board, table, now_s) if table.estimates.ready else []
     predicted: dict[str, tuple[float, float]] = {}
     if lines:
-        times = times_of(lines, made)
+        times = times_of(lines, table)
         p90_s = times.end_s + Z_P90 * np.sqrt(times.end_variance)
         groups = (group.group_id for line in lines for group in line.groups)
         predicted = dict(zip(groups, zip((now_s + times.end_s).tolist(), (now_s + p90_s).tolist(), strict=True), strict=True))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from qlm_core.overload import Overload
+from qlm_planner.board.tenants import Tenants
 from qlm_planner.search.problem import Weights
-from qlm_planner.tenants import Tenants
 
 BATCH_MAX = 500
 """Most requests or group ids that one call of the queue takes (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""

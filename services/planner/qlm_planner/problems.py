@@ -14,11 +14,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.board import Board
-from qlm_planner.class_terms import BATCH, ClassTerms, GroupColumns, serving, terms
-from qlm_planner.estimates import Estimates, Likeness
-from qlm_planner.items import Group, Slot
-from qlm_planner.queues import crowd_of
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import Estimates, Likeness
+from qlm_planner.cost.service_times import BATCH, ClassTable, GroupColumns, service_times
+from qlm_planner.cost.virtual_queues import crowd_of
 from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
@@ -58,18 +59,18 @@ class Draft:
         }
 
 
-def draft(board: Board, estimates: Estimates, made: ClassTerms, now_s: float) -> Draft | None:
+def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -> Draft | None:
     """The groups on the queues of the instances that serve. None where there are no two to order. Raises ProblemError where the profiles
     make no sense."""
-    slots = serving(board)
+    slots = board.serving
     queues = [board.queue_groups(slot.facts.name) for slot in slots]
     groups = [group for queue in queues for group in queue]
     if len(groups) < 2:
         return None
-    columns = made.columns(groups)
+    columns = table.columns(groups)
     orders, heads = standing(estimates, slots, queues)
     return Draft(
-        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, made, now_s),
+        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, table, now_s),
         groups=tuple(columns.ids),
         queues=tuple(slot.facts.name for slot in slots),
         able=tuple(_able(slot) for slot in slots),
@@ -92,13 +93,13 @@ def problem_of(
     crowd: float,
     orders: Orders,
     heads: Sequence[str],
-    made: ClassTerms,
+    table: ClassTable,
     now_s: float,
 ) -> Problem:
     """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
-    estimates = made.estimates
-    kinds, representatives = kinds_of(slots, estimates, made)
-    names, model = made.models(columns)
+    estimates = table.estimates
+    kinds, representatives = kinds_of(slots, estimates, table)
+    names, model = table.models(columns)
     swaps = np.array([[_swap_s(estimates, slot, name) for name in names] for slot in representatives]).reshape(len(representatives), -1, 2)
     engines = [estimates.engine(slot) for slot in slots]
     return Problem(
@@ -109,7 +110,7 @@ def problem_of(
         spread_s=columns.spread_s,
         slo_s=columns.slo_s,
         weight=columns.weight * columns.due_share,
-        **_kind_terms(representatives, columns, made, crowd),
+        **_kind_times(representatives, columns, table, crowd),
         cold_s=np.ascontiguousarray(swaps[:, :, 0]),
         warm_s=np.ascontiguousarray(swaps[:, :, 1]),
         kind=np.array(kinds, dtype=np.int32),
@@ -134,7 +135,7 @@ def reconciled(board: Board, draft: Draft, orders: Orders) -> dict[str, list[str
     wanted = draft.lists(orders)
     able = dict(zip(draft.queues, draft.able, strict=True))
     reach = {name for name in wanted if (slot := board.slots.get(name)) is not None and slot.serving and _able(slot) == able[name]}
-    target = {name: list(queue) for name, queue in board.queues.items()}
+    target = board.order()
     home: dict[str, str] = {}
     for name in sorted(reach):
         kept = []
@@ -179,9 +180,9 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
 # Kinds ----------------------------------------------------------------------------------------------------------------
 
 
-def kinds_of(slots: Sequence[Slot], estimates: Estimates, made: ClassTerms) -> tuple[list[int], list[Slot]]:
+def kinds_of(slots: Sequence[Slot], estimates: Estimates, table: ClassTable) -> tuple[list[int], list[Slot]]:
     """The kind of each instance, and the first instance of each kind. Instances that serve alike are of one."""
-    alike = made.alike(slots)
+    alike = table.alike(slots)
     step = SPEED_STEP
     while True:
         numbers: dict[KindKey, int] = {}
@@ -214,11 +215,11 @@ def _kind_key(slot: Slot, estimates: Estimates, step: float) -> KindKey:
     return (facts.gpu, facts.n_gpu, facts.models, batches, facts.time_scale, *speeds)
 
 
-def _kind_terms(representatives: Sequence[Slot], columns: GroupColumns, made: ClassTerms, crowd: float) -> dict[str, NDArray[np.float64]]:
+def _kind_times(representatives: Sequence[Slot], columns: GroupColumns, table: ClassTable, crowd: float) -> dict[str, NDArray[np.float64]]:
     """What the problem has for kinds and groups."""
     on = np.arange(len(representatives), dtype=np.int64)[:, None]
-    shared = made.classes(representatives, on, columns)
-    each = terms(shared, columns, crowd)
+    shared = table.classes(representatives, on, columns)
+    each = service_times(shared, columns, crowd)
     unserved = np.isnan(shared[BATCH])
     found = {}
     for name in ("work_s", "work_variance", "own_s", "own_variance", "drain_s"):

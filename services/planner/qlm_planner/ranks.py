@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from qlm_planner.board import Board
-from qlm_planner.items import AGED, BEHIND, USUAL, Group
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import AGED, BEHIND, USUAL, Group
 from qlm_planner.policy import Policy
 
 MARGIN_SLOS = 0.75

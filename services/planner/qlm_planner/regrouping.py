@@ -13,13 +13,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, to_meta
+from qlm_planner.cost.estimates import Estimates
 from qlm_planner.effects import GroupOpening, Regroup
-from qlm_planner.estimates import Estimates
 from qlm_planner.events import Regrouped
-from qlm_planner.group_meta import to_meta
 from qlm_planner.grouping import Grouping
-from qlm_planner.items import Group
 from qlm_planner.policy import Policy
 
 

@@ -6,45 +6,44 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from qlm_core.instance import UNASSIGNED
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms, serving
-from qlm_planner.estimates import Estimates
+from qlm_planner.board.board import Board, Target
+from qlm_planner.board.group import Group
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import columns_on, lines_of, plan_costs
 from qlm_planner.insertion import best_place
-from qlm_planner.items import Group
-from qlm_planner.judging import Target, current, plan_costs
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.queue_ends import position_by_age
-from qlm_planner.queues import columns_on, lines_of
 
 
-def relocate(board: Board, made: ClassTerms, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
+def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
     """Homes for homeless groups, by insertion in their order (or as a comparison policy says); what no instance can serve goes to
     "unassigned"."""
-    target = current(board)
+    target = board.order()
     leaving = {group.group_id for group in moving}
-    lines = lines_of(board, made, now_s, leaving)
+    lines = lines_of(board, table, now_s, leaving)
     for name, queue in target.items():
         target[name] = [group_id for group_id in queue if group_id not in leaving]
     for group in moving:
         if baseline is not None:
-            found = baseline.home(lines, made, group, board, now_s)
+            found = baseline.home(lines, table, group, board, now_s)
         else:
-            place = best_place(lines, made, group, now_s)
+            place = best_place(lines, table, group, now_s)
             found = None if place is None else (place.line, place.position)
         if found is None:
             _insert_unassigned(board, target[UNASSIGNED], group, by_age=baseline is not None and baseline.by_age)
         else:
             line, position = found
-            line.insert(position, group, columns_on([line], made, group, now_s)[:, 0])
+            line.insert(position, group, columns_on([line], table, group, now_s)[:, 0])
             target[line.slot.facts.name].insert(position, group.group_id)
     return target
 
 
-def settle(board: Board, made: ClassTerms, gave_way: Collection[str], now_s: float) -> Target | None:
+def settle(board: Board, table: ClassTable, gave_way: Collection[str], now_s: float) -> Target | None:
     """Groups that gave way stand right behind the head, perhaps between it and others of its model, which would load theirs in between
     (A-B-A-B, section 2.4, insight 3). They go behind those, on their queue, where that saves enough; None where it does nowhere."""
-    target = current(board)
-    for slot in serving(board):
+    target = board.order()
+    for slot in board.serving:
         name = slot.facts.name
         queue = board.queues[name]
         moving = [group_id for group_id in queue[1:] if group_id in gave_way]
@@ -52,10 +51,10 @@ def settle(board: Board, made: ClassTerms, gave_way: Collection[str], now_s: flo
         models = [board.groups[group_id].traits.key.model for group_id in rest]
         behind = next((at for at, model in enumerate(models) if model != models[0]), len(models))
         target[name] = [*rest[:behind], *moving, *rest[behind:]]
-    if target == current(board):
+    if target == board.order():
         return None
-    before, after = plan_costs(board, made, now_s, [current(board), target])
-    return target if before.total - after.total > made.estimates.policy.replan_gain_min else None
+    before, after = plan_costs(board, table, now_s, [board.order(), target])
+    return target if before.total - after.total > table.estimates.policy.replan_gain_min else None
 
 
 def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool = False) -> list[Group]:

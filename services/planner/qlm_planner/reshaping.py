@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from qlm_core.overload import Overload
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.board import Board, Target
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import plan_cost
 from qlm_planner.effects import ApplyChunk, PlanApplied, PlanCause, Stage
-from qlm_planner.estimates import Estimates
 from qlm_planner.events import Solved, SolveFailed
-from qlm_planner.judging import Target, current, plan_cost
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
@@ -87,7 +87,7 @@ class Reshaping:
     `Overload.EDF`. `late_looks`: overviews that expected misses, less those that did not."""
 
     policy: Policy
-    terms: ClassTerms
+    table: ClassTable
     solving: Solving
     baseline: Baseline | None = None
     fallback: Baseline = field(default_factory=EdfFallback)
@@ -113,15 +113,15 @@ class Reshaping:
 
     @classmethod
     def of(cls, policy: Policy, estimates: Estimates, baseline: Baseline | None = None) -> Reshaping:
-        terms = ClassTerms(estimates=estimates)
-        return cls(policy=policy, terms=terms, solving=Solving(policy=policy, terms=terms), baseline=baseline)
+        table = ClassTable(estimates=estimates)
+        return cls(policy=policy, table=table, solving=Solving(policy=policy, table=table), baseline=baseline)
 
     @property
     def predicted(self) -> Costs:
         """Cost of the plan at the last overview, worked out for who asks first: nobody does for a policy that never reorders."""
         if self._unpredicted is not None:
             (board, now_s), self._unpredicted = self._unpredicted, None
-            self._predicted = plan_cost(board, self.terms, now_s)
+            self._predicted = plan_cost(board, self.table, now_s)
         return self._predicted
 
     @property
@@ -183,12 +183,12 @@ class Reshaping:
         self.homeless_left = len(moving) > self.policy.relocate_max
         if moving:
             moving = moving[: self.policy.relocate_max]
-            self.begin(PlanCause.RELOCATE, relocate(board, self.terms, moving, now_s, baseline), now_s)
+            self.begin(PlanCause.RELOCATE, relocate(board, self.table, moving, now_s, baseline), now_s)
         elif baseline is not None:
             self._follow(baseline, board, now_s, backlog=backlog)
         elif (ranked := in_rank(board, board.queues)) is not None:
             self.begin(PlanCause.RANKED, ranked, now_s)
-        elif reopened and (settled := settle(board, self.terms, reopened, now_s)) is not None:
+        elif reopened and (settled := settle(board, self.table, reopened, now_s)) is not None:
             self.begin(PlanCause.EVICTED, settled, now_s)
         elif self.held is not None:
             self._judge_held(board, now_s)
@@ -297,18 +297,18 @@ class Reshaping:
         self.replanned_s = now_s
         self.due = None
         self.working, self.asks = [*self.working, *self.asks], []
-        orders = baseline.reorder(board, self.terms, now_s)
+        orders = baseline.reorder(board, self.table, now_s)
         if orders is None:
             self._answer()
         else:
-            self.begin(cause, {**current(board), **{name: list(queue) for name, queue in orders.items()}}, now_s)
+            self.begin(cause, {**board.order(), **{name: list(queue) for name, queue in orders.items()}}, now_s)
 
     def _see(self, board: Board, now_s: float) -> None:
         """Which instances serve now, and whether misses are expected."""
         if self.baseline is None or not self.baseline.by_age or self.policy.overload is not Overload.BEST_EFFORT:
             expects_misses = self.predicted.late >= MISS_REQUESTS
             self.late_looks = min(2 * LATE_LOOKS_MIN, self.late_looks + 1) if expects_misses else max(0, self.late_looks - 1)
-        serving = tuple(slot.facts.incarnation for _, slot in sorted(board.slots.items()) if slot.serving)
+        serving = tuple(slot.facts.incarnation for slot in board.serving)
         if self.serving is None:
             # A new leader first goes on with the plan that it finds.
             self.replanned_s = now_s
@@ -358,7 +358,7 @@ class Reshaping:
             return self.due
         if self.predicted.late >= MISS_REQUESTS:
             return PlanCause.MISS
-        return PlanCause.IDLE if _idle_beside_busy(board, self.terms.estimates) else None
+        return PlanCause.IDLE if _idle_beside_busy(board, self.table.estimates) else None
 
 
 def _idle_beside_busy(board: Board, estimates: Estimates) -> bool:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.cost.order_cost import COUNT, DEADLINE, OWN, REQUESTS, SPREAD, WORK
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import lines_of, times_of
 from qlm_planner.effects import Shed
-from qlm_planner.items import Group
-from qlm_planner.order_cost import COUNT, DEADLINE, OWN, REQUESTS, SPREAD, WORK
 from qlm_planner.policy import BATCH_MAX, Policy
-from qlm_planner.queues import lines_of, times_of
 
 LOOKS_MIN = 3
 """Looks in a row at which a group is expected to be late before it loses requests."""
@@ -34,14 +34,14 @@ class Shedding:
     calling: bool = False
     next_s: float = -math.inf
 
-    def look(self, board: Board, made: ClassTerms, now_s: float) -> None:
+    def look(self, board: Board, table: ClassTable, now_s: float) -> None:
         """After an overview. Costs O(groups)."""
         self.due = None
         late: list[tuple[float, float, Group, bool]] = []
-        lines = lines_of(board, made, now_s)
+        lines = lines_of(board, table, now_s)
         if not lines:
             return
-        times, rows = times_of(lines, made), np.concatenate([line.rows for line in lines], axis=1)
+        times, rows = times_of(lines, table), np.concatenate([line.rows for line in lines], axis=1)
         groups = [group for line in lines for group in line.groups]
         expected = rows[COUNT] * np.array([group.due_share for group in groups]) * times.late
         # The last are late, but where the first cannot make it at all, or those behind them have more time than they wait. Who is answered

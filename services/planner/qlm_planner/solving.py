@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.board import Board, Target
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.effects import JobEnded, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
-from qlm_planner.judging import Target, current, plan_costs, worth
 from qlm_planner.policy import Policy
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.search.problem import ProblemError
@@ -39,7 +39,7 @@ class Solving:
     since it was asked last."""
 
     policy: Policy
-    terms: ClassTerms
+    table: ClassTable
     job: Job | None = None
     number: int = 0
     failures: int = 0
@@ -62,7 +62,7 @@ class Solving:
 
     def _ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...]) -> bool:
         try:
-            made = draft(board, self.terms.estimates, self.terms, now_s)
+            made = draft(board, self.table.estimates, self.table, now_s)
         except (ProblemError, ValueError, ArithmeticError) as error:
             self.number += 1
             self._pause(now_s)
@@ -96,7 +96,7 @@ class Solving:
         self.failures = 0
         try:
             target = reconciled(board, job.draft, event.orders)
-            before, after = (cost.total for cost in plan_costs(board, self.terms, now_s, [current(board), target]))
+            before, after = (cost.total for cost in plan_costs(board, self.table, now_s, [board.order(), target]))
         except (ValueError, ArithmeticError) as error:
             self.failed(job, f"not judged: {error}", now_s)
             return None
@@ -129,3 +129,9 @@ class Solving:
                 reason=reason,
             )
         )
+
+
+def worth(policy: Policy, before: float, after: float) -> bool:
+    """A plan replaces another only for a stated share of its cost, and a least gain: a change has a price of its own, and the figures are
+    predictions. False for a cost that is no number."""
+    return before - after > max(policy.replan_gain_min, policy.replan_gain * before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
 from qlm_planner.chunks import chunks
 from qlm_planner.effects import ApplyChunk
 

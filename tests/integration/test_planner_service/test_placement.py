@@ -13,8 +13,8 @@ from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.instance import UNASSIGNED
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner import leadership
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.board import Board
+from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.plan_view import PlanView, plan_view
 from qlm_process.profile_wire import to_body
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -186,9 +186,9 @@ async def test_a_picture_of_many_groups_is_made_beside_the_loop(cluster: Cluster
     """That of 10,000 groups takes a third of a second, in which the lease is to be renewed and others are to be answered."""
     made_by: set[int] = set()
 
-    def watched(board: Board, made: ClassTerms, now_s: float) -> PlanView:
+    def watched(board: Board, table: ClassTable, now_s: float) -> PlanView:
         made_by.add(threading.get_ident())
-        return plan_view(board, made, now_s)
+        return plan_view(board, table, now_s)
 
     monkeypatch.setattr(leadership, "plan_view", watched)
     monkeypatch.setattr(leadership, "THREAD_GROUPS", 1)

@@ -11,7 +11,7 @@ from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.advice.advising import ADDED_MAX, Advice, advise, outcome
 from qlm_planner.advice.demand import KEYS_MAX, Demand
 from qlm_planner.advice.question import EXPECTED_MAX, HORIZON_S, Question, question_of
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.cost.service_times import ClassTable
 
 from .test_insertion import board_of, estimates, group, slot
 from .world import START_S, World, profiles
@@ -42,7 +42,7 @@ async def asked(
     for (model, slo_s), rate in per_s.items():
         count = round(rate * watched_s)
         demand.saw(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s, kind=kind) for n in range(count))
-    return question_of(machine.board, machine.reshaping.terms, demand, world.now_s)
+    return question_of(machine.board, machine.reshaping.table, demand, world.now_s)
 
 
 async def cluster(*names: str, gpu: str = "big") -> World:
@@ -118,7 +118,7 @@ def test_fast_engines_are_asked_about_as_many_of_their_own_seconds() -> None:
     fast, demand = slot("a"), Demand(START_S - 60.0)
     fast.facts = replace(fast.facts, time_scale=10.0)
     demand.saw(arrival(n, START_S - 60.0 + n / 10.0, slo_s=4.0) for n in range(600))
-    question = question_of(board_of([fast], {"a": []}), ClassTerms(estimates=estimates()), demand, START_S)
+    question = question_of(board_of([fast], {"a": []}), ClassTable(estimates=estimates()), demand, START_S)
     assert question.problem is not None
     assert (question.problem.deadline_s + question.problem.spread_s).max() == pytest.approx(34.0)
     assert question.due.sum() == pytest.approx(10.0 * 28.0, rel=0.05)
@@ -316,7 +316,7 @@ async def test_the_plan_names_who_will_be_late_and_by_how_much() -> None:
 def test_each_request_of_a_group_is_due_by_its_own_deadline() -> None:
     """A group that ends as it is due is hardly late; of what is due from 56 s on to 64 s, half is due a minute later or after."""
     each = group(1, "alpha", 5.0, 400)
-    board, terms = board_of([slot("a")], {"a": [each]}), ClassTerms(estimates=estimates())
+    board, terms = board_of([slot("a")], {"a": [each]}), ClassTable(estimates=estimates())
 
     def told() -> tuple[Question, Advice]:
         question = question_of(board, terms, Demand(START_S), START_S)

@@ -161,7 +161,7 @@ async def test_a_group_is_no_larger_than_under_slo_order(order: Order) -> None:
 @pytest.mark.parametrize("active", ["", "alpha", "beta"])
 @pytest.mark.parametrize("models", [("alpha",), ("beta", "alpha"), ("alpha", "beta", "alpha"), ()])
 def test_the_end_of_a_queue_is_its_work_and_its_swaps(active: str, models: Sequence[str]) -> None:
-    works, on = Works(made=class_terms()), slot("a", active=active)
+    works, on = Works(table=class_terms()), slot("a", active=active)
     queue = works.stand(on, [group(number, model, 600.0, 400) for number, model in enumerate(models)])
     swaps = [before != after for before, after in itertools.pairwise((active, *models))]
     busy_s = 10.0 * sum(swaps) + sum(work.work_s for work in queue.works)

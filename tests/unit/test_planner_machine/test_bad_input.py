@@ -15,10 +15,10 @@ from qlm_core.group import GroupKey
 from qlm_core.hardware_profile import FIGURE_MAX
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
-from qlm_planner.class_terms import ROWS, ClassTerms
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.effects import Outcome, ReadUnplaced
 from qlm_planner.events import ProfilesRead, ReplanAsked
-from qlm_planner.items import Slot
 from qlm_planner.plan_view import plan_view
 from qlm_queue.values import Acceptance
 
@@ -76,7 +76,7 @@ async def test_without_instances_all_waits_and_every_question_is_answered() -> N
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert set((await world.queues())[UNASSIGNED]) == {"alpha", "beta"}
     assert any(change.replans == {1: 0} for change in world.changes)
-    [queue] = plan_view(machine.board, machine.reshaping.terms, world.now_s).queues
+    [queue] = plan_view(machine.board, machine.reshaping.table, world.now_s).queues
     assert [(group.waiting, group.completion_p50_s) for group in queue.groups] == [(20, 0.0), (1, 0.0)]
 
 
@@ -96,7 +96,7 @@ async def test_objectives_of_any_size_are_ordered(slo_s: float) -> None:
     assert await world.state(urgent) == "PLACED"
     assert math.isfinite(machine.reshaping.predicted.total)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    queues = plan_view(machine.board, machine.reshaping.terms, world.now_s).queues
+    queues = plan_view(machine.board, machine.reshaping.table, world.now_s).queues
     outlooks = [group for queue in queues if queue.instance == "a" for group in queue.groups]
     assert sum(group.waiting for group in outlooks) == 801
     assert all(math.isfinite(group.completion_p90_s) for group in outlooks)
@@ -111,13 +111,13 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     world = World()
     await world.join("a")
     machine = await world.lead()
-    sound = ClassTerms._shared
+    sound = ClassTable._shared
 
-    def broken(self: ClassTerms, slot: Slot, key: GroupKey, size: int) -> NDArray[np.float64]:
+    def broken(self: ClassTable, slot: Slot, key: GroupKey, size: int) -> NDArray[np.float64]:
         row: NDArray[np.float64] = sound(self, slot, key, size) * np.r_[np.nan, np.ones(ROWS - 1)]
         return row
 
-    monkeypatch.setattr(ClassTerms, "_shared", broken)
+    monkeypatch.setattr(ClassTable, "_shared", broken)
     keys = []
     for number in range(12):
         keys += await world.submit(("alpha", "beta", "gamma")[number % 3], slo_s=60.0 + 600.0 * number, count=5)
@@ -130,7 +130,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     assert 1 <= len(failed) <= 12
     assert all("no number" in job.reason for job in failed)
     assert not world.solves
-    monkeypatch.setattr(ClassTerms, "_shared", sound)
+    monkeypatch.setattr(ClassTable, "_shared", sound)
     await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=profiles(version=2)))
     await world.advance(60.0)
     await world.tell(ReplanAsked(ask=2))

@@ -13,14 +13,13 @@ from qlm_core.group import MEGA
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner import class_terms
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import PROMPT_STEP, Estimates
-from qlm_planner.group_meta import group_id_of, traits_of
-from qlm_planner.items import TIERS, Group, Slot
-from qlm_planner.judging import plan_cost, plan_costs
-from qlm_planner.order_cost import (
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import TIERS, Group, group_id_of, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.tenants import weight_of
+from qlm_planner.cost import service_times
+from qlm_planner.cost.estimates import PROMPT_STEP, Estimates
+from qlm_planner.cost.order_cost import (
     BAND,
     COUNT,
     DEADLINE,
@@ -37,8 +36,9 @@ from qlm_planner.order_cost import (
     WORK_VARIANCE,
     Floats,
 )
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import plan_cost, plan_costs
 from qlm_planner.policy import Policy
-from qlm_planner.tenants import weight_of
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -105,9 +105,9 @@ def add_group(board: Board, number: int, request: RequestFacts, instance: str, w
     return group
 
 
-def rows_of(terms: ClassTerms, board: Board, name: str, crowd: float = 0.0) -> Floats:
+def rows_of(table: ClassTable, board: Board, name: str, crowd: float = 0.0) -> Floats:
     queue = board.queue_groups(name)
-    return terms.rows([board.slots[name]], np.zeros(len(queue), dtype=np.int64), terms.columns(queue), crowd, START_S)
+    return table.rows([board.slots[name]], np.zeros(len(queue), dtype=np.int64), table.columns(queue), crowd, START_S)
 
 
 def row_of(made: Estimates, slot: Slot, group: Group) -> dict[int, float]:
@@ -138,9 +138,9 @@ def row_of(made: Estimates, slot: Slot, group: Group) -> dict[int, float]:
 @pytest.mark.parametrize("seed", range(3))
 def test_many_at_once_are_as_each_alone(seed: int) -> None:
     made, board = estimates(), random_board(seed, unequal=True)
-    terms = ClassTerms(estimates=made)
+    table = ClassTable(estimates=made)
     for name, slot in board.slots.items():
-        rows = rows_of(terms, board, name)
+        rows = rows_of(table, board, name)
         for number, group in enumerate(board.queue_groups(name)):
             expected = row_of(made, slot, group)
             assert rows[list(expected), number] == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-12)
@@ -150,7 +150,7 @@ def test_a_group_that_cannot_be_served_weighs_nothing() -> None:
     board = random_board(1)
     board.slots["i-0"].facts = replace(board.slots["i-0"].facts, models=("alpha",))
     stranger = np.array([group.traits.key.model != "alpha" for group in board.queue_groups("i-0")])
-    rows = rows_of(ClassTerms(estimates=estimates()), board, "i-0")
+    rows = rows_of(ClassTable(estimates=estimates()), board, "i-0")
     assert stranger.any()
     assert not rows[[WORK, OWN, REQUESTS, SWAP]][:, stranger].any()
     assert (rows[DEADLINE, stranger] == FAR_S).all()
@@ -159,18 +159,18 @@ def test_a_group_that_cannot_be_served_weighs_nothing() -> None:
 
 def test_other_profiles_give_other_terms() -> None:
     made, board = estimates(), random_board(2)
-    terms = ClassTerms(estimates=made)
-    before = plan_cost(board, terms, START_S)
+    table = ClassTable(estimates=made)
+    before = plan_cost(board, table, START_S)
     made.load(CATALOGUE, profiles(output_tokens=200.0))
-    assert plan_cost(board, terms, START_S).completion_s > 1.3 * before.completion_s
+    assert plan_cost(board, table, START_S).completion_s > 1.3 * before.completion_s
 
 
 def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> None:
-    """Held against terms that never knew anything else."""
+    """Held against a table that never knew anything else."""
     made, board = estimates(), random_board(2)
-    slot, queue, terms = board.slots["i-0"], board.queue_groups("i-0"), ClassTerms(estimates=made)
+    slot, queue, table = board.slots["i-0"], board.queue_groups("i-0"), ClassTable(estimates=made)
     made.engine(slot)
-    before = rows_of(terms, board, "i-0")
+    before = rows_of(table, board, "i-0")
     newest = profiles(output_tokens=200.0, swap_s=30.0, version=1)
     learned = tuple(replace(row, instance="i-0", slowdown=1.5, samples=50) for row in newest.hardware if row.gpu == "big")
     newest = replace(newest, hardware=(*newest.hardware, *learned))
@@ -179,8 +179,8 @@ def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> N
         each.load(CATALOGUE, newest)
 
     def found() -> Floats:
-        rows = rows_of(terms, board, "i-0")
-        other = rows_of(ClassTerms(estimates=fresh), board, "i-0")
+        rows = rows_of(table, board, "i-0")
+        other = rows_of(ClassTable(estimates=fresh), board, "i-0")
         assert np.delete(rows, MODEL, axis=0) == pytest.approx(np.delete(other, MODEL, axis=0))
         return rows
 
@@ -218,13 +218,13 @@ def test_profiles_tell_once_of_an_instance_that_runs_otherwise() -> None:
 
 def test_plans_judged_together_cost_what_each_does_alone() -> None:
     made, board = estimates(), random_board(6)
-    terms = ClassTerms(estimates=made)
+    table = ClassTable(estimates=made)
     backwards = {name: queue[::-1] for name, queue in board.queues.items()}
     in_one = {"i-1": [group_id for queue in board.queues.values() for group_id in queue]}
     plans = [board.queues, backwards, in_one, {}]
-    together = plan_costs(board, terms, START_S, plans)
+    together = plan_costs(board, table, START_S, plans)
     for found, plan in zip(together, plans, strict=True):
-        (alone,) = plan_costs(board, terms, START_S, [plan])
+        (alone,) = plan_costs(board, table, START_S, [plan])
         assert astuple(found) == pytest.approx(astuple(alone), rel=1e-9)
     assert len({cost.completion_s for cost in together}) == 4
     assert (together[3].completion_s, together[3].total) == (0.0, made.weights.head_gain * len(board.slots))
@@ -232,8 +232,8 @@ def test_plans_judged_together_cost_what_each_does_alone() -> None:
 
 def test_who_shares_a_batch_is_less_certain_of_the_end() -> None:
     """A step of a larger batch is longer, and each request takes as many of them as its output has tokens."""
-    board, terms = random_board(3), ClassTerms(estimates=estimates())
-    alone, beside = rows_of(terms, board, "i-0"), rows_of(terms, board, "i-0", crowd=1_000.0)
+    board, table = random_board(3), ClassTable(estimates=estimates())
+    alone, beside = rows_of(table, board, "i-0"), rows_of(table, board, "i-0", crowd=1_000.0)
     assert (beside >= alone).all()
     assert (beside[OWN_VARIANCE] > alone[OWN_VARIANCE]).any()
     assert (beside[WORK] == alone[WORK]).all()
@@ -264,42 +264,42 @@ def test_a_batch_counts_once_it_is_another_by_a_quarter() -> None:
 
 
 def test_the_figures_of_a_class_are_of_the_batch_that_is_reported() -> None:
-    board, terms = random_board(3), ClassTerms(estimates=estimates())
+    board, table = random_board(3), ClassTable(estimates=estimates())
     slot = board.slots["i-0"]
     active = np.array([group.traits.key.model == slot.active_model for group in board.queue_groups("i-0")])
-    before = rows_of(terms, board, "i-0")
+    before = rows_of(table, board, "i-0")
     slot.report_batch(8)
-    after = rows_of(terms, board, "i-0")
+    after = rows_of(table, board, "i-0")
     assert (after[WORK] > before[WORK]).tolist() == active.tolist()
     slot.report_batch(9)
-    assert (rows_of(terms, board, "i-0") == after).all()
+    assert (rows_of(table, board, "i-0") == after).all()
     slot.report_batch(slot.facts.batch_max)
-    assert (rows_of(terms, board, "i-0") == before).all()
+    assert (rows_of(table, board, "i-0") == before).all()
 
 
 def test_a_group_of_another_cluster_keeps_its_terms_and_takes_no_more_memory() -> None:
     """Profiles know no clusters."""
     made, board = estimates(), random_board(4)
-    terms = ClassTerms(estimates=made)
-    before, keys = rows_of(terms, board, "i-0"), len(terms._keys)
+    table = ClassTable(estimates=made)
+    before, keys = rows_of(table, board, "i-0"), len(table._keys)
     for each in board.queue_groups("i-0"):
         each.traits = replace(each.traits, key=replace(each.traits.key, cluster=MEGA))
-    terms._traits.clear()  # as groups of their own would have it
-    assert (rows_of(terms, board, "i-0") == before).all()
-    assert len(terms._keys) == keys
+    table._traits.clear()  # as groups of their own would have it
+    assert (rows_of(table, board, "i-0") == before).all()
+    assert len(table._keys) == keys
 
 
 def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tenants come and go: their names are forgotten, and what is there has its terms all the same."""
-    monkeypatch.setattr(class_terms, "KEYS_MAX", 30)
+    """Tenants come and go: their names are forgotten, and what is there has its times all the same."""
+    monkeypatch.setattr(service_times, "KEYS_MAX", 30)
     made, board = estimates(), random_board(5)
-    terms = ClassTerms(estimates=made)
-    before = rows_of(terms, board, "i-0")
+    table = ClassTable(estimates=made)
+    before = rows_of(table, board, "i-0")
     for number in range(40):
         for each in board.queue_groups("i-0"):
             each.traits = replace(each.traits, key=replace(each.traits.key, tenant_class=f"1/{number}"))
-        terms._traits.clear()  # as groups of their own would have it
+        table._traits.clear()  # as groups of their own would have it
         board.queues["i-0"].reverse()
         before = before[:, ::-1]
-        assert (rows_of(terms, board, "i-0") == before).all()
-        assert len(terms._keys) <= 30 + len(board.queue_groups("i-0"))
+        assert (rows_of(table, board, "i-0") == before).all()
+        assert len(table._keys) <= 30 + len(board.queue_groups("i-0"))

@@ -376,11 +376,11 @@ async def test_shepherd_out_of_time_falls_back_on_deadlines_and_says_so() -> Non
     await world.submit("beta", slo_s=6.0, count=900)
     await world.settle()
     hurried = Shepherd(time_limit_s=0.0)
-    orders = hurried.reorder(machine.board, machine.reshaping.terms, world.now_s)
+    orders = hurried.reorder(machine.board, machine.reshaping.table, world.now_s)
     assert orders is not None
     assert hurried.fallbacks == 1
     patient = Shepherd()
-    assert patient.reorder(machine.board, machine.reshaping.terms, world.now_s) is not None
+    assert patient.reorder(machine.board, machine.reshaping.table, world.now_s) is not None
     assert patient.fallbacks == 0
     named = sorted(group_id for order in orders.values() for group_id in order)
     assert named == sorted(group.group_id for group in machine.board.groups.values() if group.open)

@@ -8,9 +8,9 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from qlm_planner.class_terms import ROWS, ClassTerms
-from qlm_planner.judging import plan_costs
-from qlm_planner.order_cost import REQUESTS, WORK
+from qlm_planner.cost.order_cost import REQUESTS, WORK
+from qlm_planner.cost.service_times import ROWS, ClassTable
+from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.search import Orders, ProblemError, evaluate
 
@@ -21,7 +21,7 @@ from .world import START_S
 @pytest.mark.parametrize("seed", range(3))
 def test_the_board_as_a_problem(seed: int) -> None:
     board, made = random_board(seed, unequal=True), estimates()
-    terms = ClassTerms(estimates=made)
+    terms = ClassTable(estimates=made)
     found = draft(board, made, terms, START_S)
     assert found is not None
     assert found.lists(found.orders) == {name: queue for name, queue in board.queues.items() if name in board.slots}
@@ -45,7 +45,7 @@ def test_what_cannot_be_served_has_no_finite_work() -> None:
     for name in ("i-0", "i-2"):
         slot = board.slots[name]
         slot.facts = replace(slot.facts, models=("alpha",))
-    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
     model = np.array([board.groups[group_id].traits.key.model for group_id in found.groups])
     assert np.isinf(found.problem.work_s[0, model != "alpha"]).all()
@@ -54,9 +54,9 @@ def test_what_cannot_be_served_has_no_finite_work() -> None:
 
 def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     board, made = random_board(1), estimates()
-    terms = ClassTerms(estimates=made)
+    terms = ClassTable(estimates=made)
     shared = terms._shared
-    monkeypatch.setattr(ClassTerms, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(ROWS - 1)])
+    monkeypatch.setattr(ClassTable, "_shared", lambda self, slot, key, size: shared(slot, key, size) * np.r_[np.nan, np.ones(ROWS - 1)])
     with pytest.raises(ProblemError, match="no number"):
         draft(board, made, terms, START_S)
 
@@ -64,7 +64,7 @@ def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("seed", range(4))
 def test_an_order_costs_the_same_as_a_plan_and_as_the_answer_to_a_problem(seed: int) -> None:
     board, made = random_board(seed, unequal=True), estimates()
-    terms, chance = ClassTerms(estimates=made), random.Random(seed)
+    terms, chance = ClassTable(estimates=made), random.Random(seed)
     found = draft(board, made, terms, START_S)
     assert found is not None
     for _ in range(4):
@@ -86,7 +86,7 @@ def reversed_orders(found: Draft) -> Orders:
 
 def test_groups_that_left_are_left_out_and_those_that_came_are_kept() -> None:
     board, made = random_board(4), estimates()
-    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
     gone, came = board.queues["i-0"][2], replace(board.groups[board.queues["i-1"][3]], group_id="g1-900")
     board.groups[gone].waiting = 0
@@ -103,7 +103,7 @@ def test_groups_that_left_are_left_out_and_those_that_came_are_kept() -> None:
 
 def test_an_instance_that_is_gone_keeps_what_it_had() -> None:
     board, made = random_board(4), estimates()
-    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
     lists = found.orders.lists()
     orders = Orders.of([[], [*lists[1], *lists[0]], *lists[2:]])
@@ -115,7 +115,7 @@ def test_an_instance_that_is_gone_keeps_what_it_had() -> None:
 
 def test_an_instance_that_lost_a_model_meanwhile_is_given_nothing() -> None:
     board, made = random_board(4), estimates()
-    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
     lists = found.orders.lists()
     board.slots["i-0"].facts = replace(board.slots["i-0"].facts, models=("alpha",))
@@ -125,7 +125,7 @@ def test_an_instance_that_lost_a_model_meanwhile_is_given_nothing() -> None:
 
 def test_a_head_that_came_to_its_place_meanwhile_stays_there() -> None:
     board, made = random_board(4), estimates()
-    found = draft(board, made, ClassTerms(estimates=made), START_S)
+    found = draft(board, made, ClassTable(estimates=made), START_S)
     assert found is not None
     first, second = board.queues["i-0"][:2]
     board.groups[first].waiting = 0

@@ -12,14 +12,15 @@ import pytest
 from qlm_core.clearing import Head, giving_way, would_clear
 from qlm_core.prediction import RunningView
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
-from qlm_planner.class_terms import ClassTerms
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import PROMPT_STEP
+from qlm_planner.cost.order_cost import OrderTimes
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import times_of
 from qlm_planner.effects import PlanCause
-from qlm_planner.estimates import PROMPT_STEP
 from qlm_planner.insertion import best_place
-from qlm_planner.items import Group, Slot
-from qlm_planner.order_cost import OrderTimes
 from qlm_planner.policy import Policy
-from qlm_planner.queues import times_of
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .small_cluster import Job, SmallCluster
@@ -35,9 +36,9 @@ def running(runs: Sequence[tuple[Group, int]]) -> Slot:
     return on
 
 
-def worked_out(groups: Sequence[Group], made: ClassTerms, count: int) -> OrderTimes:
+def worked_out(groups: Sequence[Group], table: ClassTable, count: int) -> OrderTimes:
     """Behind so many that run."""
-    return times_of(lines(made, (running([(CALM, count)]), groups)), made)
+    return times_of(lines(table, (running([(CALM, count)]), groups)), table)
 
 
 CALM = group(1, "alpha", 600.0, 300)

@@ -10,7 +10,7 @@ import pytest
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, SloKind
 from qlm_planner.advice.advising import advise
-from qlm_planner.items import Group
+from qlm_planner.board.group import Group
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.values import Emission, Owned, Pulled, RequeueCause

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.request import SloKind
+from qlm_planner.board.group import from_meta, group_id_of, order_of, to_meta
 from qlm_planner.effects import Place
-from qlm_planner.group_meta import from_meta, group_id_of, order_of, to_meta
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned
 

@@ -9,14 +9,14 @@ import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import band_of, traits_of
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, band_of, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line, lines_of
 from qlm_planner.insertion import best_place
-from qlm_planner.items import Group, Slot
 from qlm_planner.policy import Policy
-from qlm_planner.queues import Line, lines_of
 
 from .world import CATALOGUE, MODELS, START_S, profiles
 
@@ -29,8 +29,8 @@ def estimates(policy: Policy = POLICY, swap_s: float = 10.0) -> Estimates:
     return made
 
 
-def class_terms(policy: Policy = POLICY, swap_s: float = 10.0) -> ClassTerms:
-    return ClassTerms(estimates=estimates(policy, swap_s))
+def class_terms(policy: Policy = POLICY, swap_s: float = 10.0) -> ClassTable:
+    return ClassTable(estimates=estimates(policy, swap_s))
 
 
 def group(number: int, model: str, deadline_s: float, count: int = 50, *, slo_s: float = 0.0, priority: int | None = None) -> Group:
@@ -86,9 +86,9 @@ def board_of(slots: Sequence[Slot], queues: Mapping[str, Sequence[Group]]) -> Bo
 Queue = tuple[Slot, Sequence[Group]]
 
 
-def lines(made: ClassTerms, *queues: Queue) -> list[Line]:
+def lines(table: ClassTable, *queues: Queue) -> list[Line]:
     board = board_of([on for on, _ in queues], {on.facts.name: groups for on, groups in queues})
-    return lines_of(board, made, START_S)
+    return lines_of(board, table, START_S)
 
 
 def placed(groups: Sequence[Group], new: Group, *, active: str = "alpha", policy: Policy = POLICY, swap_s: float = 10.0) -> list[str]:
@@ -154,9 +154,9 @@ def test_priorities_form_bands_before_deadlines() -> None:
     assert band_of(group(1, "alpha", 5).traits, configured.slo_band) == 4
 
 
-def chosen(made: ClassTerms, new: Group, *queues: Queue) -> str:
+def chosen(table: ClassTable, new: Group, *queues: Queue) -> str:
     """The instance that a group goes to; "" for none."""
-    found = best_place(lines(made, *queues), made, new, START_S)
+    found = best_place(lines(table, *queues), table, new, START_S)
     return "" if found is None else found.line.slot.facts.name
 
 

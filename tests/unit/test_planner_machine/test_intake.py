@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.intake import BUSY_OVERVIEWS, MISSED_OVERVIEWS, Intake
+from qlm_planner.board.arrivals import BUSY_OVERVIEWS, MISSED_OVERVIEWS, ArrivalBuffer
+from qlm_planner.board.snapshot import Arrival
 from qlm_planner.policy import Policy
-from qlm_planner.snapshot import Arrival
 
 NUMBERS = itertools.count(1)
 
@@ -27,14 +27,14 @@ def arrival() -> Arrival:
     return Arrival(facts=facts)
 
 
-def scanned() -> Intake:
-    intake = Intake(policy=Policy())
+def scanned() -> ArrivalBuffer:
+    intake = ArrivalBuffer(policy=Policy())
     intake.add_page((), "")
     assert not intake.scanning
     return intake
 
 
-def overviews_until_scan(intake: Intake, unplaced: int, *, busy: bool) -> int:
+def overviews_until_scan(intake: ArrivalBuffer, unplaced: int, *, busy: bool) -> int:
     """How many overviews it takes until a scan begins. `busy`: at each of them something else has just come."""
     for count in range(1, 10 * BUSY_OVERVIEWS):
         if busy:

@@ -13,11 +13,11 @@ import pytest
 from qlm_core.errors import NotFound
 from qlm_core.overload import Overload
 from qlm_core.request import RequestFacts, RequestKey, RequestState, Slo, SloKind
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.cost.order_cost import OWN, WORK
+from qlm_planner.cost.virtual_queues import lines_of, times_of
 from qlm_planner.effects import Shed
-from qlm_planner.order_cost import OWN, WORK
 from qlm_planner.policy import Policy
-from qlm_planner.queues import lines_of, times_of
 from qlm_planner.shedding import LOOKS_MIN, Shedding
 
 from .test_class_terms import add_group, add_slot

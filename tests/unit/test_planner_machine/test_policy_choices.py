@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import lines_of
 from qlm_planner.policies.balancers import LeastLoaded
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import Edf, by_deadline
 from qlm_planner.policies.fcfs import Fcfs
 from qlm_planner.policies.shepherd import Shepherd
 from qlm_planner.policies.work import Work, Works
-from qlm_planner.queues import lines_of
 
 from .test_insertion import board_of, class_terms, group, slot
 from .world import MODELS, START_S
@@ -52,10 +53,10 @@ def test_a_head_that_runs_stays_when_edf_orders_all_anew(running: int) -> None:
     """Only a higher band comes before it."""
     head, *rest = [group(1, "alpha", 500.0), group(2, "beta", 30.0), group(3, "alpha", 100.0)]
     board = board_of([slot("a", running=running)], {"a": [head, *rest]})
-    order = list(by_deadline(board, Works(made=class_terms()))["a"])
+    order = list(by_deadline(board, Works(table=class_terms()))["a"])
     assert order == (["alpha-1", "beta-2", "alpha-3"] if running else ["beta-2", "alpha-3", "alpha-1"])
     board = board_of([slot("a", running=running)], {"a": [head, *rest, group(4, "gamma", 50.0, priority=-1)]})
-    assert by_deadline(board, Works(made=class_terms()))["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
+    assert by_deadline(board, Works(table=class_terms()))["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
 
 
 def test_edf_orders_anew_only_for_an_instance_without_work() -> None:
@@ -88,17 +89,17 @@ def test_the_least_loaded_counts_what_runs_and_what_waits() -> None:
 # SHEPHERD -------------------------------------------------------------------------------------------------------------
 
 
-def work_of(made: ClassTerms, on: Slot, batch: Group) -> Work:
-    return Works(made=made).on([on], [batch])[0][0]
+def work_of(table: ClassTable, on: Slot, batch: Group) -> Work:
+    return Works(table=table).on([on], [batch])[0][0]
 
 
-def span_s(made: ClassTerms, on: Slot, batch: Group) -> float:
+def span_s(table: ClassTable, on: Slot, batch: Group) -> float:
     """Of a batch by itself: SHEPHERD's times are certain, and know no swaps."""
-    work = work_of(made, on, batch)
+    work = work_of(table, on, batch)
     return work.work_s + work.own_s
 
 
-def most_in_time(made: ClassTerms, slots: Sequence[Slot], leads_s: Sequence[float], batches: Sequence[Group]) -> int:
+def most_in_time(table: ClassTable, slots: Sequence[Slot], leads_s: Sequence[float], batches: Sequence[Group]) -> int:
     """By trying every batch on every queue and on none, in the order of deadlines."""
     best = 0
     by_due = sorted(batches, key=lambda batch: batch.first_deadline_s)
@@ -106,7 +107,7 @@ def most_in_time(made: ClassTerms, slots: Sequence[Slot], leads_s: Sequence[floa
         free_s, count = list(leads_s), 0
         for batch, at in zip(by_due, places, strict=True):
             if at < len(slots):
-                free_s[at] += span_s(made, slots[at], batch)
+                free_s[at] += span_s(table, slots[at], batch)
                 if START_S + free_s[at] > batch.first_deadline_s:
                     break
                 count += batch.waiting
@@ -165,13 +166,13 @@ def test_a_program_that_was_not_solved_to_its_end_is_not_followed() -> None:
     batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 20.0), chance.randrange(10, 150)) for n in range(24)]
     board = board_of([slot("a"), slot("b", active="beta")], {"a": batches})
     hurried = Shepherd(nodes_max=5, time_limit_s=60.0)
-    assert hurried.reorder(board, made, START_S) == by_deadline(board, Works(made=made))
+    assert hurried.reorder(board, made, START_S) == by_deadline(board, Works(table=made))
     assert hurried.fallbacks == 1
 
 
 def test_work_that_is_kept_is_of_the_group_and_the_batch_as_they_are() -> None:
     on, waits, made = slot("a"), group(1, "alpha", 60.0, 400), class_terms()
-    works = Works(made=made)
+    works = Works(table=made)
 
     def kept() -> Work:
         [work] = works.stand(on, [waits]).works

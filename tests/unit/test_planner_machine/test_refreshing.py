@@ -9,14 +9,14 @@ import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestKey
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.board.history import History
+from qlm_planner.board.partial_overview import PAGE_GROUPS, refresh
+from qlm_planner.board.snapshot import EntryId, InstanceRow, Snapshot
 from qlm_planner.calls import event_entries, snapshot_of
 from qlm_planner.effects import ReadOverview
 from qlm_planner.events import EventEntry
-from qlm_planner.history import History
 from qlm_planner.policy import Policy
-from qlm_planner.refreshing import PAGE_GROUPS, refresh
-from qlm_planner.snapshot import EntryId, InstanceRow, Snapshot
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, World

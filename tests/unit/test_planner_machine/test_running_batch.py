@@ -14,9 +14,9 @@ from qlm_agent.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import Estimates
-from qlm_planner.order_cost import LEAD, OWN
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.order_cost import LEAD, OWN
+from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.policy import Policy
 from simulated_steps import make, run
 
@@ -43,7 +43,7 @@ def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float
     )
     on, new = slot("a", running=running), group(1, "alpha", 600.0, 1)
     on.facts, new.waiting_prompt_tokens = replace(on.facts, batch_max=batch_max), prompt
-    [line] = lines(ClassTerms(estimates=estimates), (on, [new]))
+    [line] = lines(ClassTable(estimates=estimates), (on, [new]))
     return float(line.engine[LEAD] + line.rows[OWN, 0])
 
 

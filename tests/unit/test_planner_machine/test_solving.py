@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import ReplanAsked, Solved, SolveFailed
-from qlm_planner.judging import current, worth
 from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
 from qlm_planner.solver_jobs import answer
+from qlm_planner.solving import worth
 
 from .test_drafts import reversed_orders
 from .test_policies import Job, serve_by_plan
@@ -115,7 +115,7 @@ async def test_an_answer_outlives_a_conflict() -> None:
     machine = world.machine
     assert machine is not None
     queue = list(machine.board.queues["a"])
-    backwards = {**current(machine.board), "a": [queue[0], *reversed(queue[1:])]}
+    backwards = {**machine.board.order(), "a": [queue[0], *reversed(queue[1:])]}
     machine.reshaping.begin(PlanCause.ASKED, backwards, world.now_s)
     await world.advance(0.1)
     assert await world.group_ids("a") == backwards["a"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import AGED, BEHIND, TIERS, USUAL, Group
 from qlm_planner.config import PlannerSettings
-from qlm_planner.items import AGED, BEHIND, TIERS, USUAL, Group
 from qlm_planner.policy import Policy
 from qlm_planner.ranks import MARGIN_SLOS, in_rank, set_tiers, tier_of
 

@@ -11,15 +11,10 @@ from pydantic import ValidationError
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import SloKind
-from qlm_planner.config import PlannerConfig, PlannerSettings
-from qlm_planner.group_meta import GroupTraits, from_meta, to_meta
-from qlm_planner.insertion import best_place
-from qlm_planner.items import BEHIND, USUAL, Group, Running, Slot
-from qlm_planner.policy import Policy
-from qlm_planner.queues import times_of
-from qlm_planner.search import Costs
-from qlm_planner.shares import LOOK_MAX_S, PARTS, Shares
-from qlm_planner.tenants import (
+from qlm_planner.board.group import BEHIND, USUAL, Group, GroupTraits, from_meta, to_meta
+from qlm_planner.board.slot import Running, Slot
+from qlm_planner.board.tenant_shares import LOOK_MAX_S, PARTS, TenantShares
+from qlm_planner.board.tenants import (
     LIMITED_MAX,
     WEIGHT_EXPONENT_MAX,
     Tenant,
@@ -29,6 +24,11 @@ from qlm_planner.tenants import (
     weight_class,
     weight_of,
 )
+from qlm_planner.config import PlannerConfig, PlannerSettings
+from qlm_planner.cost.virtual_queues import times_of
+from qlm_planner.insertion import best_place
+from qlm_planner.policy import Policy
+from qlm_planner.search import Costs
 
 from .small_cluster import REQUEST_S, Job, SmallCluster
 from .test_insertion import class_terms, group, lines, slot
@@ -131,11 +131,11 @@ def test_the_class_survives_a_restart() -> None:
     assert from_meta(to_meta(traits, 0)) == traits
 
 
-# Shares -----------------------------------------------------------------------------------------------------------------
+# Shares -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_shares_are_of_gpu_time_in_the_window() -> None:
-    shares = Shares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
+    shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
     slots = [slot_of(**{"1__greedy": 30, "1": 10}), slot_of(**{"1": 5}), slot_of()]
     for second in range(10):
         shares.look(slots, START_S + second)
@@ -149,7 +149,7 @@ def test_shares_are_of_gpu_time_in_the_window() -> None:
 
 
 def test_a_tenant_does_not_go_back_and_forth_at_its_limit() -> None:
-    shares = Shares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
+    shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=60.0)
     turns, was = 0, False
     for second in range(120):
         shares.look([slot_of(**{"1__greedy": 25 + second % 2, "1": 75 - second % 2})], START_S + second)
@@ -159,7 +159,7 @@ def test_a_tenant_does_not_go_back_and_forth_at_its_limit() -> None:
 
 
 def test_a_long_pause_between_two_looks_is_not_taken_as_served() -> None:
-    shares = Shares(tenants=Tenants(named=(GREEDY,)), window_s=1e6)
+    shares = TenantShares(tenants=Tenants(named=(GREEDY,)), window_s=1e6)
     shares.look([slot_of(**{"1__greedy": 1})], START_S)
     shares.look([slot_of(**{"1__greedy": 1})], START_S + 1e5)
     shares.look([slot_of(**{"1": 1})], START_S + 1e5 - 50.0)
@@ -174,7 +174,7 @@ async def test_who_has_had_too_much_waits_behind_and_comes_back() -> None:
     await world.settle()
     pulled = await world.pull("a", "alpha", 20)
     await world.advance(2.0)
-    assert machine.shares.above == {"1/greedy"}
+    assert machine.tenant_shares.above == {"1/greedy"}
     [greedy] = machine.board.queue_groups("a")
     assert greedy.tier == BEHIND
     # Nobody else waits: it is served all the same (above), and later deadlines come first now.
@@ -191,7 +191,7 @@ async def test_who_has_had_too_much_waits_behind_and_comes_back() -> None:
     await world.complete("a", pulled)
     await world.pull("a", "alpha", 5)
     await world.advance(8.0)
-    assert machine.shares.above == frozenset()
+    assert machine.tenant_shares.above == frozenset()
     assert {group.tier for group in machine.board.queue_groups("a")} == {USUAL}
 
 
@@ -204,7 +204,7 @@ async def test_a_share_is_no_matter_of_bands() -> None:
     await world.settle()
     await world.pull("a", "alpha", 5)
     await world.advance(2.0)
-    assert machine.shares.above == {"1/greedy"}
+    assert machine.tenant_shares.above == {"1/greedy"}
     await world.submit("alpha", priority=2, tenant="modest")
     await world.submit("alpha", priority=1, tenant="modest")
     await world.advance(1.0)

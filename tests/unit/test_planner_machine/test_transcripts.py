@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.board.group import to_meta, traits_of
+from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
 from qlm_planner.effects import (
     ApplyChunk,
     Effect,
@@ -38,10 +40,8 @@ from qlm_planner.events import (
     Tick,
     UnplacedRead,
 )
-from qlm_planner.group_meta import to_meta, traits_of
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.policy import Policy
-from qlm_planner.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
 from qlm_queue.values import GroupRecord
 
 from .world import CATALOGUE, START_S, profiles
@@ -275,9 +275,9 @@ def test_a_scan_that_begins_anew_forgets_the_page_under_way() -> None:
     leading(script, snapshot({"a": []}))
     script.at(0.1, CallFailed(call=ReadArrivals(count=500, block_s=1.0)))
     assert "unplaced after the start" in script.at(0.2, Tick())
-    script.machine.intake.rescan()
+    script.machine.arrivals.rescan()
     assert script.at(0.3, UnplacedRead(arrivals=(), read_to="")) == ["unplaced after the start"]
-    assert script.machine.intake.scanning
+    assert script.machine.arrivals.scanning
 
 
 def test_a_page_that_failed_is_read_again() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
 from qlm_planner.chunks import apply_to_board
 from qlm_planner.effects import ApplyChunk, PlanCause
 from qlm_planner.events import Tick
@@ -84,7 +84,7 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     for number in range(8):
         await world.submit("alpha", slo_s=600.0 * 2.0**number)
     await world.settle()
-    queues = {name: list(queue) for name, queue in machine.board.queues.items()}
+    queues = machine.board.order()
     world.calls.clear()
     came = itertools.count()
 

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from qlm_planner import search
 from qlm_planner.advice.question import Miss, Question
-from qlm_planner.class_terms import Floats
+from qlm_planner.cost.service_times import Floats
 from qlm_planner.search.problem import FIELDS, Integers, Problem
 
 SHARE = 0.99

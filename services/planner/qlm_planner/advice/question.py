@@ -9,13 +9,13 @@ import numpy as np
 
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.advice.demand import Demand, Rate
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms, Floats, GroupColumns, serving, terms
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import GroupTraits, band_of
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, GroupTraits, band_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable, Floats, GroupColumns, service_times
+from qlm_planner.cost.virtual_queues import crowd_of
 from qlm_planner.problems import kinds_of, problem_of, standing
-from qlm_planner.queues import crowd_of
 from qlm_planner.search.problem import Orders, Problem
 
 HORIZON_S = 300.0
@@ -82,9 +82,9 @@ class Question:
         return bool(self.waiting) or self.idle > 0
 
 
-def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) -> Question:
+def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -> Question:
     """Costs O(groups + instances + EXPECTED_MAX). Raises ProblemError where the profiles make no sense."""
-    estimates, slots, rates = made.estimates, serving(board), demand.rates(now_s)
+    estimates, slots, rates = table.estimates, board.serving, demand.rates(now_s)
     queues = {slot.facts.name: board.queue_groups(slot.facts.name) for slot in slots}
     waiting = [group for queue in queues.values() for group in queue]
     waiting += [group for _, group in sorted(board.groups.items()) if group.open and group.instance not in queues]
@@ -92,18 +92,18 @@ def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) ->
     tried = _kinds(slots, [slot for _, slot in sorted(board.slots.items())], estimates, wanted)
     clock = max((slot.facts.time_scale for slot in slots), default=1.0)
     horizon_s = HORIZON_S / clock
-    here = made.columns(waiting)
-    columns = here.beside(_expected(rates, tried, made, board.slo_band, now_s, horizon_s))
+    here = table.columns(waiting)
+    columns = here.beside(_expected(rates, tried, table, board.slo_band, now_s, horizon_s))
     orders, heads = standing(estimates, [*slots, *tried], [*queues.values(), *([] for _ in tried)])
     problem, alone_s = None, np.zeros((0, 0))
     if (slots or tried) and columns.ids:
-        problem = problem_of([*slots, *tried], columns, crowd_of(slots, here.count), orders, heads, made, now_s)
-        kinds = kinds_of([*slots, *tried], estimates, made)[1]
-        shared = made.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
+        problem = problem_of([*slots, *tried], columns, crowd_of(slots, here.count), orders, heads, table, now_s)
+        kinds = kinds_of([*slots, *tried], estimates, table)[1]
+        shared = table.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
         one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)
-        alone_s = terms(shared, one, 1.0).own_s
+        alone_s = service_times(shared, one, 1.0).own_s
         # Requests to come find full batches where the fleet is just enough.
-        own_s = np.concatenate((problem.own_s[:, : len(waiting)], terms(shared, columns, np.inf).own_s[:, len(waiting) :]), axis=1)
+        own_s = np.concatenate((problem.own_s[:, : len(waiting)], service_times(shared, columns, np.inf).own_s[:, len(waiting) :]), axis=1)
         problem = replace(problem, own_s=np.where(np.isnan(own_s), np.inf, own_s))
     unserved = {model for model in wanted if not any(estimates.can_serve(slot, model) for slot in slots)}
     return Question(
@@ -112,7 +112,7 @@ def question_of(board: Board, made: ClassTerms, demand: Demand, now_s: float) ->
         orders=orders,
         members=tuple(_member(slot.facts, estimates) for slot in (*slots, *tried)),
         size=len(slots),
-        models=tuple(made.models(columns)[0]),
+        models=tuple(table.models(columns)[0]),
         waiting=tuple(_miss(group) for group in waiting),
         liable=here.count * here.due_share,
         due=_due(columns, now_s + SETTLE_S / clock),
@@ -141,18 +141,18 @@ def _due(groups: GroupColumns, from_s: float) -> Floats:
 
 
 def _expected(
-    rates: Sequence[Rate], kinds: Sequence[Slot], made: ClassTerms, slo_band: int, now_s: float, horizon_s: float
+    rates: Sequence[Rate], kinds: Sequence[Slot], table: ClassTable, slo_band: int, now_s: float, horizon_s: float
 ) -> GroupColumns:
     """The groups that requests of each key will make until the horizon: those of a window make one, no larger than `Grouping` admits. They
     may start before they come: orders by deadline rarely do so where a fleet is just enough, and where it is too small nothing is early."""
     per_s, slo_s = np.array([rate.per_s for rate in rates]), np.array([rate.slo_s for rate in rates])
-    most = np.array([_most(rate, kinds, made.estimates) for rate in rates], dtype=np.float64)
-    longest_s = np.minimum(np.minimum(horizon_s, most / per_s), made.estimates.policy.group_spread_fraction * slo_s)
+    most = np.array([_most(rate, kinds, table.estimates) for rate in rates], dtype=np.float64)
+    longest_s = np.minimum(np.minimum(horizon_s, most / per_s), table.estimates.policy.group_spread_fraction * slo_s)
     windows = np.ceil(np.minimum(horizon_s / longest_s, max(1.0, EXPECTED_MAX / max(1, len(rates))))).astype(np.int64)
     key = np.repeat(np.arange(len(rates)), windows)
     window_s = (horizon_s / windows)[key]
     begin_s = window_s * (np.arange(len(key)) - (np.cumsum(windows) - windows)[key])
-    one = made.columns([_request(rate, slo_band, now_s) for rate in rates]).take(key)
+    one = table.columns([_request(rate, slo_band, now_s) for rate in rates]).take(key)
     count = per_s[key] * window_s
     return replace(
         one,

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyomo.environ as pyo
 
+from qlm_planner.cost.order_cost import FAR_S
 from qlm_planner.exact.scenarios import Scenario, finite
-from qlm_planner.order_cost import FAR_S
 from qlm_planner.search.group_cost import FIRST_SHARE, POINTS, STEP_SHARE, front_cost, opening
 from qlm_planner.search.packing import DEADLINE, REQUESTS, SPREAD, Packed
 from qlm_planner.search.problem import Orders, Problem

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_loaded_of, loads_of
-from qlm_planner.queues import Line
 
 
 class Balancer(ABC):
@@ -31,12 +32,12 @@ class Balancer(ABC):
         """One of the instances, at least one, for a request or group of this id. `loads`: requests of each; `serving`: those that need no
         other model for it than the one before it."""
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
-        return QueueEnds(board=board, estimates=made.estimates, picker=_Chosen(policy=self, board=board, loads=loads_of(board)))
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
+        return QueueEnds(board=board, estimates=table.estimates, picker=_Chosen(policy=self, board=board, loads=loads_of(board)))
 
-    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
         """Picked as for a request, with what `lines` hold; between the groups older and younger than it."""
-        able = {line.slot.facts.name: line for line in able_lines(lines, made, group)}
+        able = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
         if not able:
             return None
         loads = {name: line.slot.running + sum(each.waiting for each in line.groups) for name, line in able.items()}
@@ -44,7 +45,7 @@ class Balancer(ABC):
         serving = [name for name, model in ends.items() if model in ("", group.traits.key.model)]
         return aged(able[self.choose(sorted(able), group.group_id, loads, serving)], group, board)
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         return None
 
 

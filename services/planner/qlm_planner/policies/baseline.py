@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group
-from qlm_planner.queues import Line
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 
 Orders = Mapping[str, Sequence[str]]
 """Group ids by queue, first served first; queues that are not named stay as they are."""
@@ -39,11 +39,11 @@ class Baseline(Protocol):
     @property
     def fallbacks(self) -> int: ...
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         """For one batch of arrivals."""
 
-    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
         """For a group whose instance serves it no more; None if no line can serve it."""
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         """Asked when misses are expected, an instance idles or is new, or somebody asks; None: the order stays."""

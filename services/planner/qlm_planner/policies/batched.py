@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import traits_of
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines, least_loaded_of, loads_of
-from qlm_planner.queues import Line
 
 
 def waits_since_s(group: Group) -> float:
@@ -90,12 +90,12 @@ class Batched:
     slow = False
     fallbacks = 0
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
-        return ByModel(board=board, estimates=made.estimates, loads=loads_of(board))
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
+        return ByModel(board=board, estimates=table.estimates, loads=loads_of(board))
 
-    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
         """As for a request that came when the group's oldest did."""
-        able: Mapping[str, Line] = {line.slot.facts.name: line for line in able_lines(lines, made, group)}
+        able: Mapping[str, Line] = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
         if not able:
             return None
         model, came_s = group.traits.key.model, waits_since_s(group)
@@ -104,7 +104,7 @@ class Batched:
             name for name, line in able.items() if model in (line.slot.active_model, *(each.traits.key.model for each in line.groups))
         ]
         line = able[least_loaded_of(sorted(able), sorted(serving), loads)]
-        return line, place_by_model(line.groups, model, runs(line.slot, model), came_s, made.estimates.policy.stay_s)
+        return line, place_by_model(line.groups, model, runs(line.slot, model), came_s, table.estimates.policy.stay_s)
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         return None

@@ -13,14 +13,14 @@ from itertools import compress
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms, serving
-from qlm_planner.group_meta import traits_of
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.policies.work import QueueWork, Work, Works
-from qlm_planner.queues import Line
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class ByDeadline:
 
     def first_end(self, group: Group) -> tuple[DatedQueue, int, Work] | None:
         """`first_end` on the queues that can serve a group; None if none can."""
-        able = [queue for queue in self.queues if self.works.made.estimates.can_serve(queue.work.slot, group.traits.key.model)]
+        able = [queue for queue in self.queues if self.works.table.estimates.can_serve(queue.work.slot, group.traits.key.model)]
         return first_end(able, self.works.on([queue.work.slot for queue in able], [group])[0], group) if able else None
 
     def open(self, queue: DatedQueue, place: int, group: Group, work: Work) -> None:
@@ -110,7 +110,7 @@ class ByDeadline:
         queue.work.replace(place, work)
 
     def _has_room(self, slot: Slot, group: Group, facts: RequestFacts) -> bool:
-        estimates = self.works.made.estimates
+        estimates = self.works.table.estimates
         limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
@@ -121,7 +121,7 @@ class ByDeadline:
 def heads_and_rest(board: Board, works: Works) -> tuple[list[DatedQueue], list[Group], set[str]]:
     """The queues of the instances that serve with nothing but their heads, where they serve them; all other groups that somebody serves,
     most urgent first; and the ids of both."""
-    slots, estimates = serving(board), works.made.estimates
+    slots, estimates = board.serving, works.table.estimates
     queues: list[DatedQueue] = []
     rest: list[Group] = []
     named: set[str] = set()
@@ -162,7 +162,7 @@ def able_queues(queues: Sequence[DatedQueue], groups: Sequence[Group], works: Wo
     """For each group the queues that can serve it, and its work there."""
     if not groups:
         return []
-    estimates = works.made.estimates
+    estimates = works.table.estimates
     able = [[estimates.can_serve(queue.work.slot, group.traits.key.model) for queue in queues] for group in groups]
     on = works.on([queue.work.slot for queue in queues], groups)
     return [(list(compress(queues, which)), list(compress(each, which))) for which, each in zip(able, on, strict=True)]
@@ -178,36 +178,36 @@ class Edf:
         self.fallbacks = 0
         self._works: Works | None = None
 
-    def works(self, made: ClassTerms) -> Works:
-        self._works = self._works or Works(made=made)
+    def works(self, table: ClassTable) -> Works:
+        self._works = self._works or Works(table=table)
         return self._works
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
-        return ByDeadline.of(board, self.works(made))
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
+        return ByDeadline.of(board, self.works(table))
 
-    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
-        able = able_lines(lines, made, group)
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
+        able = able_lines(lines, table, group)
         if not able:
             return None
-        works = self.works(made)
+        works = self.works(table)
         queues = [DatedQueue(work=works.stand(line.slot, line.groups), groups=line.groups) for line in able]
         queue, place, _ = first_end(queues, works.on([line.slot for line in able], [group])[0], group)
         return able[queues.index(queue)], place
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
-        slots = serving(board)
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
+        slots = board.serving
         idle = any(slot.running == 0 and not board.queues[slot.facts.name] for slot in slots)
         crowded = any(len(board.queues[slot.facts.name]) > 1 for slot in slots)
-        return by_deadline(board, self.works(made)) if idle and crowded else None
+        return by_deadline(board, self.works(table)) if idle and crowded else None
 
 
 class EdfFallback(Edf):
     """While no order meets the SLOs (`planner.overload: edf`): what was ordered by cost is ordered by deadline, and stays so."""
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
-        orders = by_deadline(board, self.works(made))
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
+        orders = by_deadline(board, self.works(table))
         changes = any(list(order) != board.queues[name] for name, order in orders.items() if not _sorted(board, name))
-        return orders if changes else super().reorder(board, made, now_s)
+        return orders if changes else super().reorder(board, table, now_s)
 
 
 def _sorted(board: Board, name: str) -> bool:

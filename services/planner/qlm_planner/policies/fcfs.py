@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged
 from qlm_planner.policies.work import QueueWork, Works
-from qlm_planner.queues import Line
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,27 +46,27 @@ class Fcfs:
     def __init__(self) -> None:
         self._works: Works | None = None
 
-    def works(self, made: ClassTerms) -> Works:
-        self._works = self._works or Works(made=made)
+    def works(self, table: ClassTable) -> Works:
+        self._works = self._works or Works(table=table)
         return self._works
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         """Costs O(groups)."""
-        works = self.works(made)
+        works = self.works(table)
         queues = works.queues(board)
         picker = FirstStart(works=works, queues={queue.slot.facts.name: queue for queue in queues} if len(queues) > 1 else {})
-        return QueueEnds(board=board, estimates=made.estimates, picker=picker)
+        return QueueEnds(board=board, estimates=table.estimates, picker=picker)
 
-    def home(self, lines: Sequence[Line], made: ClassTerms, group: Group, board: Board, now_s: float) -> Home | None:
+    def home(self, lines: Sequence[Line], table: ClassTable, group: Group, board: Board, now_s: float) -> Home | None:
         """On the queue that would start it first between the groups older and younger than it."""
-        able = able_lines(lines, made, group)
+        able = able_lines(lines, table, group)
         if not able:
             return None
-        works = self.works(made)
+        works = self.works(table)
         homes = [aged(line, group, board) for line in able]
         [on] = works.on([line.slot for line in able], [group])
         starts = [works.stand(line.slot, line.groups).start_s(place, work) for (line, place), work in zip(homes, on, strict=True)]
         return homes[starts.index(min(starts))]
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
         return None

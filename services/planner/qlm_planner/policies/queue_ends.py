@@ -14,13 +14,13 @@ from typing import Protocol
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.estimates import Estimates
-from qlm_planner.group_meta import traits_of
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home
-from qlm_planner.queues import Line
 
 
 class Picker(Protocol):
@@ -80,9 +80,9 @@ def position_by_age(queue: Sequence[str], group: Group, board: Board) -> int:
     return next((at for at, other in enumerate(queue) if board.groups[other].order > group.order), len(queue))
 
 
-def able_lines(lines: Sequence[Line], made: ClassTerms, group: Group) -> list[Line]:
+def able_lines(lines: Sequence[Line], table: ClassTable, group: Group) -> list[Line]:
     """Those that can serve a group."""
-    return [line for line in lines if made.estimates.can_serve(line.slot, group.traits.key.model)]
+    return [line for line in lines if table.estimates.can_serve(line.slot, group.traits.key.model)]
 
 
 def aged(line: Line, group: Group, board: Board) -> Home:

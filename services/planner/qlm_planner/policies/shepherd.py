@@ -19,10 +19,9 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from qlm_core.request import RequestFacts
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms
-from qlm_planner.group_meta import traits_of
-from qlm_planner.items import Group
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group, traits_of
+from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.policies.baseline import Orders, Seating
 from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, able_queues, by_deadline, heads_and_rest, orders_of
 from qlm_planner.policies.work import Work
@@ -59,7 +58,7 @@ class FixedBatches:
         return alone
 
     def _size(self, batch: Group) -> int:
-        estimates = self.by_deadline.works.made.estimates
+        estimates = self.by_deadline.works.table.estimates
         slot = self.by_deadline.board.slots.get(batch.instance)
         mean_tokens = batch.waiting_prompt_tokens / max(1, batch.waiting)
         limits = estimates.limits(slot, batch.traits.key, batch.traits.slo_s, mean_tokens)
@@ -76,11 +75,11 @@ class Shepherd(Edf):
         self._nodes_max = nodes_max
         self._time_limit_s = time_limit_s
 
-    def seating(self, board: Board, made: ClassTerms, now_s: float) -> Seating:
-        return FixedBatches(by_deadline=ByDeadline.of(board, self.works(made)))
+    def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
+        return FixedBatches(by_deadline=ByDeadline.of(board, self.works(table)))
 
-    def reorder(self, board: Board, made: ClassTerms, now_s: float) -> Orders | None:
-        works = self.works(made)
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
+        works = self.works(table)
         queues, rest, named = heads_and_rest(board, works)
         if not queues or not rest:
             return None

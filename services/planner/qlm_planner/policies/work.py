@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qlm_planner.board import Board
-from qlm_planner.class_terms import ClassTerms, serving
-from qlm_planner.items import Group, Slot
-from qlm_planner.order_cost import MODEL, OWN, SWAP, WORK
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost.order_cost import MODEL, OWN, SWAP, WORK
+from qlm_planner.cost.service_times import ClassTable
 
 
 class Work(NamedTuple):
@@ -63,31 +64,31 @@ class QueueWork:
 class Works:
     """Works groups out, and keeps those that stand on a queue until they change."""
 
-    made: ClassTerms
+    table: ClassTable
     _version: int = -1
     _kept: dict[str, tuple[tuple[object, ...], Work]] = field(default_factory=dict)
 
     def queues(self, board: Board) -> list[QueueWork]:
         """Of the instances that serve, with all their groups. Costs O(groups)."""
-        return [self.stand(slot, board.queue_groups(slot.facts.name)) for slot in serving(board)]
+        return [self.stand(slot, board.queue_groups(slot.facts.name)) for slot in board.serving]
 
     def empty(self, slot: Slot) -> QueueWork:
         """A queue without groups."""
-        engine = self.made.estimates.engine(slot)
+        engine = self.table.estimates.engine(slot)
         return QueueWork(slot=slot, active=engine.model_code, free_s=engine.lead_s(0.0))
 
     def on(self, slots: Sequence[Slot], groups: Sequence[Group]) -> list[list[Work]]:
         """Each group on each of the instances, which can all serve it."""
         count = len(slots)
-        columns = self.made.columns(groups).take(np.arange(len(groups)).repeat(count))
-        rows = self.made.rows(slots, np.tile(np.arange(count), len(groups)), columns, 0.0, 0.0)
+        columns = self.table.columns(groups).take(np.arange(len(groups)).repeat(count))
+        rows = self.table.rows(slots, np.tile(np.arange(count), len(groups)), columns, 0.0, 0.0)
         works = [Work(*each) for each in rows[[WORK, OWN, SWAP, MODEL]].T.tolist()]
         return [works[begin : begin + count] for begin in range(0, len(works), count)]
 
     def stand(self, slot: Slot, groups: Sequence[Group]) -> QueueWork:
         """A queue with groups that stand on it."""
-        if self._version != self.made.estimates.version:
-            self._version = self.made.estimates.version
+        if self._version != self.table.estimates.version:
+            self._version = self.table.estimates.version
             self._kept.clear()
         facts = (slot.facts.incarnation, slot.warm_models, *slot.batches.values())
         known = [self._kept.get(group.group_id) for group in groups]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner.order_cost import FAR_S
+from qlm_planner.cost.order_cost import FAR_S
 from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)

@@ -1,6 +1,6 @@
 """A planning problem as arrays, the orders that answer it, and what they cost: all that the solver knows of the world.
 
-The cost model is that of `qlm_planner.order_cost`: within a run (groups of one model in a row) prefix sums of work; between
+The cost model is that of `qlm_planner.cost.order_cost`: within a run (groups of one model in a row) prefix sums of work; between
 runs the drain of the one before and the swap, which is warmed meanwhile; in front what the engine does now.
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qlm_planner import order_cost as of
+from qlm_planner.cost import order_cost as of
 from qlm_planner.search.annealing import anneal
 from qlm_planner.search.compile_cache import FOLDER, alone, complete, mark_complete
 from qlm_planner.search.construction import constructed, inserted

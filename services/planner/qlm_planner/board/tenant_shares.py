@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qlm_planner.items import Slot
-from qlm_planner.tenants import Tenants, limited_tenant
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.tenants import Tenants, limited_tenant
 
 PARTS = 12
 """The window moves on by so many parts of it."""
@@ -31,7 +31,7 @@ class _Part:
 
 
 @dataclass(slots=True, kw_only=True)
-class Shares:
+class TenantShares:
     """`above`: classes of tenants that had more than their share when it was looked at last."""
 
     tenants: Tenants

@@ -1,8 +1,8 @@
-"""Terms of many groups at once, on arrays.
+"""ServiceTimes of many groups at once, on arrays.
 
 A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
-clusters, so a group that is taken into another one keeps its terms. What its groups share is worked out once for each snapshot of the
-profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the terms of 10,000 groups cost a few
+clusters, so a group that is taken into another one keeps its times. What its groups share is worked out once for each snapshot of the
+profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of 10,000 groups cost a few
 operations on arrays, however often their counts change.
 """
 
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from qlm_core.group import GroupKey
 from qlm_core.length_curve import LONGEST_OF
 from qlm_core.request import SloKind
-from qlm_planner.board import Board
-from qlm_planner.estimates import PROMPT_STEP, Estimates, Likeness
-from qlm_planner.items import TIERS, Group, Slot
-from qlm_planner.order_cost import (
+from qlm_planner.board.group import TIERS, Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.tenants import weight_of
+from qlm_planner.cost.estimates import PROMPT_STEP, Estimates, Likeness
+from qlm_planner.cost.order_cost import (
     BAND,
     COUNT,
     DEADLINE,
@@ -38,7 +39,6 @@ from qlm_planner.order_cost import (
     WORK,
     WORK_VARIANCE,
 )
-from qlm_planner.tenants import weight_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -111,8 +111,8 @@ class GroupColumns:
 
 
 @dataclass(slots=True, kw_only=True)
-class ClassTerms:
-    """The table for one `Estimates`; emptied when that has loaded other profiles."""
+class ClassTable:
+    """The table of classes for one `Estimates`; emptied when that has loaded other profiles."""
 
     estimates: Estimates
     _version: int = -1
@@ -190,7 +190,7 @@ class ClassTerms:
         self._traits[group.group_id] = number
         return number
 
-    # Terms ------------------------------------------------------------------------------------------------------------
+    # ServiceTimes ------------------------------------------------------------------------------------------------------------
 
     def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
         """What the classes of groups share on `slots[on]` [ROWS, ...]: `on` goes with the groups, or is [kinds, 1]: all on each."""
@@ -215,9 +215,9 @@ class ClassTerms:
 
     def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float | Floats, now_s: float) -> Floats:
         """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
-        `crowd`: as for `terms`."""
+        `crowd`: as for `service_times`."""
         shared = self.classes(slots, on, groups)
-        made = terms(shared, groups, crowd)
+        made = service_times(shared, groups, crowd)
         requests = groups.count * groups.weight * groups.due_share
         deadline_s = np.minimum(groups.deadline_s - now_s, FAR_S)
         slo_s = np.minimum(groups.slo_s, FAR_S)
@@ -324,7 +324,7 @@ class ClassTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Terms:
+class ServiceTimes:
     """Of groups on instances [..., groups], as the rows of `order_cost` have them."""
 
     work_s: Floats
@@ -334,7 +334,7 @@ class Terms:
     drain_s: Floats
 
 
-def terms(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> Terms:
+def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> ServiceTimes:
     """`shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that an instance has on average, which share a batch with a group's:
     where they are more than its own, its requests decode in a larger batch, and more prefills ride along. What of a group's decode work is
     in flight at a time is not counted twice before the next run: once as work, and once as the drain."""
@@ -353,7 +353,7 @@ def terms(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> Terms:
     drain_s = own_prefill_s + longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)
     decode_s = count * output * shared[TOKEN_S]
     in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, count / batch))
-    return Terms(
+    return ServiceTimes(
         work_s=count * prefill_s + decode_s,
         work_variance=count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
         own_s=own_prefill_s + bounded * output * pace_s,
@@ -371,8 +371,3 @@ def _longest(table: Floats, count: Floats) -> Floats:
     high = np.take_along_axis(table, below[None] + 1, axis=0)[0]
     found: Floats = low + (place - below) * (high - low)
     return found
-
-
-def serving(board: Board) -> list[Slot]:
-    """The instances that may be given groups, by name."""
-    return [slot for _, slot in sorted(board.slots.items()) if slot.serving]

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, instance_of
 from qlm_core.request import RequestFacts, SloKind
+from qlm_planner.board.group import USUAL, Group, band_of, from_meta, order_of
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.snapshot import GroupRow, Snapshot
 from qlm_planner.effects import Place
 from qlm_planner.events import Change, ChangeKind, LoadReported
-from qlm_planner.group_meta import band_of, from_meta, order_of
-from qlm_planner.items import USUAL, Group, Slot
-from qlm_planner.snapshot import GroupRow, Snapshot
 
 BATCH_LOOK = 64
+
+Target = dict[str, list[str]]
+"""Group ids of each queue as they should be."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +44,15 @@ class Board:
     @property
     def open_groups(self) -> int:
         return sum(len(queue) for queue in self.queues.values())
+
+    @property
+    def serving(self) -> list[Slot]:
+        """The instances that may be given groups, by name."""
+        return [slot for _, slot in sorted(self.slots.items()) if slot.serving]
+
+    def order(self) -> Target:
+        """A copy of the queues."""
+        return {name: list(queue) for name, queue in self.queues.items()}
 
     def queue_groups(self, instance: str) -> list[Group]:
         """The open groups of a virtual queue, first served first."""
@@ -223,7 +235,7 @@ class Board:
         for row in snapshot.instances:
             known = old.get(row.facts.name)
             same = known is not None and known.facts.incarnation == row.facts.incarnation
-            facts = row.facts.lasting  # what terms are kept by
+            facts = row.facts.lasting  # what service times are kept by
             active, warm = row.facts.active_model, row.facts.warm_models
             slot = known if known is not None and same else Slot(facts=facts, active_model=active, warm_models=warm)
             slot.facts = facts

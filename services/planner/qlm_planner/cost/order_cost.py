@@ -1,9 +1,9 @@
 """What orders of groups cost: the objective of the plan (design, "The planner"), for many virtual queues in one pass over arrays.
 
 Groups of one model in a row are a *run*. A group starts when the work ahead of it in its run is done; a run starts when the one before has
-drained and the next model is loaded, which is warmed meanwhile; in front stands what the engine does now. What that is, and what a group
-adds, are columns (`class_terms`); seconds are counted from now. Each request has its own deadline, so lateness is worked out at four points
-of a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
+drained and the next model is loaded, which is warmed meanwhile; in front stands what the engine does now. Both that and what a group adds
+are columns (`service_times`); seconds are counted from now. Each request has its own deadline, so lateness is worked out at four points of
+a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
 
     late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
         + completion * request-seconds until completion

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.board.partial_overview import Pages, refresh
+from qlm_planner.board.snapshot import EntryId, Snapshot
 from qlm_planner.effects import ReadOverview
 from qlm_planner.events import EventEntry
 from qlm_planner.policy import Policy
-from qlm_planner.refreshing import Pages, refresh
-from qlm_planner.snapshot import EntryId, Snapshot
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a group costs on an instance: the formulas of `qlm_core.prediction` on one profile snapshot, kept per class of requests.
 
 A class is (instance, group key, prompt length to within 1/8); all its groups share one `Service`. What a group adds is exact: its count and
-its known prompt tokens. So the terms of a group cost O(1), and 10,000 groups share a few hundred services.
+its known prompt tokens. So the times of a group cost O(1), and 10,000 groups share a few hundred services.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from qlm_core.model import ModelSpec
 from qlm_core.prediction import Service
 from qlm_core.prediction import service as service_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
-from qlm_planner.board import Board
-from qlm_planner.items import Group, Slot
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
 from qlm_planner.policy import Policy
 from qlm_planner.search.problem import Weights
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qlm_planner.board.snapshot import Arrival, EntryId, entry_id
 from qlm_planner.effects import ReadUnplaced
 from qlm_planner.policy import BATCH_MAX, Policy
-from qlm_planner.snapshot import Arrival, EntryId, entry_id
 
 MISSED_OVERVIEWS = 2
 """After so many overviews in a row that held unplaced requests while none was pending here, some were lost on the way."""
@@ -20,7 +20,7 @@ BUSY_OVERVIEWS = 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Intake:
+class ArrivalBuffer:
     """`pending`: queue id -> request, in order of arrival. `scanning`: a scan is under way; it begins with one. `reading`: a page of it is;
     `outdated`: of one that has begun anew since. `missed`, `busy`: overviews in a row that held unplaced requests, those with nothing
     pending here and all."""

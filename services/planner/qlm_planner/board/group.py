@@ -1,4 +1,4 @@
-"""What the planner writes into a group's record and reads back after a restart."""
+"""A group of requests: its traits, how the queue records them, and how it stands on the board."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from qlm_core.request import RequestFacts, SloKind
 GroupOrder = tuple[int, int]
 """Age of a group: (fence of the leader that made it, its number there)."""
 
+AGED, USUAL, BEHIND = range(3)
+"""Tiers of a band, the first served first: who has waited too long, everybody else, and who has had more than its share."""
+TIERS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTraits:
@@ -20,6 +24,65 @@ class GroupTraits:
     key: GroupKey
     slo_s: float
     priority: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
+    since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits and can miss it, infinite where none
+    can. `tier`: its place within its band (`qlm_planner.ranks`). `slo_least_s`: of its requests, down to half of that of the first one,
+    which its traits tell. `answered`: of those that wait, how many have their first token, which is all that their SLO bounds, and came
+    back later."""
+
+    group_id: str
+    order: GroupOrder
+    traits: GroupTraits
+    band: int
+    instance: str
+    first_deadline_s: float
+    next_deadline_s: float
+    last_deadline_s: float
+    waiting: int = 0
+    live: int = 0
+    waiting_prompt_tokens: int = 0
+    answered: int = 0
+    slo_least_s: float = math.inf
+    tier: int = USUAL
+
+    def __post_init__(self) -> None:
+        self.slo_least_s = min(self.slo_least_s, self.traits.slo_s)
+
+    @property
+    def open(self) -> bool:
+        return self.waiting > 0
+
+    @property
+    def due_share(self) -> float:
+        """Of those that wait, the share whose SLO can still be missed."""
+        return 1.0 - self.answered / self.waiting if self.answered else 1.0
+
+    @property
+    def rank(self) -> int:
+        """Lower ranks are served first: the band, and the tier within it."""
+        return TIERS * self.band + self.tier
+
+    @property
+    def spread_s(self) -> float:
+        """Seconds from the deadline of the first that waits to the last; 0 where there is none."""
+        return max(0.0, self.last_deadline_s - self.next_deadline_s) if self.next_deadline_s < math.inf else 0.0
+
+    def told_next(self, deadline_s: float) -> None:
+        """The queue says when the first that waits is due. Those that are answered came first."""
+        self.next_deadline_s = deadline_s
+        self.answered = min(self.answered, self.waiting)
+        if self.answered:
+            left = self.waiting - self.answered
+            self.next_deadline_s = deadline_s + self.spread_s * self.answered / (self.waiting - 1) if left else math.inf
+
+    @property
+    def urgency(self) -> tuple[int, float, GroupOrder]:
+        """Sorts as earliest deadline first inside ranks; the older group first where deadlines are equal."""
+        return (self.rank, self.first_deadline_s, self.order)
 
 
 def traits_of(request: RequestFacts) -> GroupTraits:

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qlm_core.instance import UNASSIGNED
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
+from qlm_planner.board.group import Group
+from qlm_planner.board.slot import Slot
+from qlm_planner.board.snapshot import Snapshot
 from qlm_planner.events import ChangeKind, EventEntry
-from qlm_planner.items import Group, Slot
-from qlm_planner.snapshot import Snapshot
 
 PAGE_GROUPS = 250
 """Groups of one look: they cost the server 6 us each, and nobody else is served meanwhile."""

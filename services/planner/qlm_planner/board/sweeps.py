@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qlm_planner.board import Board
+from qlm_planner.board.board import Board
 from qlm_planner.effects import Expire, Forget, Reclaim
 from qlm_planner.policy import BATCH_MAX, Policy
 
 
 @dataclass(slots=True, kw_only=True)
-class Upkeep:
+class Sweeps:
     """At most one call of each kind is under way. `forgetting`: asked about since the last overview, which tells what became of it.
     `lost`: incarnations whose lease is gone -> calls made since the last overview that named them; those that own nothing any more are
     taken out."""
