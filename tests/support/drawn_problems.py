@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_planner.advice.question import Member, Question
+from qlm_planner.overload.advice_question import Member, Question
 from qlm_planner.search import Orders, Problem
 
 

@@ -11,7 +11,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.open_groups import BATCHES, OVERTAKE_FRACTION, OVERTAKE_MIN_S, OVERTAKEN_LOOK, SPREAD_FRACTION, OpenGroups
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import SloKind
-from qlm_planner import grouping
+from qlm_planner.groups import assignment
 from qlm_planner.policy import Policy
 
 SLO_S = 60.0
@@ -90,4 +90,4 @@ def test_it_guesses_with_the_planners_defaults() -> None:
     policy = Policy()
     assert (policy.delta, policy.group_spread_fraction) == (BATCHES, SPREAD_FRACTION)
     assert (policy.group_overtake_fraction, policy.group_overtake_min_s) == (OVERTAKE_FRACTION, OVERTAKE_MIN_S)
-    assert OVERTAKEN_LOOK == grouping.OVERTAKEN_LOOK
+    assert OVERTAKEN_LOOK == assignment.OVERTAKEN_LOOK

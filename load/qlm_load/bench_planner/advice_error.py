@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_load.bench_planner.advice_scenarios import ASK_S, HORIZON_S, MODELS, Scenario
-from qlm_planner.advice.advising import SHARE, Advice, advise
-from qlm_planner.advice.question import SETTLE_S, question_of
+from qlm_planner.overload.advice import SHARE, Advice, advise
+from qlm_planner.overload.advice_question import SETTLE_S, question_of
 from qlm_sim.cluster import Cluster
 from qlm_sim.comparison import PlannedKill, simulate
 from qlm_sim.description import ClusterDescription
@@ -93,7 +93,7 @@ def fleet_advised(scenario: Scenario) -> int:
 
     def ask(cluster: Cluster) -> None:
         machine = next(planner.machine for planner in cluster.planners if planner.machine is not None)
-        found.append(advise(question_of(machine.board, machine.reshaping.table, machine.demand, cluster.schedule.now_s)))
+        found.append(advise(question_of(machine.board, machine.changes.table, machine.demand, cluster.schedule.now_s)))
 
     simulate(_cluster(scenario, scenario.instances), scenario.requests(), looks=[(ASK_S, ask)], limit_s=ASK_S + 1.0, seed=scenario.seed)
     [advice] = found

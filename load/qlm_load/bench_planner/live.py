@@ -99,7 +99,7 @@ class Live:
         return term
 
     def why(self) -> PlanCause | None:
-        change = self.term.machine.reshaping.change
+        change = self.term.machine.changes.change
         return None if change is None else change.cause
 
     async def quiet(self) -> float:
@@ -209,7 +209,7 @@ async def _scramble(live: Live, chance: random.Random) -> None:
     for number, name in enumerate(names):
         queues[name] = [*queues[name][:1], *rest[number :: len(names)]]
     for _ in range(SCRAMBLES_MAX):
-        machine.reshaping.begin(PlanCause.ASKED, queues, time.time())
+        machine.changes.begin(PlanCause.ASKED, queues, time.time())
         live.term.tell(Tick())
         await live.quiet()
         if machine.board.queues == queues:

@@ -13,8 +13,6 @@ from opentelemetry.trace import Tracer
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
-from qlm_planner.advice.question import Question, question_of
-from qlm_planner.advice.watch import AdviceWatch, Work
 from qlm_planner.calls import perform
 from qlm_planner.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve
 from qlm_planner.events import (
@@ -30,7 +28,9 @@ from qlm_planner.events import (
 )
 from qlm_planner.machine import PlannerMachine
 from qlm_planner.metrics import PlannerMetrics
-from qlm_planner.plan_view import PlanView, plan_view
+from qlm_planner.overload.advice_question import Question, question_of
+from qlm_planner.overload.advice_watch import AdviceWatch, Work
+from qlm_planner.plan.plan_view import PlanView, plan_view
 from qlm_planner.policy import Policy
 from qlm_planner.spans import trace_job, trace_placements, trace_plan
 from qlm_process.lease_keeper import LeaseKeeper
@@ -126,12 +126,12 @@ class Leadership:
         machine = self._machine
         async with self._turn:
             if machine.board.open_groups >= THREAD_GROUPS:
-                return await asyncio.to_thread(plan_view, machine.board, machine.reshaping.table, self._now_s())
-            return plan_view(machine.board, machine.reshaping.table, self._now_s())
+                return await asyncio.to_thread(plan_view, machine.board, machine.changes.table, self._now_s())
+            return plan_view(machine.board, machine.changes.table, self._now_s())
 
     def _question(self) -> Question | None:
         machine = self._machine
-        return question_of(machine.board, machine.reshaping.table, machine.demand, self._now_s()) if machine.ready else None
+        return question_of(machine.board, machine.changes.table, machine.demand, self._now_s()) if machine.ready else None
 
     def tell(self, event: Event) -> None:
         """Hands an event from outside to the machine. Raises Unavailable where too many wait."""

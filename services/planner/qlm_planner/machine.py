@@ -1,7 +1,7 @@
 """The planner's decisions: events in, effects out. No IO, no clock, no chance.
 
 One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has at most one call under way, or some chunks
-(`writing`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
+(`chunks`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
 Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry,
 forgetting).
 """
@@ -12,14 +12,11 @@ import math
 from typing import assert_never
 
 from qlm_core.overload import Overload
-from qlm_planner.advice.demand import Demand
 from qlm_planner.board.arrivals import ArrivalBuffer
 from qlm_planner.board.board import Board
 from qlm_planner.board.history import History
 from qlm_planner.board.sweeps import Sweeps
 from qlm_planner.board.tenant_shares import TenantShares
-from qlm_planner.chunks import apply_to_board
-from qlm_planner.classing import Classing
 from qlm_planner.connection import Connection
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.effects import (
@@ -61,14 +58,16 @@ from qlm_planner.events import (
     Tick,
     UnplacedRead,
 )
-from qlm_planner.grouping import Grouping
-from qlm_planner.policies.table import baseline_of
+from qlm_planner.groups.assignment import GroupAssignment
+from qlm_planner.groups.ranks import set_tiers
+from qlm_planner.groups.request_class import RequestClasses
+from qlm_planner.groups.split import GroupSplits
+from qlm_planner.overload.demand import Demand
+from qlm_planner.overload.shedding import Shedding
+from qlm_planner.plan.changes import PlanChanges
+from qlm_planner.plan.chunks import ChunkPipeline, apply_to_board
+from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policy import Policy
-from qlm_planner.ranks import set_tiers
-from qlm_planner.regrouping import Regrouping
-from qlm_planner.reshaping import Reshaping
-from qlm_planner.shedding import Shedding
-from qlm_planner.writing import Writing
 
 
 class PlannerMachine:
@@ -79,18 +78,18 @@ class PlannerMachine:
         self.board = Board(slo_band=policy.slo_band)
         self.estimates = Estimates(policy)
         self.baseline = baseline_of(policy)
-        self.reshaping = Reshaping.of(policy, self.estimates, self.baseline)
+        self.changes = PlanChanges.of(policy, self.estimates, self.baseline)
         self.arrivals = ArrivalBuffer(policy=policy)
         self.sweeps = Sweeps(policy=policy, next_expiry_s=now_s)
-        self._grouping = Grouping.of(policy, self.reshaping.table, fence, self.baseline)
+        self._assignment = GroupAssignment.of(policy, self.changes.table, fence, self.baseline)
         self.tenant_shares = TenantShares(tenants=policy.tenants, window_s=policy.share_window_s)
         self._connection = Connection(policy=policy, grace_until_s=now_s + policy.lease_ttl_s, answered_s=now_s)
         self._history = History(policy=policy)
         self.demand = Demand(now_s)
         self._shedding = Shedding(policy=policy)
-        self.regrouping = Regrouping(policy=policy)
+        self.splits = GroupSplits(policy=policy)
         self._lane: Call | None = None
-        self._writing = Writing()
+        self._pipeline = ChunkPipeline()
         self._again_s = math.inf
         self._repeat: Place | None = None
         self._reading_arrivals = False
@@ -110,9 +109,9 @@ class PlannerMachine:
         return self._loaded and self.estimates.ready
 
     @property
-    def classing(self) -> Classing:
+    def request_classes(self) -> RequestClasses:
         """Which classes requests are sorted into."""
-        return self._grouping.classing
+        return self._assignment.request_classes
 
     @property
     def caught_up(self) -> bool:
@@ -134,7 +133,7 @@ class PlannerMachine:
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
         if self.ready:
-            times.append(self.reshaping.repair_s if self._again_s == math.inf else self._again_s)
+            times.append(self.changes.repair_s if self._again_s == math.inf else self._again_s)
         return min(times, default=math.inf)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -148,15 +147,15 @@ class PlannerMachine:
             effects.extend(self._calls(now_s))
         # A placement leaves at once: the order around it is looked at in the next step.
         placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
-        sending = self._writing.room and any(isinstance(effect, ApplyChunk) for effect in effects)
-        self._again_s = now_s if sending or (placing and self.reshaping.repair_s <= now_s) else math.inf
+        sending = self._pipeline.room and any(isinstance(effect, ApplyChunk) for effect in effects)
+        self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
         if self.ready and not placing:
-            self.reshaping.repair(self.board, now_s)
-        effects.extend(self.reshaping.solving.take_effects())
-        answered = self.reshaping.take_answers()
+            self.changes.repair(self.board, now_s)
+        effects.extend(self.changes.jobs.take_effects())
+        answered = self.changes.take_answers()
         if self._changed or answered:
             effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
-        effects.extend(self.reshaping.take_done())
+        effects.extend(self.changes.take_done())
         return effects
 
     def _take(self, now_s: float, event: Event) -> None:
@@ -167,9 +166,9 @@ class PlannerMachine:
                 pass
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
                 if self.estimates.load(catalogue, profiles):
-                    self.reshaping.drifted()
+                    self.changes.drifted()
                     self._doubt = True
-                self._grouping.classing.mega.forget()
+                self._assignment.request_classes.mega.forget()
             case OverviewRead(snapshot=snapshot):
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
@@ -202,12 +201,12 @@ class PlannerMachine:
             case Regrouped():
                 self._lane = None
                 # What happened to them on the way is seen at once.
-                self._history.pages.doubt(self.regrouping.answered(event, self.board))
+                self._history.pages.doubt(self.splits.answered(event, self.board))
                 self._doubt = self._changed = True
             case Forgotten():
                 self._doubt = True
             case Solved() | SolveFailed():
-                self.reshaping.solved(event, self.board, now_s)
+                self.changes.solved(event, self.board, now_s)
             case CallFailed(call=call):
                 self._failed(call, now_s)
             case InstanceAnnounced(facts=facts):
@@ -216,10 +215,10 @@ class PlannerMachine:
             case LoadReported():
                 self._doubt = not self.board.reported(event) or self._doubt
             case ReplanAsked(ask=ask):
-                self.reshaping.ask(ask)
+                self.changes.ask(ask)
                 # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
-                self._doubt = not (known and self.reshaping.replan_asked(self.board, now_s)) or self._doubt
+                self._doubt = not (known and self.changes.replan_asked(self.board, now_s)) or self._doubt
             case _:
                 assert_never(event)
         if self._history.complete:
@@ -240,7 +239,7 @@ class PlannerMachine:
         self.sweeps.see(self.board)
         self.arrivals.compare(unplaced)
         if self.estimates.ready:
-            self.reshaping.consider(
+            self.changes.consider(
                 self.board,
                 self.estimates,
                 now_s,
@@ -248,30 +247,30 @@ class PlannerMachine:
                 taking_back=self.sweeps.taking_back and not self._connection.in_grace(now_s),
                 backlog=self.arrivals.backlog,
             )
-            if self.reshaping.deciding is None and not self.arrivals.backlog:
-                self.regrouping.look(self.board, self.estimates)
+            if self.changes.deciding is None and not self.arrivals.backlog:
+                self.splits.look(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.arrivals.backlog:
-                self._shedding.look(self.board, self.reshaping.table, now_s)
+                self._shedding.look(self.board, self.changes.table, now_s)
         self._changed = before != self.board.order()
 
     def _rank(self, now_s: float) -> None:
         """Who comes before others of its band, by what has run and who has waited until now."""
-        self._grouping.classing.mega.forget()
+        self._assignment.request_classes.mega.forget()
         if self.baseline is None:
             self.tenant_shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
-            self._grouping.above = self.tenant_shares.above
+            self._assignment.above = self.tenant_shares.above
             set_tiers(self.board, self.tenant_shares.above, self.policy, now_s)
 
     def _chunk_answered(self, event: ChunkAnswered) -> None:
-        self._writing.answered(applied=event.applied)
+        self._pipeline.answered(applied=event.applied)
         if event.applied:
-            self.reshaping.chunk_applied(event.call, self.board)
+            self.changes.chunk_applied(event.call, self.board)
             apply_to_board(self.board, event.call)
             self.board.plan_version = event.call.plan_version
             self.board.versions.update(event.versions)
             self._changed = True
         else:
-            self._doubt = self.reshaping.conflict() or self._doubt
+            self._doubt = self.changes.conflict() or self._doubt
 
     def _answered(self, now_s: float) -> None:
         if self._connection.answered(now_s):
@@ -290,8 +289,8 @@ class PlannerMachine:
                 self._lane = None
                 self._history.overview_failed()
             case ApplyChunk():
-                self._writing.answered(applied=False)
-                self.reshaping.conflict()
+                self._pipeline.answered(applied=False)
+                self.changes.conflict()
             case ReadUnplaced():
                 self.arrivals.page_failed()
             case ReadArrivals():
@@ -343,12 +342,12 @@ class PlannerMachine:
 
     @property
     def _idle_lane(self) -> bool:
-        return self._lane is None and self._writing.under_way == 0
+        return self._lane is None and self._pipeline.under_way == 0
 
     @property
     def _overview_s(self) -> float:
         """When the next overview is due. A change of the plan is worked out and written in one go, as far as that does not take long."""
-        changing = self.reshaping.target is not None or self.reshaping.solving.job is not None
+        changing = self.changes.target is not None or self.changes.jobs.job is not None
         due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
         return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
 
@@ -357,19 +356,19 @@ class PlannerMachine:
             return None
         # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
         due = now_s >= self._overview_s
-        if (due or self._repeat is not None) and self._writing.under_way:
+        if (due or self._repeat is not None) and self._pipeline.under_way:
             return None  # it is its turn when they are answered
         first: Call | None = self._repeat or (self._history.overview_begins(self.board) if due else None)
         if first is None and self.ready:
             chunk = self._chunk(now_s)
-            if chunk is not None or self._writing.under_way:
+            if chunk is not None or self._pipeline.under_way:
                 return chunk
             if self.arrivals.pending:
-                self._grouping.baseline = self.reshaping.deciding
-                first = self._grouping.place(self.arrivals.take(), self.board, self.estimates, now_s)
-                self.reshaping.unsettled = self.reshaping.unsettled or bool(first.opened)
+                self._assignment.baseline = self.changes.deciding
+                first = self._assignment.place(self.arrivals.take(), self.board, self.estimates, now_s)
+                self.changes.unsettled = self.changes.unsettled or bool(first.opened)
             else:
-                first = self.regrouping.call(self.board, self.estimates, self._grouping, now_s)
+                first = self.splits.call(self.board, self.estimates, self._assignment, now_s)
         self._lane = first
         if first is not None and first is self._repeat:
             self._repeat = None
@@ -379,10 +378,10 @@ class PlannerMachine:
 
     def _chunk(self, now_s: float) -> ApplyChunk | None:
         """The next chunk of the change under way."""
-        while (target := self.reshaping.target) is not None:
-            chunk = self._writing.more(self.board, target)
-            if chunk is not None or self._writing.under_way:
+        while (target := self.changes.target) is not None:
+            chunk = self._pipeline.more(self.board, target)
+            if chunk is not None or self._pipeline.under_way:
                 return chunk
-            self.reshaping.reached(self.board, now_s)
-            self._doubt = self._doubt or self.reshaping.homeless_left
+            self.changes.reached(self.board, now_s)
+            self._doubt = self._doubt or self.changes.homeless_left
         return None

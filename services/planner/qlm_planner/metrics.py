@@ -5,10 +5,8 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.instance import UNASSIGNED
-from qlm_planner.advice.advising import Advice
 from qlm_planner.board.group import AGED
 from qlm_planner.board.tenants import limited_tenant
-from qlm_planner.classing import KINDS
 from qlm_planner.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.events import (
     ArrivalsRead,
@@ -21,7 +19,9 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
+from qlm_planner.groups.request_class import KINDS
 from qlm_planner.machine import PlannerMachine
+from qlm_planner.overload.advice import Advice
 from qlm_process.metrics import Metrics
 
 STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -158,8 +158,8 @@ class PlannerMetrics(Metrics):
         self.groups.set(board.open_groups)
         self.unassigned.set(len(machine.board.queues[UNASSIGNED]))
         self.plan_version.set(board.plan_version)
-        self.late.set(machine.reshaping.predicted.late)
-        self.swaps.set(machine.reshaping.predicted.swaps)
+        self.late.set(machine.changes.predicted.late)
+        self.swaps.set(machine.changes.predicted.swaps)
         self.policy_fallbacks.set(0 if machine.baseline is None else machine.baseline.fallbacks)
 
     def show_advice(self, advice: Advice | None) -> None:
@@ -173,7 +173,7 @@ class PlannerMetrics(Metrics):
     def show_kinds(self, machine: PlannerMachine) -> None:
         """Of groups and of tenants: O(groups), so not after every step. Tenants without settings of their own are not named: anybody may
         make up any number of names."""
-        for kind, count in machine.classing.counts(machine.board).items():
+        for kind, count in machine.request_classes.counts(machine.board).items():
             self.groups_of_kind.labels(kind=kind).set(count)
         self.aged.set(sum(machine.board.groups[each].tier == AGED for queue in machine.board.queues.values() for each in queue))
         self.tenants_above.set(len(machine.tenant_shares.above))

@@ -12,10 +12,10 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
-from qlm_planner.advice.advising import Advice
 from qlm_planner.events import InstanceAnnounced, LoadReported
 from qlm_planner.leadership import Leadership
-from qlm_planner.plan_view import GroupOutlook, PlanView
+from qlm_planner.overload.advice import Advice
+from qlm_planner.plan.plan_view import GroupOutlook, PlanView
 from qlm_planner.watchers import Watchers
 from qlm_process.instance_wire import from_proto
 from qlm_process.slo_wire import SLO_KIND_NUMBERS

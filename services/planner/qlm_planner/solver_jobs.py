@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_planner import search
-from qlm_planner.advice.advising import Advice
-from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.overload.advice import Advice
+from qlm_planner.overload.advice_question import Question
 
 REASON_CHARACTERS_MAX = 500
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from qlm_planner.advice.advising import Advice, AdviceFailedError
-from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
 from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.overload.advice import Advice, AdviceFailedError
+from qlm_planner.overload.advice_question import Question
 from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice
 from qlm_planner.worker_main import HEADER
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from qlm_planner import search
-from qlm_planner.advice.advising import Outcome, advise, outcome
-from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve
+from qlm_planner.overload.advice import FleetForecast, advise, forecast
+from qlm_planner.overload.advice_question import Question
 from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice, answer
 
 HEADER = struct.Struct("!Q")
@@ -62,9 +62,9 @@ class Server:
         while select.select([self._source], [], [], 0.0)[0]:
             self._take()
 
-    def _measure(self, question: Question, fleet: Sequence[int]) -> Outcome:
+    def _measure(self, question: Question, fleet: Sequence[int]) -> FleetForecast:
         self._pause()
-        return outcome(question, fleet)
+        return forecast(question, fleet)
 
     def _advised(self, asked: AdviceAsked) -> AdviceAnswer:
         try:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from drawn_problems import question_by_hand
-from qlm_planner.advice.advising import AdviceFailedError, advise
-from qlm_planner.advice.question import Question
 from qlm_planner.effects import Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.overload.advice import AdviceFailedError, advise
+from qlm_planner.overload.advice_question import Question
 from qlm_planner.search import Problem
 from qlm_planner.search.problem import FIELDS
 from qlm_planner.solver_jobs import Choice

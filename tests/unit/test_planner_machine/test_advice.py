@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.advice.advising import ADDED_MAX, Advice, advise, outcome
-from qlm_planner.advice.demand import KEYS_MAX, Demand
-from qlm_planner.advice.question import EXPECTED_MAX, HORIZON_S, Question, question_of
 from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.overload.advice import ADDED_MAX, Advice, advise, forecast
+from qlm_planner.overload.advice_question import EXPECTED_MAX, HORIZON_S, Question, question_of
+from qlm_planner.overload.demand import KEYS_MAX, Demand
 
 from .test_insertion import board_of, estimates, group, slot
 from .world import START_S, World, profiles
@@ -42,7 +42,7 @@ async def asked(
     for (model, slo_s), rate in per_s.items():
         count = round(rate * watched_s)
         demand.saw(arrival(n, world.now_s - watched_s * (1.0 - n / count), model=model, slo_s=slo_s, kind=kind) for n in range(count))
-    return question_of(machine.board, machine.reshaping.table, demand, world.now_s)
+    return question_of(machine.board, machine.changes.table, demand, world.now_s)
 
 
 async def cluster(*names: str, gpu: str = "big") -> World:
@@ -214,11 +214,11 @@ async def test_a_load_of_several_instances_asks_for_about_as_many() -> None:
 async def test_attainment_grows_with_instances_and_falls_with_load() -> None:
     world = await cluster("a", "b", "c", "d")
     low, high = await asked(world, {("alpha", 30.0): 30.0}), await asked(world, {("alpha", 30.0): 120.0})
-    by_size = [outcome(high, range(count)).attainment for count in range(5)]
+    by_size = [forecast(high, range(count)).attainment for count in range(5)]
     assert by_size == sorted(by_size)
     assert by_size[0] == 0.0
     assert by_size[1] < 0.9 < by_size[4]
-    assert outcome(low, range(1)).attainment > by_size[1]
+    assert forecast(low, range(1)).attainment > by_size[1]
 
 
 async def test_idle_instances_could_go_and_no_more_than_that() -> None:

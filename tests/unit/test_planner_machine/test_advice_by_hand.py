@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drawn_problems import by_hand, question_by_hand
-from qlm_planner.advice.advising import Advice, advise, outcome
+from qlm_planner.overload.advice import Advice, advise, forecast
 from qlm_planner.search import Problem
 
 ALPHA, BETA = 0, 1
@@ -67,8 +67,8 @@ def test_requests_that_run_longer_than_their_slo_are_late_however_early_the_orde
         own_s=np.array([[90.0]]),
     )
     question = replace(question_by_hand(problem, 1), alone_s=np.array([[30.0]]))
-    assert outcome(question, [0]).attainment == 1.0
-    assert outcome(replace(question, problem=replace(problem, work_s=np.array([[270.0]]))), [0]).attainment == 0.0
+    assert forecast(question, [0]).attainment == 1.0
+    assert forecast(replace(question, problem=replace(problem, work_s=np.array([[270.0]]))), [0]).attainment == 0.0
 
 
 def test_the_least_used_go_first_and_no_more_than_the_load_lets_go() -> None:

@@ -13,7 +13,7 @@ from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.effects import ApplyChunk
 from qlm_planner.events import ReplanAsked
-from qlm_planner.policies.work import Works
+from qlm_planner.policies.queue_work import Works
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
 
@@ -109,7 +109,7 @@ async def test_no_replan_for_misses_idle_instances_or_on_request() -> None:
     before = await world.group_ids("a")
     await world.join("b")
     await world.advance(10.0)
-    assert machine.reshaping.predicted.late > 100
+    assert machine.changes.predicted.late > 100
     await world.tell(ReplanAsked(ask=3))
     await world.advance(1.0)
     assert await world.group_ids("a") == before

@@ -19,7 +19,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.effects import Outcome, ReadUnplaced
 from qlm_planner.events import ProfilesRead, ReplanAsked
-from qlm_planner.plan_view import plan_view
+from qlm_planner.plan.plan_view import plan_view
 from qlm_queue.values import Acceptance
 
 from .world import CATALOGUE, LEASE_S, World, profiles
@@ -76,7 +76,7 @@ async def test_without_instances_all_waits_and_every_question_is_answered() -> N
     assert {await world.state(key) for key in keys} == {"PLACED"}
     assert set((await world.queues())[UNASSIGNED]) == {"alpha", "beta"}
     assert any(change.replans == {1: 0} for change in world.changes)
-    [queue] = plan_view(machine.board, machine.reshaping.table, world.now_s).queues
+    [queue] = plan_view(machine.board, machine.changes.table, world.now_s).queues
     assert [(group.waiting, group.completion_p50_s) for group in queue.groups] == [(20, 0.0), (1, 0.0)]
 
 
@@ -94,14 +94,14 @@ async def test_objectives_of_any_size_are_ordered(slo_s: float) -> None:
     await world.tell(ReplanAsked(ask=1))
     await world.advance(3.0)
     assert await world.state(urgent) == "PLACED"
-    assert math.isfinite(machine.reshaping.predicted.total)
+    assert math.isfinite(machine.changes.predicted.total)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    queues = plan_view(machine.board, machine.reshaping.table, world.now_s).queues
+    queues = plan_view(machine.board, machine.changes.table, world.now_s).queues
     outlooks = [group for queue in queues if queue.instance == "a" for group in queue.groups]
     assert sum(group.waiting for group in outlooks) == 801
     assert all(math.isfinite(group.completion_p90_s) for group in outlooks)
     if slo_s > 60.0:
-        assert machine.reshaping.predicted.late < 0.5
+        assert machine.changes.predicted.late < 0.5
         assert outlooks[0].first_deadline_s < math.inf or outlooks[1].first_deadline_s < math.inf
 
 
@@ -137,7 +137,7 @@ async def test_figures_that_are_no_numbers_stop_no_placement(monkeypatch: pytest
     await world.advance(1.0)
     assert world.solves
     assert world.jobs[-1].outcome is not Outcome.FAILED
-    assert math.isfinite(machine.reshaping.predicted.late)
+    assert math.isfinite(machine.changes.predicted.late)
 
 
 async def test_the_slowest_engine_that_a_profile_may_tell_of_is_planned_with() -> None:
@@ -159,6 +159,6 @@ async def test_the_slowest_engine_that_a_profile_may_tell_of_is_planned_with() -
     await world.tell(ReplanAsked(ask=1))
     await world.advance(5.0)
     assert all(job.outcome is not Outcome.FAILED for job in world.jobs)
-    assert math.isfinite(machine.reshaping.predicted.total)
+    assert math.isfinite(machine.changes.predicted.total)
     assert (await world.queues())["a"] == []
     assert sum(group.waiting for group in machine.board.queue_groups("b")) == 60

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.slot import Slot
-from qlm_planner.chunks import CHUNK_WORK_MAX, apply_to_board, chunks
 from qlm_planner.effects import ApplyChunk
+from qlm_planner.plan.chunks import CHUNK_WORK_MAX, apply_to_board, chunks
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds, GroupPlacement, Lease, PlanChunk, QueueSegment, RequestPlacement
@@ -177,7 +177,7 @@ async def test_all_chunks_of_a_change_may_leave_before_the_first_is_answered(
     board.plan_version = overview.plan_version
     target = {name: ids(order) for name, order in split(after, cuts[2], cuts[3]).items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qlm_planner.chunks.BATCH_MAX", ids_max)
+        patch.setattr("qlm_planner.plan.chunks.BATCH_MAX", ids_max)
         made = list(chunks(board, target))
     assert all(len(named([chunk])) <= ids_max for chunk in made)
     for chunk in made:

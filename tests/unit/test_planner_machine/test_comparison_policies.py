@@ -13,8 +13,8 @@ from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
 from qlm_planner.events import ReplanAsked
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin, draw
+from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policies.shepherd import Shepherd
-from qlm_planner.policies.table import baseline_of
 from qlm_planner.policy import Order, Policy
 
 from .test_arrival_order import served
@@ -363,7 +363,7 @@ async def test_shepherd_ends_more_batches_in_time_than_deadlines_alone_do() -> N
         await world.advance(1.0)
         machine = world.machine
         assert machine is not None
-        late[order] = machine.reshaping.predicted.late
+        late[order] = machine.changes.predicted.late
     assert late[Order.SHEPHERD] < late[Order.EDF]
 
 
@@ -376,11 +376,11 @@ async def test_shepherd_out_of_time_falls_back_on_deadlines_and_says_so() -> Non
     await world.submit("beta", slo_s=6.0, count=900)
     await world.settle()
     hurried = Shepherd(time_limit_s=0.0)
-    orders = hurried.reorder(machine.board, machine.reshaping.table, world.now_s)
+    orders = hurried.reorder(machine.board, machine.changes.table, world.now_s)
     assert orders is not None
     assert hurried.fallbacks == 1
     patient = Shepherd()
-    assert patient.reorder(machine.board, machine.reshaping.table, world.now_s) is not None
+    assert patient.reorder(machine.board, machine.changes.table, world.now_s) is not None
     assert patient.fallbacks == 0
     named = sorted(group_id for order in orders.values() for group_id in order)
     assert named == sorted(group.group_id for group in machine.board.groups.values() if group.open)

@@ -11,7 +11,7 @@ import pytest
 from qlm_planner.cost.order_cost import REQUESTS, WORK
 from qlm_planner.cost.service_times import ROWS, ClassTable
 from qlm_planner.cost.virtual_queues import plan_costs
-from qlm_planner.problems import Draft, draft, reconciled
+from qlm_planner.plan.solver_problem import Draft, draft, reconciled
 from qlm_planner.search import Orders, ProblemError, evaluate
 
 from .test_class_terms import estimates, random_board, row_of

@@ -9,8 +9,8 @@ import pytest
 
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, SloKind
-from qlm_planner.advice.advising import advise
 from qlm_planner.board.group import Group
+from qlm_planner.overload.advice import advise
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.values import Emission, Owned, Pulled, RequeueCause
@@ -61,7 +61,7 @@ async def test_who_is_answered_is_not_late(cause: RequeueCause, told: int) -> No
     world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), cause, told=told)
     await world.advance(4.0)
     assert world.machine is not None
-    assert world.machine.reshaping.predicted.late == pytest.approx(late, abs=0.1)
+    assert world.machine.changes.predicted.late == pytest.approx(late, abs=0.1)
 
 
 async def test_who_joins_them_has_a_deadline() -> None:
@@ -140,7 +140,7 @@ async def test_of_their_group_only_the_others_are_late() -> None:
     world, _ = await gave_way(Policy(lease_ttl_s=LEASE_S), behind=10)
     await world.advance(4.0)
     assert world.machine is not None
-    assert world.machine.reshaping.predicted.late == pytest.approx(10.0, abs=0.1)
+    assert world.machine.changes.predicted.late == pytest.approx(10.0, abs=0.1)
 
 
 async def test_of_their_group_only_those_are_shed_that_wait_for_their_first_token() -> None:

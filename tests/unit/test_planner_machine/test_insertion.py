@@ -15,7 +15,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, lines_of
-from qlm_planner.insertion import best_place
+from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policy import Policy
 
 from .world import CATALOGUE, MODELS, START_S, profiles

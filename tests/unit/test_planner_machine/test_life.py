@@ -249,7 +249,7 @@ async def test_a_change_of_the_plan_survives_a_conflict() -> None:
 
     world.before_chunk = open_another
     await world.advance(1.0)
-    assert machine.reshaping.conflicts == 1
+    assert machine.changes.conflicts == 1
     assert sorted(await world.group_ids("b")) == ["g1-1", "other"]
     assert (await world.queues())[UNASSIGNED] == []
 
@@ -280,7 +280,7 @@ async def test_conflicts_without_end_wait_for_the_next_overview() -> None:
     world.before_chunk = None
     await world.advance(2.0)
     assert (await world.queues())[UNASSIGNED] == []
-    assert machine.reshaping.conflicts >= 3
+    assert machine.changes.conflicts >= 3
 
 
 async def test_a_load_report_tells_the_active_model_and_its_batch() -> None:

@@ -29,7 +29,7 @@ async def test_mega_prompts_have_groups_of_their_own() -> None:
     mega = [waiting for model, cluster, waiting in found if (model, cluster) == ("alpha", MEGA)]
     assert sum(mega) == 6
     assert max(mega) <= 4, "one batch, not delta batches"
-    assert machine.classing.counts(machine.board) == {"fixed": 2, "mega": len(mega) + 2}
+    assert machine.request_classes.counts(machine.board) == {"fixed": 2, "mega": len(mega) + 2}
 
 
 async def test_what_is_mega_goes_by_the_profiles_as_they_are_now() -> None:
@@ -64,7 +64,7 @@ async def test_a_long_predicted_output_makes_a_mega_prompt() -> None:
             predicted_output_tokens=output_tokens,
         )
 
-    long = [machine.classing.mega.holds(arrived(tokens), machine.board, machine.estimates) for tokens in (0, 7_900, 8_100)]
+    long = [machine.request_classes.mega.holds(arrived(tokens), machine.board, machine.estimates) for tokens in (0, 7_900, 8_100)]
     assert long == [False, False, True]
 
 

@@ -17,8 +17,8 @@ from qlm_planner.board.board import Board
 from qlm_planner.cost.order_cost import OWN, WORK
 from qlm_planner.cost.virtual_queues import lines_of, times_of
 from qlm_planner.effects import Shed
+from qlm_planner.overload.shedding import LOOKS_MIN, Shedding
 from qlm_planner.policy import Policy
-from qlm_planner.shedding import LOOKS_MIN, Shedding
 
 from .test_class_terms import add_group, add_slot
 from .test_insertion import board_of, class_terms, group, slot
@@ -129,10 +129,10 @@ async def test_edf_orders_by_deadline_while_misses_are_expected_and_no_longer() 
     await world.advance(1.0)
     machine = world.machine
     assert machine is not None
-    assert machine.reshaping.predicted.late > 100
-    assert machine.reshaping.deciding is None
+    assert machine.changes.predicted.late > 100
+    assert machine.changes.deciding is None
     await world.advance(5.0)
-    assert machine.reshaping.deciding is machine.reshaping.fallback
+    assert machine.changes.deciding is machine.changes.fallback
     assert by_deadline(machine.board)
     chance = random.Random(1)
     for _ in range(30):
@@ -143,7 +143,7 @@ async def test_edf_orders_by_deadline_while_misses_are_expected_and_no_longer() 
     for key in keys:
         await world.queue.cancel(key, b"")
     await world.advance(5.0)
-    assert machine.reshaping.deciding is None
+    assert machine.changes.deciding is None
 
 
 def by_deadline(board: Board) -> bool:

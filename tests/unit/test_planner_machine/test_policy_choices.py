@@ -17,8 +17,8 @@ from qlm_planner.policies.balancers import LeastLoaded
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import Edf, by_deadline
 from qlm_planner.policies.fcfs import Fcfs
+from qlm_planner.policies.queue_work import Work, Works
 from qlm_planner.policies.shepherd import Shepherd
-from qlm_planner.policies.work import Work, Works
 
 from .test_insertion import board_of, class_terms, group, slot
 from .world import MODELS, START_S

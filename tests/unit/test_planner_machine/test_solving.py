@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import ReplanAsked, Solved, SolveFailed
+from qlm_planner.plan.solver_jobs import worth
 from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
 from qlm_planner.solver_jobs import answer
-from qlm_planner.solving import worth
 
 from .test_drafts import reversed_orders
 from .test_policies import Job, serve_by_plan
@@ -48,21 +48,21 @@ async def test_one_job_at_a_time_and_a_replan_takes_the_place_of_a_repair() -> N
     machine = world.machine
     assert machine is not None
     await world.advance(1.0)
-    repair = machine.reshaping.solving.job
+    repair = machine.changes.jobs.job
     assert repair is not None
     assert repair.stage is Stage.REPAIR
     await world.tell(ReplanAsked(ask=1))
-    asked = machine.reshaping.solving.job
+    asked = machine.changes.jobs.job
     assert asked is not None
     assert asked.stage is Stage.REPLAN
     before = await world.queues()
     await world.tell(Solved(job=repair.number, orders=reversed_orders(repair.draft), rule="stale"))
-    assert machine.reshaping.solving.job is asked, "an answer to what nobody asks any more changes nothing"
+    assert machine.changes.jobs.job is asked, "an answer to what nobody asks any more changes nothing"
     assert await world.queues() == before
     assert not [change for change in world.changes if change.replans]
     await world.tell(answer(world.solves[-1]))
     assert [change.replans for change in world.changes if change.replans] != []
-    assert machine.reshaping.solving.job is None
+    assert machine.changes.jobs.job is None
 
 
 async def test_a_worse_plan_is_not_applied() -> None:
@@ -116,7 +116,7 @@ async def test_an_answer_outlives_a_conflict() -> None:
     assert machine is not None
     queue = list(machine.board.queues["a"])
     backwards = {**machine.board.order(), "a": [queue[0], *reversed(queue[1:])]}
-    machine.reshaping.begin(PlanCause.ASKED, backwards, world.now_s)
+    machine.changes.begin(PlanCause.ASKED, backwards, world.now_s)
     await world.advance(0.1)
     assert await world.group_ids("a") == backwards["a"]
     world.solves.clear()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import AGED, BEHIND, TIERS, USUAL, Group
 from qlm_planner.config import PlannerSettings
+from qlm_planner.groups.ranks import MARGIN_SLOS, in_rank, set_tiers, tier_of
 from qlm_planner.policy import Policy
-from qlm_planner.ranks import MARGIN_SLOS, in_rank, set_tiers, tier_of
 
 from .small_cluster import REQUEST_S, SEATS, STEP_S, SWAP_S, Job, Served, SmallCluster
 from .test_insertion import group

@@ -26,7 +26,7 @@ from qlm_planner.board.tenants import (
 )
 from qlm_planner.config import PlannerConfig, PlannerSettings
 from qlm_planner.cost.virtual_queues import times_of
-from qlm_planner.insertion import best_place
+from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policy import Policy
 from qlm_planner.search import Costs
 

@@ -7,10 +7,9 @@ import itertools
 import pytest
 
 from qlm_planner.board.board import Board
-from qlm_planner.chunks import apply_to_board
 from qlm_planner.effects import ApplyChunk, PlanCause
 from qlm_planner.events import Tick
-from qlm_planner.writing import UNDER_WAY_MAX, Writing
+from qlm_planner.plan.chunks import UNDER_WAY_MAX, ChunkPipeline, apply_to_board
 from qlm_queue.values import GroupPlacement, RequestPlacement
 
 from .test_chunks import board_of, ids
@@ -19,13 +18,13 @@ from .world import World
 FORTH, BACK = list(range(3000)), list(range(2999, -1, -1))
 
 
-def _sent(writing: Writing, board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
+def _sent(writing: ChunkPipeline, board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
     """All that may leave now."""
     return list(iter(lambda: writing.more(board, target), None))
 
 
 def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
-    board, writing, target = board_of({"a": FORTH}), Writing(), {"a": ids(BACK)}
+    board, writing, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
     waiting: list[ApplyChunk] = []
     for sent in range(UNDER_WAY_MAX):
         assert writing.room is (sent > 0)
@@ -49,7 +48,7 @@ def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
 
 
 def test_behind_one_that_was_not_applied_nothing_leaves_until_all_are_answered() -> None:
-    board, writing, target = board_of({"a": FORTH}), Writing(), {"a": ids(BACK)}
+    board, writing, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
     _sent(writing, board, target)
     writing.answered(applied=False)
     assert writing.more(board, target) is None
@@ -59,7 +58,7 @@ def test_behind_one_that_was_not_applied_nothing_leaves_until_all_are_answered()
 
 
 def test_another_target_begins_where_the_chunks_under_way_lead() -> None:
-    board, writing = board_of({"a": FORTH}), Writing()
+    board, writing = board_of({"a": FORTH}), ChunkPipeline()
     first, second = _sent(writing, board, {"a": ids(BACK)})
     other = {"a": ids([*BACK[:1500], *FORTH[:1500]])}
     for chunk in (first, second):
@@ -76,7 +75,7 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
     monkeypatch: pytest.MonkeyPatch, chunks_before: int
 ) -> None:
     """One of two chunks under way finds its queue changed, and so does the other: the queue is read again, and no group is lost."""
-    monkeypatch.setattr("qlm_planner.chunks.BATCH_MAX", 1)
+    monkeypatch.setattr("qlm_planner.plan.chunks.BATCH_MAX", 1)
     world = World()
     for name in ("a", "b"):
         await world.join(name)
@@ -100,12 +99,12 @@ async def test_a_change_by_somebody_else_in_the_middle_costs_a_look_and_no_group
             await world.queue.place(world.lease, [other], [RequestPlacement(queue_id=request.queue_id, key=key, group_id="other")])
 
     world.before_chunk = open_another
-    machine.reshaping.begin(PlanCause.ASKED, {"a": queues["b"][::-1], "b": queues["a"][::-1]}, world.now_s)
+    machine.changes.begin(PlanCause.ASKED, {"a": queues["b"][::-1], "b": queues["a"][::-1]}, world.now_s)
     await world.tell(Tick())
     assert sum(isinstance(call, ApplyChunk) for call in world.calls) >= UNDER_WAY_MAX
     await world.advance(2.0)
-    assert machine.reshaping.conflicts >= 1
-    assert machine.reshaping.change is None
+    assert machine.changes.conflicts >= 1
+    assert machine.changes.change is None
     overview = await world.queue.overview()
     assert {each.instance: list(each.group_ids) for each in overview.virtual_queues} == machine.board.queues
     assert sorted(itertools.chain(*machine.board.queues.values())) == sorted([*itertools.chain(*queues.values()), "other"])

@@ -30,9 +30,9 @@ class GroupTraits:
 class Group:
     """`instance`: the virtual queue that it is on or was on last. It is open, and on that queue, while `waiting` > 0. `first_deadline_s`:
     since it was opened, of those that run or ended too; `next_deadline_s`: of the first that waits and can miss it, infinite where none
-    can. `tier`: its place within its band (`qlm_planner.ranks`). `slo_least_s`: of its requests, down to half of that of the first one,
-    which its traits tell. `answered`: of those that wait, how many have their first token, which is all that their SLO bounds, and came
-    back later."""
+    can. `tier`: its place within its band (`qlm_planner.groups.ranks`). `slo_least_s`: of its requests, down to half of that of the first
+    one, which its traits tell. `answered`: of those that wait, how many have their first token, which is all that their SLO bounds, and
+    came back later."""
 
     group_id: str
     order: GroupOrder

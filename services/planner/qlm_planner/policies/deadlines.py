@@ -20,7 +20,7 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
-from qlm_planner.policies.work import QueueWork, Work, Works
+from qlm_planner.policies.queue_work import QueueWork, Work, Works
 
 
 @dataclass(slots=True, kw_only=True)

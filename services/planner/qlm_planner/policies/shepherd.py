@@ -24,7 +24,7 @@ from qlm_planner.board.group import Group, traits_of
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.policies.baseline import Orders, Seating
 from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, able_queues, by_deadline, heads_and_rest, orders_of
-from qlm_planner.policies.work import Work
+from qlm_planner.policies.queue_work import Work
 
 BATCHES_MAX = 24
 """Batches in one program, the most urgent ones; the others follow in the order of deadlines."""

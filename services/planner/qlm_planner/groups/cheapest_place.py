@@ -32,7 +32,7 @@ LATE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class QueuePlace:
     """A place for a group. `added_cost`: what the plan costs more with it there; `overtakes`: places from that by deadline."""
 
     line: Line
@@ -47,7 +47,7 @@ class Place:
         return (round(self.added_cost, COST_DIGITS), self.overtakes, self.end_s)
 
 
-def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> Place | None:
+def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> QueuePlace | None:
     """The cheapest place for a group that is on no queue; None if no line can serve it. Equal costs: the place nearest to that by deadline,
     the earlier end, the first line. Of many lines only the shortest `lines_max` are tried, and as many of those that have the model
     active."""
@@ -73,7 +73,7 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     in_turn = [position == found[number].in_turn for number, position in tries]
     late = {number for (number, _), at, turn in zip(tries, groups, in_turn, strict=True) if turn and times.late[at] > LATE}
     places = [
-        Place(
+        QueuePlace(
             line=able[number],
             position=position,
             added_cost=float(times.cost[order] - times.cost[number]),

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from qlm_planner.advice.advising import LATE_MIN, Advice, AdviceFailedError
-from qlm_planner.advice.question import Question
+from qlm_planner.overload.advice import LATE_MIN, Advice, AdviceFailedError
+from qlm_planner.overload.advice_question import Question
 
 Work = Callable[[Question], Awaitable[Advice]]
 """`advise`, where it keeps nobody waiting (`worker`). Raises AdviceFailedError."""

@@ -18,12 +18,12 @@ from qlm_planner.board.group import Group, to_meta
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.effects import GroupOpening, Regroup
 from qlm_planner.events import Regrouped
-from qlm_planner.grouping import Grouping
+from qlm_planner.groups.assignment import GroupAssignment
 from qlm_planner.policy import Policy
 
 
 @dataclass(slots=True, kw_only=True)
-class Regrouping:
+class GroupSplits:
     """`due`: groups that were found to be too large, by id, to be looked at again when there is time. `made`: the group that
     the call under way opens. `turn`: groups that this round has yet to look at."""
 
@@ -43,7 +43,7 @@ class Regrouping:
             if group is not None and self._too_many(group, board, estimates):
                 self.due.append(group.group_id)
 
-    def call(self, board: Board, estimates: Estimates, grouping: Grouping, now_s: float) -> Regroup | None:
+    def call(self, board: Board, estimates: Estimates, assignment: GroupAssignment, now_s: float) -> Regroup | None:
         """The next call, where one may be made now."""
         if now_s < self.next_s:
             return None
@@ -52,7 +52,7 @@ class Regrouping:
             many = 0 if group is None else self._too_many(group, board, estimates)
             if group is not None and many:
                 self.next_s = now_s + self.policy.regroup_every_s
-                return self._split(group, many, board, grouping)
+                return self._split(group, many, board, assignment)
         return None
 
     def answered(self, event: Regrouped, board: Board) -> tuple[str, ...]:
@@ -77,9 +77,9 @@ class Regrouping:
         limits = estimates.limits_of(board, group)
         return group.waiting - limits.waiting if limits is not None and group.waiting > self.policy.split_excess * limits.waiting else 0
 
-    def _split(self, group: Group, many: int, board: Board, grouping: Grouping) -> Regroup:
+    def _split(self, group: Group, many: int, board: Board, assignment: GroupAssignment) -> Regroup:
         count = min(many, self.policy.regroup_max)
-        self.made = grouping.part_of(group)
+        self.made = assignment.part_of(group)
         into = GroupOpening(
             group_id=self.made.group_id,
             instance=group.instance,

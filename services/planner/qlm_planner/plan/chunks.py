@@ -23,12 +23,18 @@ FEW = 4
 CHUNK_WORK_MAX = 50_000
 """Ids that the queue's server walks over in one chunk. One segment is sent whatever it costs."""
 
+UNDER_WAY_MAX = 2
+"""While the queue's server is at one chunk the next one is made and sent. With more, whatever others ask of the server would wait for all
+of them."""
+
+NO_MORE: Iterator[ApplyChunk] = iter(())
+
 
 def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk]:
     """The way from the board, as it is now, to a target, in parts of at most BATCH_MAX group ids. Each part is for the queues as those
     before it leave them, their versions too, so that it may be sent before they are answered. Groups that left the board or came to it
     since are left as they are."""
-    draft = _Draft.of(board)
+    draft = _ChunkBuilder.of(board)
     for name in sorted(target):
         if name not in draft.lists or draft.lists[name] == target[name]:
             continue
@@ -46,7 +52,7 @@ def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk
 
 
 @dataclass(slots=True, kw_only=True)
-class _Draft:
+class _ChunkBuilder:
     """A chunk that is being made, on queues as the chunks before it leave them. `home`: the queue of each group. `before`: the queues that
     it touches, as it finds them. `work`: ids that the queue's server walks over for it."""
 
@@ -60,7 +66,7 @@ class _Draft:
     work: int = 0
 
     @classmethod
-    def of(cls, board: Board) -> _Draft:
+    def of(cls, board: Board) -> _ChunkBuilder:
         return cls(
             lists=board.order(),
             versions=dict(board.versions),
@@ -111,6 +117,39 @@ def apply_to_board(board: Board, chunk: ApplyChunk) -> None:
         _put(lists, _sources(board, still_open), Segment(instance=segment.instance, start=segment.start, group_ids=still_open))
         homes.update(dict.fromkeys(still_open, segment.instance))
     board.move(lists, homes)
+
+
+@dataclass(slots=True)
+class ChunkPipeline:
+    """A change of the plan on its way to the queue: chunks that leave before those before them are answered. Each is compare-and-set on the
+    versions of the queues that it touches, as the chunks before it leave them. So where one is not applied, those behind it that have a
+    queue in common with it are not either, and the others do what they would have done.
+
+    `under_way`: chunks that are not answered. `target`: what they lead to, None once that is given up; `coming`: the others. `room`: one
+    more may be sent before any is answered."""
+
+    under_way: int = 0
+    target: Mapping[str, list[str]] | None = None
+    coming: Iterator[ApplyChunk] = NO_MORE
+    room: bool = False
+
+    def more(self, board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
+        """A chunk to send now: one at a time, so that the server is at it while the next one is made. None, and none under way: the queues
+        are as the target wants them."""
+        if self.under_way == 0:
+            self.target, self.coming = target, chunks(board, target)
+        elif self.target is not target:
+            return None  # of another target, or after a conflict: only when all are answered is it known where it goes on from
+        found = next(self.coming, None) if self.under_way < UNDER_WAY_MAX else None
+        self.under_way += found is not None
+        self.room = found is not None and self.under_way < UNDER_WAY_MAX
+        return found
+
+    def answered(self, *, applied: bool) -> None:
+        """One chunk. What was to come behind one that was not applied is made anew."""
+        self.under_way -= 1
+        if not applied:
+            self.target = None
 
 
 def _runs(have: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:

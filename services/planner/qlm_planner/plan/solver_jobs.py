@@ -15,8 +15,8 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.effects import JobEnded, Outcome, PlanCause, Solve, Stage
 from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.plan.solver_problem import Draft, draft, reconciled
 from qlm_planner.policy import Policy
-from qlm_planner.problems import Draft, draft, reconciled
 from qlm_planner.search.problem import ProblemError
 
 
@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass(slots=True, kw_only=True)
-class Solving:
+class SolverJobs:
     """`job`: the one that counts. `failures`: in a row; until `blocked_until_s` nothing is asked after one. `effects`: what is to be done,
     since it was asked last."""
 

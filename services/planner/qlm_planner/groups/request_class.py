@@ -21,14 +21,14 @@ KINDS = ("fixed", "mega")
 
 
 @dataclass(slots=True, kw_only=True)
-class Classing:
+class RequestClasses:
     """Of one leader."""
 
     tenants: TenantClasses
     mega: MegaRule
 
     @classmethod
-    def of(cls, policy: Policy) -> Classing:
+    def of(cls, policy: Policy) -> RequestClasses:
         tenants = TenantClasses(tenants=policy.tenants, forget_s=policy.share_window_s)
         return cls(tenants=tenants, mega=MegaRule(share=policy.mega_fraction))
 

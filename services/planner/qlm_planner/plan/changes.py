@@ -12,13 +12,13 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import plan_cost
 from qlm_planner.effects import ApplyChunk, PlanApplied, PlanCause, Stage
 from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.groups.ranks import in_rank
+from qlm_planner.plan.relocation import homeless, relocate, settle
+from qlm_planner.plan.solver_jobs import Job, SolverJobs
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.deadlines import EdfFallback
 from qlm_planner.policy import Policy
-from qlm_planner.ranks import in_rank
-from qlm_planner.reshape import homeless, relocate, settle
 from qlm_planner.search.problem import Costs
-from qlm_planner.solving import Job, Solving
 
 MISS_REQUESTS = 0.5
 """Expected late requests from which a better order is looked for."""
@@ -77,7 +77,7 @@ class Change:
 
 
 @dataclass(slots=True, kw_only=True)
-class Reshaping:
+class PlanChanges:
     """`change`: what is being carried out, chunk by chunk. `serving`: the
     instances that served then, None before the first. `asks`: replans that were asked for; `working`: those that the change answers.
     `due`: why a replan is due at the next overview, whatever it shows. `held`: an answer of the solver that waits for the end of a change.
@@ -88,7 +88,7 @@ class Reshaping:
 
     policy: Policy
     table: ClassTable
-    solving: Solving
+    jobs: SolverJobs
     baseline: Baseline | None = None
     fallback: Baseline = field(default_factory=EdfFallback)
     late_looks: int = 0
@@ -112,9 +112,9 @@ class Reshaping:
     done: list[PlanApplied] = field(default_factory=list)
 
     @classmethod
-    def of(cls, policy: Policy, estimates: Estimates, baseline: Baseline | None = None) -> Reshaping:
+    def of(cls, policy: Policy, estimates: Estimates, baseline: Baseline | None = None) -> PlanChanges:
         table = ClassTable(estimates=estimates)
-        return cls(policy=policy, table=table, solving=Solving(policy=policy, table=table), baseline=baseline)
+        return cls(policy=policy, table=table, jobs=SolverJobs(policy=policy, table=table), baseline=baseline)
 
     @property
     def predicted(self) -> Costs:
@@ -142,7 +142,7 @@ class Reshaping:
     def replan_asked(self, board: Board, now_s: float) -> bool:
         """Asks the solver at once for what was asked for. False where that has to wait for the next overview: the plan is being changed, a
         comparison policy decides, or there is no solver."""
-        if self.deciding is not None or self.change is not None or now_s < self.solving.blocked_until_s:
+        if self.deciding is not None or self.change is not None or now_s < self.jobs.blocked_until_s:
             return False
         self._replan(PlanCause.ASKED, board, now_s)
         return not self.asks
@@ -226,24 +226,24 @@ class Reshaping:
     @property
     def repair_s(self) -> float:
         """When new groups are looked at again; infinite where that is not due."""
-        if not self.unsettled or self.change is not None or self.solving.job is not None or self.deciding is not None:
+        if not self.unsettled or self.change is not None or self.jobs.job is not None or self.deciding is not None:
             return math.inf
-        return max(self.repaired_s + self.policy.repair_every_s, self.solving.blocked_until_s)
+        return max(self.repaired_s + self.policy.repair_every_s, self.jobs.blocked_until_s)
 
     def repair(self, board: Board, now_s: float) -> None:
         """Asks the solver to look at the order around new groups, where that is due."""
         if now_s >= self.repair_s:
             self.unsettled = False
             self.repaired_s = now_s
-            self.solving.repair(board, now_s)
+            self.jobs.repair(board, now_s)
 
     def solved(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
         """The solver's answer. One that comes while groups find new homes waits until they have them."""
-        job = self.solving.take(event)
+        job = self.jobs.take(event)
         if job is None:
             return
         if isinstance(event, SolveFailed):
-            self.solving.failed(job, event.reason, now_s)
+            self.jobs.failed(job, event.reason, now_s)
             self._over(job)
             return
         answer = (job, event)
@@ -257,7 +257,7 @@ class Reshaping:
     def _judge(self, answer: Answer, board: Board, now_s: float) -> None:
         """Begins the change that an answer of the solver asks for, if that is worth it."""
         job, event = answer
-        target = self.solving.solved(job, event, board, now_s)
+        target = self.jobs.solved(job, event, board, now_s)
         if target is not None and self.deciding is None:
             self._end(whole=False)
             self.begin(job.cause, target, now_s, answer)
@@ -269,14 +269,14 @@ class Reshaping:
 
     def _over(self, job: Job) -> None:
         """A job has its answer. Who asked for a replan is answered when the plan is in the queue."""
-        if self.change is None and self.solving.job is None:
+        if self.change is None and self.jobs.job is None:
             self._answer()
 
     def _replan(self, cause: PlanCause, board: Board, now_s: float) -> None:
-        job = self.solving.job
+        job = self.jobs.job
         if job is not None and job.stage is not Stage.REPAIR:
             return  # its answer comes first
-        if now_s < self.solving.blocked_until_s:
+        if now_s < self.jobs.blocked_until_s:
             if self.asks:
                 self._answer_unchanged()
             return
@@ -284,7 +284,7 @@ class Reshaping:
         self.due = None
         self.unsettled = False
         self.working, self.asks = self.asks, []
-        if not self.solving.replan(cause, board, now_s, tuple(self.working)):
+        if not self.jobs.replan(cause, board, now_s, tuple(self.working)):
             self._answer()
 
     # Inside -----------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Reshaping:
 
     def _answer(self) -> None:
         """What was asked for is done."""
-        if self.solving.job is not None and self.solving.job.asks:
+        if self.jobs.job is not None and self.jobs.job.asks:
             return
         for ask in self.working:
             self.answers[ask] = self.named
@@ -345,7 +345,7 @@ class Reshaping:
         """What is there now decides anew."""
         self._end(whole=False)
         self.stalled = False
-        job = self.solving.job
+        job = self.jobs.job
         if not keep_asks and (job is None or not job.asks):
             self.asks = [*self.working, *self.asks]
             self.working = []

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qlm_core.instance import UNASSIGNED, InstanceFacts
-from qlm_planner.advice.demand import Demand, Rate
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, GroupTraits, band_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable, Floats, GroupColumns, service_times
 from qlm_planner.cost.virtual_queues import crowd_of
-from qlm_planner.problems import kinds_of, problem_of, standing
+from qlm_planner.overload.demand import Demand, Rate
+from qlm_planner.plan.solver_problem import kinds_of, problem_of, standing
 from qlm_planner.search.problem import Orders, Problem
 
 HORIZON_S = 300.0
@@ -143,8 +143,9 @@ def _due(groups: GroupColumns, from_s: float) -> Floats:
 def _expected(
     rates: Sequence[Rate], kinds: Sequence[Slot], table: ClassTable, slo_band: int, now_s: float, horizon_s: float
 ) -> GroupColumns:
-    """The groups that requests of each key will make until the horizon: those of a window make one, no larger than `Grouping` admits. They
-    may start before they come: orders by deadline rarely do so where a fleet is just enough, and where it is too small nothing is early."""
+    """The groups that requests of each key will make until the horizon: those of a window make one, no larger than `GroupAssignment`
+    admits. They may start before they come: orders by deadline rarely do so where a fleet is just enough, and where it is too small nothing
+    is early."""
     per_s, slo_s = np.array([rate.per_s for rate in rates]), np.array([rate.slo_s for rate in rates])
     most = np.array([_most(rate, kinds, table.estimates) for rate in rates], dtype=np.float64)
     longest_s = np.minimum(np.minimum(horizon_s, most / per_s), table.estimates.policy.group_spread_fraction * slo_s)

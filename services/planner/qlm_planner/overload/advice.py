@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from qlm_planner import search
-from qlm_planner.advice.question import Miss, Question
 from qlm_planner.cost.service_times import Floats
+from qlm_planner.overload.advice_question import Miss, Question
 from qlm_planner.search.problem import FIELDS, Integers, Problem
 
 SHARE = 0.99
@@ -78,7 +78,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FleetForecast:
     """Expected of a fleet. `attainment`: share in time of the requests that count. `late`: of these, by model. `used_s`: of each queue."""
 
     attainment: float
@@ -86,14 +86,14 @@ class Outcome:
     used_s: Floats
 
 
-Measure = Callable[[Question, Sequence[int]], Outcome]
-"""`outcome`, or the same with pauses."""
+Measure = Callable[[Question, Sequence[int]], FleetForecast]
+"""`forecast`, or the same with pauses."""
 
 
-def outcome(question: Question, fleet: Sequence[int]) -> Outcome:
+def forecast(question: Question, fleet: Sequence[int]) -> FleetForecast:
     """The orders that the solver constructs on some of the question's queues, each of which may stand for several."""
     if question.problem is None:
-        return Outcome(attainment=1.0, late=np.zeros(0), used_s=np.zeros(len(fleet)))
+        return FleetForecast(attainment=1.0, late=np.zeros(0), used_s=np.zeros(len(fleet)))
     share, used_s, late = np.ones(len(question.due)), np.zeros(len(fleet)), np.zeros(question.problem.models)
     if fleet:
         problem = _on(question.problem, np.asarray(fleet, dtype=np.int32))
@@ -104,7 +104,7 @@ def outcome(question: Question, fleet: Sequence[int]) -> Outcome:
         share[groups] = np.maximum(share[groups], _longer(question, problem, queue, groups, used_s))
     np.add.at(late, question.problem.model, question.due * share)
     attainment = max(0.0, 1.0 - float(late.sum()) / max(float(question.due.sum()), 1e-9))
-    return Outcome(attainment=attainment, late=late, used_s=used_s)
+    return FleetForecast(attainment=attainment, late=late, used_s=used_s)
 
 
 def _longer(question: Question, problem: Problem, queue: Integers, groups: Integers, used_s: Floats) -> Floats:
@@ -124,7 +124,7 @@ def _on(problem: Problem, queues: Integers) -> Problem:
     return replace(problem, **arrays)
 
 
-def advise(question: Question, share: float = SHARE, measure: Measure = outcome) -> Advice:
+def advise(question: Question, share: float = SHARE, measure: Measure = forecast) -> Advice:
     """Measures a bounded number of fleets: about 2 log2(ADDED_MAX) of each kind."""
     base = measure(question, range(question.size))
     misses, late = _misses(question)
@@ -159,7 +159,7 @@ def _models(question: Question, fleet: Sequence[int]) -> frozenset[str]:
     return frozenset(model for at in fleet for model in question.members[at].models)
 
 
-def _options(question: Question, base: Outcome, share: float, measure: Measure) -> tuple[Option, ...]:
+def _options(question: Question, base: FleetForecast, share: float, measure: Measure) -> tuple[Option, ...]:
     """The best first. Where the SLOs are met but for models that nobody serves, only kinds that serve one of them."""
     missing = {*question.models} - _models(question, range(question.size))
     found: list[tuple[int, Option]] = []
@@ -173,7 +173,7 @@ def _options(question: Question, base: Outcome, share: float, measure: Measure) 
     return tuple(option for _, option in found)
 
 
-def _option(question: Question, kind: int, base: Outcome, share: float, measure: Measure) -> Option | None:
+def _option(question: Question, kind: int, base: FleetForecast, share: float, measure: Measure) -> Option | None:
     """The fewest instances of a kind that are enough; None where more of it change nothing."""
     seen: dict[int, float] = {0: base.attainment}
 
@@ -207,7 +207,7 @@ def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _spare(question: Question, base: Outcome, share: float, measure: Measure) -> tuple[str, ...]:
+def _spare(question: Question, base: FleetForecast, share: float, measure: Measure) -> tuple[str, ...]:
     """Instances without which the rest would still be enough, and would serve every model, also one that nobody asks for now: the least
     used go first."""
     fleet, members = range(question.size), question.members

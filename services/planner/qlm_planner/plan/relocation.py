@@ -1,5 +1,5 @@
 """Changes of the plan that cannot wait: new homes for groups whose instance is gone, and a better place for those that gave way
-(`qlm_planner.chunks` carries them out)."""
+(`qlm_planner.plan.chunks` carries them out)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qlm_planner.board.group import Group
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import columns_on, lines_of, plan_costs
-from qlm_planner.insertion import best_place
+from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policies.baseline import Baseline
 from qlm_planner.policies.queue_ends import position_by_age
 

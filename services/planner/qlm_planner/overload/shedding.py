@@ -2,8 +2,8 @@
 
 At each look at the queue the groups that the plan expects to be late are valued: weight of a request over the engine time that it takes.
 The lowest loses as many requests as are expected to be late in it, from its old end where those can no more be in time even alone, else
-from its new end, which is served last. Nothing is shed for one look alone: a better order comes first (`Reshaping` has tried one by then).
-"""
+from its new end, which is served last. Nothing is shed for one look alone: a better order comes first (`PlanChanges` has tried one by
+then)."""
 
 from __future__ import annotations
 

@@ -13,15 +13,15 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, GroupTraits, band_of, group_id_of, to_meta, traits_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import Arrival
-from qlm_planner.classing import Classing
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of
 from qlm_planner.effects import GroupOpening, Place, Placement
-from qlm_planner.insertion import best_place
+from qlm_planner.groups.cheapest_place import best_place
+from qlm_planner.groups.ranks import tier_of
+from qlm_planner.groups.request_class import RequestClasses
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
-from qlm_planner.ranks import tier_of
 
 SPREAD_MIN_S = 0.1
 """Deadlines that are nearer than this may always share a group: else each request with an SLO of a millisecond would open one."""
@@ -32,21 +32,21 @@ OVERTAKEN_LOOK = 32
 
 
 @dataclass(slots=True, kw_only=True)
-class Grouping:
+class GroupAssignment:
     """Makes the groups of one leader. `fence`: that of its lease. `above`: classes of tenants that have had more than their share.
     `baseline`: the comparison policy that decides instead, if any."""
 
     policy: Policy
     table: ClassTable
     fence: int
-    classing: Classing
+    request_classes: RequestClasses
     above: Collection[str] = ()
     baseline: Baseline | None = None
     made: int = 0
 
     @classmethod
-    def of(cls, policy: Policy, table: ClassTable, fence: int, baseline: Baseline | None = None) -> Grouping:
-        return cls(policy=policy, table=table, fence=fence, classing=Classing.of(policy), baseline=baseline)
+    def of(cls, policy: Policy, table: ClassTable, fence: int, baseline: Baseline | None = None) -> GroupAssignment:
+        return cls(policy=policy, table=table, fence=fence, request_classes=RequestClasses.of(policy), baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
@@ -78,7 +78,7 @@ class Grouping:
 
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
         """The newest open group of the request's key that has room for it, else a new group at its best place."""
-        traits = self.classing.traits(facts, board, estimates, now_s)
+        traits = self.request_classes.traits(facts, board, estimates, now_s)
         group = board.newest.get(traits.key)
         if group is not None and self._has_room(group, facts, board, estimates):
             board.add_request(group, facts)
