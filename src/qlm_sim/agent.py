@@ -35,8 +35,8 @@ from qlm_agent.server_calls import ServerCalls, ServerEffect
 from qlm_agent.simulated.core import SimulatedCore
 from qlm_agent.telemetry import AgentTelemetry
 from qlm_core.errors import LeaseLost, Unavailable
-from qlm_planner.events import Event as PlannerEvent
-from qlm_planner.events import InstanceAnnounced, LoadReported
+from qlm_planner.machine.events import Event as PlannerEvent
+from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_queue.values import PLANNER_ROLE, Lease
 from qlm_sim.description import InstanceDescription

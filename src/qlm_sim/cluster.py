@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import structlog
 
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_planner.events import Event as PlannerEvent
+from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.policy import Policy
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds

@@ -6,11 +6,11 @@ The solver runs at once and its answer comes later, by what it would take on a c
 from __future__ import annotations
 
 from qlm_core.errors import LeaseLost, Unavailable
-from qlm_planner.calls import perform
-from qlm_planner.effects import Call, Solve
-from qlm_planner.events import CallFailed, Event, ProfilesRead, Tick
-from qlm_planner.machine import PlannerMachine
-from qlm_planner.solver_jobs import answer
+from qlm_planner.machine.effects import Call, Solve
+from qlm_planner.machine.events import CallFailed, Event, ProfilesRead, Tick
+from qlm_planner.machine.step import PlannerMachine
+from qlm_planner.shell.queue_calls import perform
+from qlm_planner.shell.solver_requests import answer
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
 from qlm_queue.values import PLANNER_ROLE

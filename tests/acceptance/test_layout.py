@@ -19,7 +19,7 @@ MODULES = [
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_has_a_machine_a_shell_settings_and_an_image(service: str) -> None:
     package = ROOT / "services" / service / f"qlm_{service}"
-    assert {"machine.py", "shell.py", "config.py", "__main__.py", "py.typed"} <= {path.name for path in package.iterdir()}
+    assert {"machine", "shell", "config", "__main__", "py.typed"} <= {path.name.removesuffix(".py") for path in package.iterdir()}
     assert (package.parent / "Dockerfile").is_file()
 
 

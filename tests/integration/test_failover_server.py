@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qlm_core.errors import Unavailable
-from qlm_planner.shell import PlannerShell
+from qlm_planner.shell.process import PlannerShell
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.redis_queue import RedisQueue
 

@@ -25,11 +25,11 @@ from qlm_load.bench_planner.live_queue import LARGE, MEDIUM, MODELS, ONE_QUEUE, 
 from qlm_load.bench_planner.parts import Plan
 from qlm_load.interruptible import run_interruptible
 from qlm_planner.config import PlannerConfig
-from qlm_planner.effects import PlanCause
-from qlm_planner.events import Tick
-from qlm_planner.leadership import Leadership
-from qlm_planner.metrics import PlannerMetrics
-from qlm_planner.shell import PlannerShell
+from qlm_planner.machine.effects import PlanCause
+from qlm_planner.machine.events import Tick
+from qlm_planner.shell.leadership import Leadership
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.process import PlannerShell
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import AppliedChunk, GroupPlacement, Lease, PlanChunk, RequestPlacement, StepStatus
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from qlm_planner.config import PlannerConfig
-from qlm_planner.metrics import PlannerMetrics
-from qlm_planner.shell import PlannerShell
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.process import PlannerShell
 from qlm_process.metrics import serve_metrics
 from qlm_process.queue_connection import open_queue
 from qlm_process.service_command import run_command, service_command

@@ -11,7 +11,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
 from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policy import Order, Policy
-from qlm_planner.solver_jobs import Choice
+from qlm_planner.shell.solver_requests import Choice
 from qlm_process.settings import (
     Count,
     GrpcSettings,

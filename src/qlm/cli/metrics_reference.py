@@ -20,7 +20,7 @@ each start of a process.
 
 SERVICES: tuple[tuple[str, str, str], ...] = (
     ("gateway", "qlm_gateway.metrics", "GatewayMetrics"),
-    ("planner", "qlm_planner.metrics", "PlannerMetrics"),
+    ("planner", "qlm_planner.shell.metrics", "PlannerMetrics"),
     ("estimator", "qlm_estimator.metrics", "EstimatorMetrics"),
     ("agent", "qlm_agent.telemetry", "AgentMetrics"),
 )

@@ -22,8 +22,8 @@ from qlm.api.v1 import request_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestKey, RequestState
 from qlm_planner.config import PlannerConfig, PlannerSettings
-from qlm_planner.metrics import PlannerMetrics
-from qlm_planner.shell import PlannerShell
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.process import PlannerShell
 from qlm_process.config import load_config
 from qlm_process.instance_wire import to_body
 from qlm_process.lease_keeper import LeaseKeeper

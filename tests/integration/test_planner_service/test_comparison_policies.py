@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from qlm_planner.effects import Effect
-from qlm_planner.events import Event
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.effects import Effect
+from qlm_planner.machine.events import Event
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Order
 
 from .cluster import MODELS, Cluster, until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_planner.solver_jobs import Choice
+from qlm_planner.shell.solver_requests import Choice
 
 from .cluster import MODELS, Cluster, until
 

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
 from qlm.wire_errors import from_rpc_error
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable
-from qlm_planner.events import LoadReported
-from qlm_planner.leadership import Leadership
-from qlm_planner.shell import PlannerShell
+from qlm_planner.machine.events import LoadReported
+from qlm_planner.shell.leadership import Leadership
+from qlm_planner.shell.process import PlannerShell
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 

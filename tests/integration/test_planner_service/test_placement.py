@@ -12,10 +12,10 @@ import pytest
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.instance import UNASSIGNED
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_planner import leadership
 from qlm_planner.board.board import Board
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.plan.plan_view import PlanView, plan_view
+from qlm_planner.shell import leadership
 from qlm_process.profile_wire import to_body
 from qlm_queue.values import ESTIMATOR_ROLE
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from drawn_problems import question_by_hand
-from qlm_planner.effects import Solve, Stage
-from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.machine.effects import Solve, Stage
+from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import AdviceFailedError, advise
 from qlm_planner.overload.advice_question import Question
 from qlm_planner.search import Problem
 from qlm_planner.search.problem import FIELDS
-from qlm_planner.solver_jobs import Choice
-from qlm_planner.worker import SolverWorker
+from qlm_planner.shell.solver_client import SolverWorker
+from qlm_planner.shell.solver_requests import Choice
 
 from .cluster import Cluster, until
 
@@ -182,7 +182,7 @@ async def test_advice_that_fails_or_is_not_waited_for_leaves_the_solver_as_it_is
 async def test_advice_that_takes_too_long_or_whose_process_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worker() as found:
         await warm(found)
-        monkeypatch.setattr("qlm_planner.worker.ADVICE_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("qlm_planner.shell.solver_client.ADVICE_TIMEOUT_S", 0.05)
         with pytest.raises(AdviceFailedError, match=r"within 0\.05 s"):
             await found.advise(question(*LONG))
         monkeypatch.undo()

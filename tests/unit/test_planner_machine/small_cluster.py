@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
-from qlm_planner.events import LoadReported
+from qlm_planner.machine.events import LoadReported
 from qlm_planner.policy import Policy
 from qlm_queue.values import LiveRequest, Owned, Pulled, RequeueCause
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.overload.advice import Advice, AdviceFailedError, Option, advise
 from qlm_planner.overload.advice_question import Miss, Question
-from qlm_planner.overload.advice_watch import AdviceWatch
-from qlm_planner.service import advice_to_proto
+from qlm_planner.shell.advice_watch import AdviceWatch
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.rpc import advice_to_proto
 
 from .test_advice import asked, cluster
 

@@ -11,8 +11,8 @@ import pytest
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
-from qlm_planner.effects import ApplyChunk
-from qlm_planner.events import ReplanAsked
+from qlm_planner.machine.effects import ApplyChunk
+from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policies.queue_work import Works
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX

@@ -17,8 +17,8 @@ from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ROWS, ClassTable
-from qlm_planner.effects import Outcome, ReadUnplaced
-from qlm_planner.events import ProfilesRead, ReplanAsked
+from qlm_planner.machine.effects import Outcome, ReadUnplaced
+from qlm_planner.machine.events import ProfilesRead, ReplanAsked
 from qlm_planner.plan.plan_view import plan_view
 from qlm_queue.values import Acceptance
 

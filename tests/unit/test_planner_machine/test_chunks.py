@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.slot import Slot
-from qlm_planner.effects import ApplyChunk
+from qlm_planner.machine.effects import ApplyChunk
 from qlm_planner.plan.chunks import CHUNK_WORK_MAX, apply_to_board, chunks
 from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_queue.memory_queue import MemoryQueue

@@ -11,7 +11,7 @@ import pytest
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
 from qlm_planner.config import PlannerSettings
-from qlm_planner.events import ReplanAsked
+from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin, draw
 from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policies.shepherd import Shepherd

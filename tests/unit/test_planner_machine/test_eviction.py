@@ -18,8 +18,8 @@ from qlm_planner.cost.estimates import PROMPT_STEP
 from qlm_planner.cost.order_cost import OrderTimes
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import times_of
-from qlm_planner.effects import PlanCause
 from qlm_planner.groups.cheapest_place import best_place
+from qlm_planner.machine.effects import PlanCause
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned, Pulled, RequeueCause
 

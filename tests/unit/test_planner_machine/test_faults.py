@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from qlm_planner.effects import Call, Place, ReadArrivals
-from qlm_planner.events import Tick
+from qlm_planner.machine.effects import Call, Place, ReadArrivals
+from qlm_planner.machine.events import Tick
 from qlm_planner.policy import Policy
 
 from .world import LEASE_S, World

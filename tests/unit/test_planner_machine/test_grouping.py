@@ -10,7 +10,7 @@ import pytest
 
 from qlm_core.request import SloKind
 from qlm_planner.board.group import from_meta, group_id_of, order_of, to_meta
-from qlm_planner.effects import Place
+from qlm_planner.machine.effects import Place
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qlm_core.group import MEGA
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_planner.events import ProfilesRead
+from qlm_planner.machine.events import ProfilesRead
 
 from .world import CATALOGUE, MODELS, START_S, World, hardware, profiles
 

@@ -16,7 +16,7 @@ from qlm_core.request import RequestFacts, RequestKey, RequestState, Slo, SloKin
 from qlm_planner.board.board import Board
 from qlm_planner.cost.order_cost import OWN, WORK
 from qlm_planner.cost.virtual_queues import lines_of, times_of
-from qlm_planner.effects import Shed
+from qlm_planner.machine.effects import Shed
 from qlm_planner.overload.shedding import LOOKS_MIN, Shedding
 from qlm_planner.policy import Policy
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey
-from qlm_planner.effects import Place
-from qlm_planner.events import ReplanAsked
+from qlm_planner.machine.effects import Place
+from qlm_planner.machine.events import ReplanAsked
 from qlm_planner.policy import Policy
 
 from .world import LEASE_S, MODELS, World

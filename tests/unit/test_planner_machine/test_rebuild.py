@@ -7,11 +7,11 @@ import random
 import pytest
 
 from qlm_planner.board.group import order_of
-from qlm_planner.calls import arrivals_of, snapshot_of
-from qlm_planner.effects import Effect, Place
-from qlm_planner.events import ArrivalsRead, LoadReported, OverviewRead, ProfilesRead, UnplacedRead
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.effects import Effect, Place
+from qlm_planner.machine.events import ArrivalsRead, LoadReported, OverviewRead, ProfilesRead, UnplacedRead
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
+from qlm_planner.shell.queue_calls import arrivals_of, snapshot_of
 from qlm_queue.values import LiveRequest
 
 from .world import CATALOGUE, LEASE_S, World

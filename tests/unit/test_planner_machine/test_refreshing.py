@@ -13,10 +13,10 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.history import History
 from qlm_planner.board.partial_overview import PAGE_GROUPS, refresh
 from qlm_planner.board.snapshot import EntryId, InstanceRow, Snapshot
-from qlm_planner.calls import event_entries, snapshot_of
-from qlm_planner.effects import ReadOverview
-from qlm_planner.events import EventEntry
+from qlm_planner.machine.effects import ReadOverview
+from qlm_planner.machine.events import EventEntry
 from qlm_planner.policy import Policy
+from qlm_planner.shell.queue_calls import event_entries, snapshot_of
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, World

@@ -9,8 +9,8 @@ import pytest
 
 from qlm_core.request import RequestKey
 from qlm_planner.board.group import Group
-from qlm_planner.effects import Call, Regroup
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.effects import Call, Regroup
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_process.instance_wire import to_body
 from qlm_queue.values import Owned, Pulled, RequeueCause

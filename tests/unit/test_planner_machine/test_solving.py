@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qlm_planner.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
-from qlm_planner.events import ReplanAsked, Solved, SolveFailed
+from qlm_planner.machine.effects import ApplyChunk, Outcome, PlanCause, Solve, Stage
+from qlm_planner.machine.events import ReplanAsked, Solved, SolveFailed
 from qlm_planner.plan.solver_jobs import worth
 from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
-from qlm_planner.solver_jobs import answer
+from qlm_planner.shell.solver_requests import answer
 
 from .test_drafts import reversed_orders
 from .test_policies import Job, serve_by_plan

@@ -8,7 +8,7 @@ from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.group import to_meta, traits_of
 from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot
-from qlm_planner.effects import (
+from qlm_planner.machine.effects import (
     ApplyChunk,
     Effect,
     Expire,
@@ -23,7 +23,7 @@ from qlm_planner.effects import (
     Reclaim,
     Solve,
 )
-from qlm_planner.events import (
+from qlm_planner.machine.events import (
     ArrivalsRead,
     CallFailed,
     Change,
@@ -40,7 +40,7 @@ from qlm_planner.events import (
     Tick,
     UnplacedRead,
 )
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_queue.values import GroupRecord
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_planner.effects import PlanCause, Stage
-from qlm_planner.events import ProfilesRead
+from qlm_planner.machine.effects import PlanCause, Stage
+from qlm_planner.machine.events import ProfilesRead
 
 from .world import CATALOGUE, LEASE_S, World, profiles
 

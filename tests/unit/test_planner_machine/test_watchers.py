@@ -9,11 +9,11 @@ import pytest
 from qlm.api.v1 import planner_pb2
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_planner.config import PlannerConfig
-from qlm_planner.effects import ApplyChunk, Place
-from qlm_planner.events import ArrivalsRead, ChunkAnswered, ExpirySwept, PlaceAnswered, Reclaimed
-from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.machine.effects import ApplyChunk, Place
+from qlm_planner.machine.events import ArrivalsRead, ChunkAnswered, ExpirySwept, PlaceAnswered, Reclaimed
 from qlm_planner.policy import Policy
-from qlm_planner.watchers import Watchers
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.rpc import Watchers
 from qlm_process.config import load_config
 
 from .world import World

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from qlm_planner.board.board import Board
-from qlm_planner.effects import ApplyChunk, PlanCause
-from qlm_planner.events import Tick
+from qlm_planner.machine.effects import ApplyChunk, PlanCause
+from qlm_planner.machine.events import Tick
 from qlm_planner.plan.chunks import UNDER_WAY_MAX, ChunkPipeline, apply_to_board
 from qlm_queue.values import GroupPlacement, RequestPlacement
 

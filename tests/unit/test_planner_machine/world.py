@@ -15,8 +15,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
-from qlm_planner.calls import perform
-from qlm_planner.effects import (
+from qlm_planner.machine.effects import (
     ApplyChunk,
     Call,
     JobEnded,
@@ -28,10 +27,11 @@ from qlm_planner.effects import (
     Regroup,
     Solve,
 )
-from qlm_planner.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
-from qlm_planner.solver_jobs import answer
+from qlm_planner.shell.queue_calls import perform
+from qlm_planner.shell.solver_requests import answer
 from qlm_process.instance_wire import to_body
 from qlm_process.slo_wire import SLO_KIND_NUMBERS
 from qlm_queue.memory_queue import MemoryQueue

@@ -16,8 +16,6 @@ from qlm_core.errors import ConfigError
 from qlm_load.bench_planner.enumeration import enumerated
 from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_load.bench_planner.printed import printed_optimum
-from qlm_planner.effects import Solve, Stage
-from qlm_planner.events import Solved
 from qlm_planner.exact import (
     ExactError,
     NoOrders,
@@ -34,8 +32,10 @@ from qlm_planner.exact import (
     sampled,
     solve_exactly,
 )
+from qlm_planner.machine.effects import Solve, Stage
+from qlm_planner.machine.events import Solved
 from qlm_planner.search import Problem, Weights, evaluate, solve
-from qlm_planner.solver_jobs import Choice, answer
+from qlm_planner.shell.solver_requests import Choice, answer
 from slow_evaluator import cheapest, cheapest_together, least_completions, slow_completions, valid
 
 pytest.importorskip("pyomo", reason="the extra planner is not installed")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qlm_planner.board.snapshot import Arrival, EntryId, entry_id
-from qlm_planner.effects import ReadUnplaced
+from qlm_planner.machine.effects import ReadUnplaced
 from qlm_planner.policy import BATCH_MAX, Policy
 
 MISSED_OVERVIEWS = 2

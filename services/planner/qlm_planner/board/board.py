@@ -15,8 +15,8 @@ from qlm_core.request import RequestFacts, SloKind
 from qlm_planner.board.group import USUAL, Group, band_of, from_meta, order_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import GroupRow, Snapshot
-from qlm_planner.effects import Place
-from qlm_planner.events import Change, ChangeKind, LoadReported
+from qlm_planner.machine.effects import Place
+from qlm_planner.machine.events import Change, ChangeKind, LoadReported
 
 BATCH_LOOK = 64
 

@@ -3,7 +3,7 @@
 An overview of all groups holds what happened up to its `last_event_id`. Events that were applied before, but are not in it, are applied to
 it again; events that come later, but are in it, are left out.
 
-One with a page of the groups (`refreshing`) waits until the events up to it have been read.
+One with a page of the groups (`partial_overview`) waits until the events up to it have been read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from qlm_planner.board.board import Board
 from qlm_planner.board.partial_overview import Pages, refresh
 from qlm_planner.board.snapshot import EntryId, Snapshot
-from qlm_planner.effects import ReadOverview
-from qlm_planner.events import EventEntry
+from qlm_planner.machine.effects import ReadOverview
+from qlm_planner.machine.events import EventEntry
 from qlm_planner.policy import Policy
 
 

@@ -18,7 +18,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import Snapshot
-from qlm_planner.events import ChangeKind, EventEntry
+from qlm_planner.machine.events import ChangeKind, EventEntry
 
 PAGE_GROUPS = 250
 """Groups of one look: they cost the server 6 us each, and nobody else is served meanwhile."""

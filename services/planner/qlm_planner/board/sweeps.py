@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qlm_planner.board.board import Board
-from qlm_planner.effects import Expire, Forget, Reclaim
+from qlm_planner.machine.effects import Expire, Forget, Reclaim
 from qlm_planner.policy import BATCH_MAX, Policy
 
 

@@ -16,10 +16,10 @@ from qlm_planner.board.snapshot import Arrival
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of
-from qlm_planner.effects import GroupOpening, Place, Placement
 from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.groups.ranks import tier_of
 from qlm_planner.groups.request_class import RequestClasses
+from qlm_planner.machine.effects import GroupOpening, Place, Placement
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
 

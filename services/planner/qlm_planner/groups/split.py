@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, to_meta
 from qlm_planner.cost.estimates import Estimates
-from qlm_planner.effects import GroupOpening, Regroup
-from qlm_planner.events import Regrouped
 from qlm_planner.groups.assignment import GroupAssignment
+from qlm_planner.machine.effects import GroupOpening, Regroup
+from qlm_planner.machine.events import Regrouped
 from qlm_planner.policy import Policy
 
 

@@ -17,7 +17,7 @@ from qlm_planner.board.group import Group
 from qlm_planner.cost.order_cost import COUNT, DEADLINE, OWN, REQUESTS, SPREAD, WORK
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of, times_of
-from qlm_planner.effects import Shed
+from qlm_planner.machine.effects import Shed
 from qlm_planner.policy import BATCH_MAX, Policy
 
 LOOKS_MIN = 3

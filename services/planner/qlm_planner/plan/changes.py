@@ -10,9 +10,9 @@ from qlm_planner.board.board import Board, Target
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import plan_cost
-from qlm_planner.effects import ApplyChunk, PlanApplied, PlanCause, Stage
-from qlm_planner.events import Solved, SolveFailed
 from qlm_planner.groups.ranks import in_rank
+from qlm_planner.machine.effects import ApplyChunk, PlanApplied, PlanCause, Stage
+from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.plan.relocation import homeless, relocate, settle
 from qlm_planner.plan.solver_jobs import Job, SolverJobs
 from qlm_planner.policies.baseline import Baseline

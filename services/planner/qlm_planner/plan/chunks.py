@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_planner.board.board import Board
-from qlm_planner.effects import ApplyChunk, Segment
+from qlm_planner.machine.effects import ApplyChunk, Segment
 from qlm_planner.policy import BATCH_MAX
 
 GAP_MAX = 4

@@ -1,9 +1,8 @@
 """Jobs of the solver: what is asked, what is under way, and what its answer is worth by the time it comes.
 
 At most one job counts. It works on a draft of the board while the board goes on; the answer is reconciled with the board as it is then
-(`problems.reconciled`) and judged by the model of queues (`judging`). So an answer is never thrown away for being late, and never applied
-for a board that is gone.
-"""
+(`solver_problem.reconciled`) and judged by the model of queues (`virtual_queues.plan_costs`). So an answer is never thrown away for being
+late, and never applied for a board that is gone."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from dataclasses import dataclass, field
 from qlm_planner.board.board import Board, Target
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import plan_costs
-from qlm_planner.effects import JobEnded, Outcome, PlanCause, Solve, Stage
-from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.machine.effects import JobEnded, Outcome, PlanCause, Solve, Stage
+from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.plan.solver_problem import Draft, draft, reconciled
 from qlm_planner.policy import Policy
 from qlm_planner.search.problem import ProblemError

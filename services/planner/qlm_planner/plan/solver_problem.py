@@ -1,8 +1,8 @@
 """The board as a problem for the solver, and the solver's orders as queues again.
 
-Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for
-learned speeds that differ by less than `SPEED_STEP`. The plan that comes out is judged (`judging`) with the profiles of each instance.
-"""
+Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for learned
+speeds that differ by less than `SPEED_STEP`. The plan that comes out is judged (`virtual_queues.plan_costs`) with the profiles of each
+instance."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.board.snapshot import Arrival, EntryId, Snapshot
-from qlm_planner.effects import ApplyChunk, Call, Place, Regroup
+from qlm_planner.machine.effects import ApplyChunk, Call, Place, Regroup
 from qlm_planner.search.problem import Orders
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_planner import search
-from qlm_planner.effects import Solve
-from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.machine.effects import Solve
+from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import Advice
 from qlm_planner.overload.advice_question import Question
 

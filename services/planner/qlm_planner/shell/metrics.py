@@ -7,8 +7,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board.group import AGED
 from qlm_planner.board.tenants import limited_tenant
-from qlm_planner.effects import Effect, JobEnded, Outcome, Place
-from qlm_planner.events import (
+from qlm_planner.groups.request_class import KINDS
+from qlm_planner.machine.effects import Effect, JobEnded, Outcome, Place
+from qlm_planner.machine.events import (
     ArrivalsRead,
     ChunkAnswered,
     Event,
@@ -19,8 +20,7 @@ from qlm_planner.events import (
     ShedAnswered,
     UnplacedRead,
 )
-from qlm_planner.groups.request_class import KINDS
-from qlm_planner.machine import PlannerMachine
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice import Advice
 from qlm_process.metrics import Metrics
 

@@ -13,26 +13,16 @@ from opentelemetry.trace import Tracer
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
-from qlm_planner.calls import perform
-from qlm_planner.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve
-from qlm_planner.events import (
-    CallFailed,
-    Event,
-    OverviewRead,
-    PlaceAnswered,
-    ProfilesRead,
-    ReplanAsked,
-    Solved,
-    SolveFailed,
-    Tick,
-)
-from qlm_planner.machine import PlannerMachine
-from qlm_planner.metrics import PlannerMetrics
+from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve
+from qlm_planner.machine.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Solved, SolveFailed, Tick
+from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice_question import Question, question_of
-from qlm_planner.overload.advice_watch import AdviceWatch, Work
 from qlm_planner.plan.plan_view import PlanView, plan_view
 from qlm_planner.policy import Policy
-from qlm_planner.spans import trace_job, trace_placements, trace_plan
+from qlm_planner.shell.advice_watch import AdviceWatch, Work
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.queue_calls import perform
+from qlm_planner.shell.tracing import trace_job, trace_placements, trace_plan
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
 from qlm_queue.port import Queue

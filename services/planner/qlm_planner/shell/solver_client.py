@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from qlm_planner.effects import Solve
-from qlm_planner.events import Solved, SolveFailed
+from qlm_planner.machine.effects import Solve
+from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import Advice, AdviceFailedError
 from qlm_planner.overload.advice_question import Question
-from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice
-from qlm_planner.worker_main import HEADER
+from qlm_planner.shell.solver_process import HEADER
+from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice
 
 START_TIMEOUT_S = 300.0
 """To start and warm up: compiling takes long where nothing is cached."""
@@ -74,7 +74,7 @@ class SolverWorker:
         self._on_ready = on_ready
         self._choice = choice
         self._job_timeout_s = job_timeout_s
-        self._command = tuple(command) or (sys.executable, "-m", "qlm_planner.worker_main")
+        self._command = tuple(command) or (sys.executable, "-m", "qlm_planner.shell.solver_process")
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: Waiting | None = None

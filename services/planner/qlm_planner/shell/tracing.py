@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer, set_span_in_context
 
-from qlm_planner.effects import JobEnded, Placement, PlanApplied
+from qlm_planner.machine.effects import JobEnded, Placement, PlanApplied
 from qlm_process.tracing import context_of, record_span
 
 NAMES_MAX = 16

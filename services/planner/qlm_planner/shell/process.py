@@ -11,12 +11,11 @@ from qlm.api.v1 import planner_pb2_grpc
 from qlm_core.errors import LeaseLost
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.config import PlannerConfig
-from qlm_planner.leadership import Leadership
-from qlm_planner.metrics import PlannerMetrics
 from qlm_planner.policy import BATCH_MAX
-from qlm_planner.service import PlannerService, publish
-from qlm_planner.watchers import Watchers
-from qlm_planner.worker import SolverWorker
+from qlm_planner.shell.leadership import Leadership
+from qlm_planner.shell.metrics import PlannerMetrics
+from qlm_planner.shell.rpc import PlannerService, Watchers, publish
+from qlm_planner.shell.solver_client import SolverWorker
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection
 from qlm_process.queue_connection import reach_queue

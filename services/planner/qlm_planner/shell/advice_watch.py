@@ -11,7 +11,7 @@ from qlm_planner.overload.advice import LATE_MIN, Advice, AdviceFailedError
 from qlm_planner.overload.advice_question import Question
 
 Work = Callable[[Question], Awaitable[Advice]]
-"""`advise`, where it keeps nobody waiting (`worker`). Raises AdviceFailedError."""
+"""`advise`, where it keeps nobody waiting (`solver_client`). Raises AdviceFailedError."""
 
 
 class AdviceWatch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 import structlog
@@ -12,16 +13,60 @@ import structlog
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFailed, Unavailable, invalid_field
 from qlm_core.instance import instance_of
-from qlm_planner.events import InstanceAnnounced, LoadReported
-from qlm_planner.leadership import Leadership
+from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice
 from qlm_planner.plan.plan_view import GroupOutlook, PlanView
-from qlm_planner.watchers import Watchers
+from qlm_planner.shell.leadership import Leadership
 from qlm_process.instance_wire import from_proto
 from qlm_process.slo_wire import SLO_KIND_NUMBERS
 
 WHY_BYTES_MAX = 256
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")
+
+
+class Watchers:
+    """Those who watch the plan, at most `watchers_max`. Each has room for one plan that it has not taken yet: a slow one skips to the
+    newest."""
+
+    def __init__(self, watchers_max: int) -> None:
+        self._most = watchers_max
+        self._rooms: list[asyncio.Queue[planner_pb2.Plan | None]] = []
+
+    @property
+    def any(self) -> bool:
+        return bool(self._rooms)
+
+    @contextmanager
+    def watch(self) -> Iterator[AsyncIterator[planner_pb2.Plan]]:
+        """Plans as they come, until `end`. Raises Unavailable where too many watch."""
+        if len(self._rooms) >= self._most:
+            raise Unavailable(f"{self._most} watch the plan already", details={"retry_after_s": "5"})
+        room: asyncio.Queue[planner_pb2.Plan | None] = asyncio.Queue(maxsize=1)
+        self._rooms.append(room)
+        try:
+            yield _plans(room)
+        finally:
+            self._rooms.remove(room)
+
+    def send(self, plan: planner_pb2.Plan) -> None:
+        for room in self._rooms:
+            _replace(room, plan)
+
+    def end(self) -> None:
+        """This process leads no more."""
+        for room in self._rooms:
+            _replace(room, None)
+
+
+async def _plans(room: asyncio.Queue[planner_pb2.Plan | None]) -> AsyncIterator[planner_pb2.Plan]:
+    while (plan := await room.get()) is not None:
+        yield plan
+
+
+def _replace(room: asyncio.Queue[planner_pb2.Plan | None], plan: planner_pb2.Plan | None) -> None:
+    if room.full():
+        room.get_nowait()
+    room.put_nowait(plan)
 
 
 class PlannerService(planner_pb2_grpc.PlannerServicer):

@@ -1,4 +1,4 @@
-"""What the machine asks of its shell. Every call is answered by exactly one event of `events.py`, or by `CallFailed`."""
+"""What the machine asks of its shell. Every call is answered by exactly one event of `events`, or by `CallFailed`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
 from qlm_planner.board.snapshot import Arrival, InstanceRow, QueueRow, Snapshot, entry_id
-from qlm_planner.effects import (
+from qlm_planner.machine.effects import (
     ApplyChunk,
     Call,
     Expire,
@@ -29,7 +29,7 @@ from qlm_planner.effects import (
     Regroup,
     Shed,
 )
-from qlm_planner.events import (
+from qlm_planner.machine.events import (
     ArrivalsRead,
     Change,
     ChangeKind,

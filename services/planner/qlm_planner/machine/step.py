@@ -17,9 +17,13 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.history import History
 from qlm_planner.board.sweeps import Sweeps
 from qlm_planner.board.tenant_shares import TenantShares
-from qlm_planner.connection import Connection
 from qlm_planner.cost.estimates import Estimates
-from qlm_planner.effects import (
+from qlm_planner.groups.assignment import GroupAssignment
+from qlm_planner.groups.ranks import set_tiers
+from qlm_planner.groups.request_class import RequestClasses
+from qlm_planner.groups.split import GroupSplits
+from qlm_planner.machine.connection import Connection
+from qlm_planner.machine.effects import (
     ApplyChunk,
     Call,
     Effect,
@@ -35,7 +39,7 @@ from qlm_planner.effects import (
     Regroup,
     Shed,
 )
-from qlm_planner.events import (
+from qlm_planner.machine.events import (
     Answer,
     ArrivalsRead,
     CallFailed,
@@ -58,10 +62,6 @@ from qlm_planner.events import (
     Tick,
     UnplacedRead,
 )
-from qlm_planner.groups.assignment import GroupAssignment
-from qlm_planner.groups.ranks import set_tiers
-from qlm_planner.groups.request_class import RequestClasses
-from qlm_planner.groups.split import GroupSplits
 from qlm_planner.overload.demand import Demand
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges

@@ -1,4 +1,4 @@
-"""The solver's process: warms up, then answers jobs and questions until its input ends. Started by `worker`.
+"""The solver's process: warms up, then answers jobs and questions until its input ends. Started by `solver_client`.
 
 Jobs of the solver come first: advice is worked out while there are none, and pauses for each that comes before it measures a fleet.
 """
@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 
 from qlm_planner import search
-from qlm_planner.effects import Solve
+from qlm_planner.machine.effects import Solve
 from qlm_planner.overload.advice import FleetForecast, advise, forecast
 from qlm_planner.overload.advice_question import Question
-from qlm_planner.solver_jobs import AdviceAnswer, AdviceAsked, Choice, answer
+from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice, answer
 
 HEADER = struct.Struct("!Q")
 """The length of the message behind it."""
