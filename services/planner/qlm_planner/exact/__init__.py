@@ -4,12 +4,22 @@ small queues, as reference and option. Needs the extra `planner`.
     program       the program: variables, constraints, objective
     scenarios     what stands for the distributions: means, quantiles (the chance constraint, soft) or samples
     backends      HiGHS and GLPK
-    solving       a problem in, proven orders out, or an error that a caller falls back on
+    solver        a problem in, proven orders out, or an error that a caller falls back on
 """
 
-from qlm_planner.exact.errors import ExactError, NoOrders, SolverFailed, SolverMissing, TooLarge
 from qlm_planner.exact.scenarios import Scenario, at_means, at_quantile, sampled
-from qlm_planner.exact.solving import ExactlySolved, Settings, Solver, Status, solve_exactly
+from qlm_planner.exact.solver import (
+    ExactError,
+    ExactlySolved,
+    NoOrders,
+    Settings,
+    Solver,
+    SolverFailed,
+    SolverMissing,
+    Status,
+    TooLarge,
+    solve_exactly,
+)
 
 __all__ = [
     "ExactError",

@@ -16,8 +16,7 @@ from pyomo.contrib.solver.common.factory import SolverFactory
 from pyomo.contrib.solver.common.results import SolutionStatus, TerminationCondition
 from pyomo.opt import TerminationCondition as LegacyTermination
 
-from qlm_planner.exact.errors import NoOrders, SolverFailed, SolverMissing
-from qlm_planner.exact.solving import Status
+from qlm_planner.exact.solver import NoOrders, SolverFailed, SolverMissing, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,9 @@ def anneal(
     best_first, best_groups, best = first, groups, cost
     if len(groups) == 0:
         return best_first, best_groups, best
-    of_model, model_first = by_model(packed)
+    # The groups of each model: all of them, and where each model begins.
+    of_model = np.argsort(packed.model, kind="mergesort").astype(np.int32)
+    model_first = np.searchsorted(packed.model[of_model], np.arange(packed.swap.shape[1] + 1))
     one, other = empty_sketch(2 * capacity), empty_sketch(2 * capacity)
     every = max(1, moves // CHECKS)
     cooling = COOLING ** (1.0 / CHECKS)
@@ -102,20 +104,3 @@ def _sketch(
             at, at_end = run_begin(packed, plan, target, at), run_end(packed, plan, target, at)
         return sketch_exchange(packed, plan, queue, begin, end, target, at, at_end, one, other)
     return sketch_tails(packed, plan, queue, place + below(chance, 2), target, at + below(chance, 2), one, other)
-
-
-@compiled
-def by_model(packed: Packed) -> tuple[Integers, NDArray[np.int64]]:
-    """The groups of each model: all of them, and where each model begins."""
-    models = packed.swap.shape[1]
-    first = np.zeros(models + 1, dtype=np.int64)
-    for model in packed.model:
-        first[model + 1] += 1
-    for model in range(models):
-        first[model + 1] += first[model]
-    at = first[:-1].copy()
-    found = np.empty(len(packed.model), dtype=np.int32)
-    for group in range(len(packed.model)):
-        found[at[packed.model[group]]] = group
-        at[packed.model[group]] += 1
-    return found, first

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.search.compile_cache import compiled, lean
-from qlm_planner.search.moves import fill, fits_between, seal
+from qlm_planner.search.moves import fill, fits_in_place, seal
 from qlm_planner.search.order_state import OrderState, Sketch, commit, empty_sketch, orders_in, plan_of, walk
 from qlm_planner.search.packing import DEADLINE, DRAIN, DRAIN_LEAD, LEAD, WORK, Packed
 from qlm_planner.search.problem import Integers
@@ -73,7 +73,7 @@ def inserted(
             if not packed.serves[packed.kind[queue], group] or plan.size[queue] == capacity:
                 continue
             for place in range(plan.size[queue], -1, -1):
-                if not fits_between(packed, plan, queue, place, group):
+                if not fits_in_place(packed, plan, queue, place, place, packed.band[group], packed.band[group]):
                     continue
                 more = _walk_with(packed, plan, queue, place, group, sketch, best)
                 if more < best:

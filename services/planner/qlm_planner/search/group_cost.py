@@ -11,6 +11,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
+from qlm_planner.cost.order_cost import VARIANCE_MIN
 from qlm_planner.search.compile_cache import lean
 from qlm_planner.search.packing import (
     CLEAR,
@@ -42,8 +43,6 @@ FIRST_SHARE = 0.125
 STEP_SHARE = 0.25
 POINTS = 4
 """Points of a group at which lateness is worked out: its requests in four parts."""
-DEVIATION_MIN_S = 1e-3
-VARIANCE_MIN = DEVIATION_MIN_S * DEVIATION_MIN_S
 Z_MAX_SQUARED = Z_MAX * Z_MAX
 
 

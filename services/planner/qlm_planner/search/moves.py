@@ -54,15 +54,6 @@ def in_band(packed: Packed, plan: OrderState, queue: int, place: int, low: int, 
 
 
 @lean
-def fits_between(packed: Packed, plan: OrderState, queue: int, place: int, group: int) -> bool:
-    """The group may be inserted there."""
-    band = packed.band[group]
-    if place > 0 and packed.band[plan.order[queue, place - 1]] > band:
-        return False
-    return bool(place >= plan.size[queue] or packed.band[plan.order[queue, place]] >= band)
-
-
-@lean
 def serves_all(packed: Packed, plan: OrderState, queue: int, begin: int, end: int, other: int) -> bool:
     """The groups [begin, end) of a queue can be on another one."""
     kind = packed.kind[other]

@@ -1,4 +1,12 @@
-"""A problem in, proven orders out; or an `ExactError`, on which the caller falls back."""
+"""A problem in, proven orders out; or an `ExactError`, on which the caller falls back.
+
+QlmError
+`- ExactError
+   |- SolverMissing    Pyomo or the solver is not installed
+   |- SolverFailed     it ended without an answer
+   |- NoOrders         the time was up before it had any orders, or there are none
+   `- TooLarge         more groups or variables than it is worth a try
+"""
 
 from __future__ import annotations
 
@@ -8,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qlm_core.errors import ConfigError
-from qlm_planner.exact.errors import SolverMissing, TooLarge
+from qlm_core.errors import ConfigError, QlmError
 from qlm_planner.exact.scenarios import Scenario, at_means
 from qlm_planner.search.packing import packed
 from qlm_planner.search.problem import Costs, Orders, Problem
@@ -17,6 +24,26 @@ from qlm_planner.search.solver import evaluate
 
 SEATS_MAX = 20_000
 """Most binaries of the program: building a larger one takes longer than any time limit that makes sense."""
+
+
+class ExactError(QlmError):
+    """There is no exact answer."""
+
+
+class SolverMissing(ExactError):
+    """Pyomo or the solver is not installed."""
+
+
+class SolverFailed(ExactError):
+    """The solver ended without an answer."""
+
+
+class NoOrders(ExactError):
+    """The time was up before the solver had any orders, or none keep what was asked as a hard constraint."""
+
+
+class TooLarge(ExactError):
+    """More groups or variables than it is worth a try."""
 
 
 class Status(StrEnum):
