@@ -143,7 +143,7 @@ async def live_planner(folder: Path, size: Size, seed: int, say: Say) -> AsyncIt
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await _until(lambda: shell.term is not None and shell.term.caught_up.is_set())
                 caught_up_s = time.perf_counter() - began_s
-                await _until(lambda: shell.solver_ready)
+                await _until(lambda: shell.solver.ready)
             live = Live(held=held, queue=queue, shell=shell, caught_up_s=caught_up_s)
             queue.why = live.why
             say(f"caught up after {caught_up_s:.2f} s")

@@ -21,7 +21,7 @@ async def rule_of_a_replan(cluster: Cluster, choice: Choice) -> str:
     async with cluster.planner(solver=choice) as shell:
 
         async def is_ready() -> bool:
-            return shell.solver_ready and shell.term is not None and shell.term.caught_up.is_set()
+            return shell.solver.ready and shell.term is not None and shell.term.caught_up.is_set()
 
         await until(is_ready, "it leads, with a solver", WARM_UP_S)
         for number in range(6):

@@ -245,17 +245,17 @@ async def test_a_planner_goes_on_without_its_solver(cluster: Cluster) -> None:
     async with cluster.planner() as shell:
 
         async def is_ready() -> bool:
-            return shell.solver_ready and shell.term is not None and shell.term.caught_up.is_set()
+            return shell.solver.ready and shell.term is not None and shell.term.caught_up.is_set()
 
         await until(is_ready, "it leads, with a solver", WARM_UP_S)
-        pid = shell.solver_pid
+        pid = shell.solver.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         for number in range(6):
             await cluster.submit(("mistral-7b", "vicuna-13b")[number % 2], slo_s=20.0 + 40.0 * number, count=5)
         await until(cluster.all_placed, "placed without a solver")
         await until(is_ready, "another solver", WARM_UP_S)
-        assert shell.solver_pid != pid
+        assert shell.solver.pid != pid
         assert cluster.metrics.registry.get_sample_value("qlm_planner_solver_up") == 1.0
 
         async def has_solved() -> bool:

@@ -6,7 +6,7 @@ Counts change by the planner's own placements at once and by lifecycle events as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.group import GroupKey
@@ -73,6 +73,10 @@ class Board:
         queue = self.queues[group.instance]
         position = queue.index(group.group_id) + 1
         return queue[position] if position < len(queue) else ""
+
+    def place_by_urgency(self, queue: Sequence[str], group: Group) -> int:
+        """In front of the first group that is less urgent."""
+        return next((at for at, other in enumerate(queue) if self.groups[other].urgency > group.urgency), len(queue))
 
     def take_reopened(self) -> list[str]:
         """The groups that gave way since it was asked last."""
@@ -147,6 +151,11 @@ class Board:
         if group is not None:
             self._leave(group, prompt_tokens)
             self._end(group)
+
+    def apply_changes(self, changes: Iterable[Change]) -> None:
+        """Lifecycle events, in their order."""
+        for change in changes:
+            self.apply_change(change)
 
     def apply_change(self, change: Change) -> None:
         """A lifecycle event. One about a group that is not known is ignored: the next overview tells."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qlm_core.group import GroupKey, group_key
+from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
 
 GroupOrder = tuple[int, int]
@@ -57,6 +58,11 @@ class Group:
         return self.waiting > 0
 
     @property
+    def mean_prompt_tokens(self) -> float:
+        """Of those that wait; 0 where none does."""
+        return self.waiting_prompt_tokens / max(1, self.waiting)
+
+    @property
     def due_share(self) -> float:
         """Of those that wait, the share whose SLO can still be missed."""
         return 1.0 - self.answered / self.waiting if self.answered else 1.0
@@ -88,6 +94,23 @@ class Group:
 def traits_of(request: RequestFacts) -> GroupTraits:
     """The traits of a group that this request opens, for who knows no tenants and clusters."""
     return GroupTraits(key=group_key(request), slo_s=request.slo.seconds, priority=request.slo.priority)
+
+
+def group_of_one(group_id: str, traits: GroupTraits, slo_band: int, deadline_s: float, prompt_tokens: int) -> Group:
+    """A group of one request that waits, on no queue."""
+    return Group(
+        group_id=group_id,
+        order=order_of(group_id),
+        traits=traits,
+        band=band_of(traits, slo_band),
+        instance=UNASSIGNED,
+        first_deadline_s=deadline_s,
+        next_deadline_s=deadline_s,
+        last_deadline_s=deadline_s,
+        waiting=1,
+        live=1,
+        waiting_prompt_tokens=prompt_tokens,
+    )
 
 
 def band_of(traits: GroupTraits, slo_band: int) -> int:

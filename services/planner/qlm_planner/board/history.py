@@ -58,8 +58,7 @@ class History:
             self.read_to = max(self.read_to, entry.entry_id)
             if entry.entry_id <= self.truth:
                 continue
-            for change in entry.changes:
-                board.apply_change(change)
+            board.apply_changes(entry.changes)
             if self.overview_under_way:
                 if len(self.recent) < self.policy.replay_max:
                     self.recent.append(entry)
@@ -84,6 +83,5 @@ class History:
         # What the overview holds need not be read.
         self.read_to = max(self.read_to, self.truth)
         for entry in since:
-            for change in entry.changes:
-                board.apply_change(change)
+            board.apply_changes(entry.changes)
         return True

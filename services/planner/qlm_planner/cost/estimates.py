@@ -17,11 +17,9 @@ from qlm_core.model import ModelSpec
 from qlm_core.prediction import Service
 from qlm_core.prediction import service as service_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
-from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.policy import Policy
-from qlm_planner.search.problem import Weights
 
 PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""
@@ -89,11 +87,6 @@ class Estimates:
     _codes: dict[str, int] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)
     _drifting: dict[tuple[str, str], float] = field(default_factory=dict)
-
-    @property
-    def weights(self) -> Weights:
-        """Of the objective."""
-        return self.policy.weights
 
     @property
     def ready(self) -> bool:
@@ -227,21 +220,18 @@ class Estimates:
         by_time = policy.group_service_fraction * slo_s / served.work.mean
         return Limits(live=live, waiting=min(live, max(policy.group_min, int(min(by_time, live)))))
 
-    def limits_of(self, board: Board, group: Group) -> Limits | None:
-        """The limits of an open group where it stands; None where nobody serves it, so that it is about to move."""
-        slot = board.slots.get(group.instance)
-        if slot is None or not group.open or not self.can_serve(slot, group.traits.key.model):
-            return None
-        return self.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / group.waiting)
+    def limits_at(self, slot: Slot | None, group: Group) -> Limits:
+        """The limits of a group on an instance."""
+        return self.limits(slot, group.traits.key, group.traits.slo_s, group.mean_prompt_tokens)
 
     def gpus(self) -> list[tuple[str, int]]:
         """GPUs and how many of them an instance has, of all that the profiles know."""
         return [] if self._profiles is None else sorted({(row.gpu, row.n_gpu) for row in self._profiles.hardware if not row.instance})
 
-    def step_s(self, slot: Slot, key: GroupKey, prompt_tokens: float, sequences: float) -> float:
-        """Seconds of a step of so many requests like those of a class, prefills included (`qlm_core.batch_size`); infinite where the
+    def step_s(self, slot: Slot, group: Group, sequences: float) -> float:
+        """Seconds of a step of so many requests like those of a group, prefills included (`qlm_core.batch_size`); infinite where the
         instance does not serve them."""
-        served = self._service(slot.facts, key, prompt_tokens)
+        served = self._service(slot.facts, group.traits.key, group.mean_prompt_tokens)
         if served is None:
             return math.inf
         return served.step_base_s + sequences * (served.sequence_s + served.prefill_work_s / served.output.mean)

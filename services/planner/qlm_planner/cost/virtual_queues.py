@@ -33,6 +33,11 @@ class Line:
         """Of all that runs and waits."""
         return self.engine[LEAD] + float(self.rows[WORK].sum())
 
+    @property
+    def load(self) -> int:
+        """Requests that run and wait."""
+        return self.slot.running + sum(group.waiting for group in self.groups)
+
     def goes_on(self, model: str, position: int) -> bool:
         """The active model serves a group there, without a model swap before."""
         return self.slot.active_model == model and bool((self.rows[MODEL, :position] == self.engine[ACTIVE]).all())
@@ -91,7 +96,7 @@ def times_of(lines: Sequence[Line], table: ClassTable) -> OrderTimes:
     """Of the groups of all queues, one queue after the other."""
     queue = np.arange(len(lines)).repeat([len(line.groups) for line in lines])
     rows, engines = np.concatenate([line.rows for line in lines], axis=1), np.array([line.engine for line in lines]).T
-    return order_times(rows, queue, engines, table.estimates.weights)
+    return order_times(rows, queue, engines, table.estimates.policy.weights)
 
 
 def plan_cost(board: Board, table: ClassTable, now_s: float) -> Costs:
@@ -117,5 +122,5 @@ def plan_costs(board: Board, table: ClassTable, now_s: float, plans: Sequence[Ma
     rows = table.rows(slots, queue % len(slots), columns.take(orders), crowd, now_s)
     heads = [engine_row(table.estimates, slot, board.queue_groups(name), crowd) for slot, name in zip(slots, names, strict=True)]
     engines = np.tile(np.array(heads).reshape(len(slots), QUEUE_ROWS).T, len(plans))
-    times = order_times(rows, queue, engines, table.estimates.weights)
+    times = order_times(rows, queue, engines, table.estimates.policy.weights)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]

@@ -10,7 +10,7 @@ from itertools import islice
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, GroupTraits, band_of, group_id_of, to_meta, traits_of
+from qlm_planner.board.group import Group, GroupTraits, group_id_of, group_of_one, to_meta, traits_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import Arrival
 from qlm_planner.cost.estimates import Estimates
@@ -63,16 +63,7 @@ class GroupAssignment:
         groups = sorted(used.values(), key=lambda group: -board.queues[group.instance].index(group.group_id))
         turn = {group.group_id: number for number, group in enumerate(groups)}
         placements.sort(key=lambda placement: turn[placement.group_id])
-        openings = tuple(
-            GroupOpening(
-                group_id=group.group_id,
-                instance=group.instance,
-                before=board.successor(group),
-                first_deadline_s=group.first_deadline_s,
-                meta=to_meta(group.traits, group.band),
-            )
-            for group in groups
-        )
+        openings = tuple(opening_of(group, board.successor(group)) for group in groups)
         opened = tuple(group.instance for group in groups if group.order > newer)
         return Place(groups=openings, requests=tuple(placements), opened=opened)
 
@@ -88,9 +79,7 @@ class GroupAssignment:
         group.tier = tier_of(group, self.above, self.policy, now_s)
         place = best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
         if place is None:
-            queue = board.queues[UNASSIGNED]
-            at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
-            board.open_group(group, at)
+            board.open_group(group, board.place_by_urgency(board.queues[UNASSIGNED], group))
         else:
             group.instance = place.line.slot.facts.name
             board.open_group(group, place.position)
@@ -105,20 +94,7 @@ class GroupAssignment:
 
     def _alone(self, number: int, facts: RequestFacts, traits: GroupTraits) -> Group:
         """A group of one request, on no queue."""
-        return Group(
-            group_id=group_id_of(self.fence, number),
-            order=(self.fence, number),
-            traits=traits,
-            band=band_of(traits, self.policy.slo_band),
-            instance=UNASSIGNED,
-            first_deadline_s=facts.deadline_s,
-            next_deadline_s=facts.deadline_s,
-            last_deadline_s=facts.deadline_s,
-            waiting=1,
-            live=1,
-            waiting_prompt_tokens=facts.prompt_tokens,
-            slo_least_s=facts.slo.seconds,
-        )
+        return group_of_one(group_id_of(self.fence, number), traits, self.policy.slo_band, facts.deadline_s, facts.prompt_tokens)
 
     def part_of(self, group: Group) -> Group:
         """A new group of the traits of another one, without requests, on its queue."""
@@ -140,7 +116,7 @@ class GroupAssignment:
         slot = board.slots.get(group.instance)
         if slot is not None and not slot.serving:
             return False  # it is about to move: nothing more goes where nobody serves
-        limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
+        limits = estimates.limits_at(slot, group)
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
         if self._crowded(group, slot, board, estimates):
@@ -152,15 +128,14 @@ class GroupAssignment:
 
     def _crowded(self, group: Group, slot: Slot | None, board: Board, estimates: Estimates) -> bool:
         """A step takes clearly longer on the group's instance than on another one that serves its model now."""
-        key = group.traits.key
-        if slot is None or slot.active_model != key.model:
+        model = group.traits.key.model
+        if slot is None or slot.active_model != model:
             return False
-        prompt_tokens = group.waiting_prompt_tokens / max(1, group.waiting)
 
         def step_s(each: Slot) -> float:
-            return estimates.step_s(each, key, prompt_tokens, board.in_batch(each) + 1)
+            return estimates.step_s(each, group, board.in_batch(each) + 1)
 
-        others = [each for each in board.slots.values() if each is not slot and each.serving and each.active_model == key.model]
+        others = [each for each in board.slots.values() if each is not slot and each.serving and each.active_model == model]
         return step_s(slot) > CROWDED * min(map(step_s, others), default=math.inf)
 
     def _overtakes(self, group: Group, facts: RequestFacts, board: Board) -> bool:
@@ -175,6 +150,17 @@ class GroupAssignment:
         first = _first_alike(board, islice(queue, min(place, OVERTAKEN_LOOK)), group) or group
         waited_s = self.policy.group_overtake_fraction * (facts.deadline_s - first.first_deadline_s)
         return facts.deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
+
+
+def opening_of(group: Group, before: str) -> GroupOpening:
+    """How the queue opens a group, in front of another one."""
+    return GroupOpening(
+        group_id=group.group_id,
+        instance=group.instance,
+        before=before,
+        first_deadline_s=group.first_deadline_s,
+        meta=to_meta(group.traits, group.band),
+    )
 
 
 def _first_alike(board: Board, group_ids: Iterable[str], group: Group) -> Group | None:

@@ -67,7 +67,7 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
     queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
     engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
-    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.weights)
+    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.policy.weights)
     placed = len(able) + np.arange(len(tries))
     groups = np.searchsorted(queue, placed) + [position for _, position in tries]
     in_turn = [position == found[number].in_turn for number, position in tries]
@@ -96,7 +96,7 @@ def _step_s(line: Line, table: ClassTable, group: Group) -> float:
     """A step of the batch that a group joins, with all that waits of the first run."""
     others = line.rows[MODEL] != line.engine[ACTIVE]
     sequences = line.slot.running + float(line.rows[COUNT, : _first(others)].sum()) + group.waiting
-    return table.estimates.step_s(line.slot, group.traits.key, group.waiting_prompt_tokens / max(1, group.waiting), sequences)
+    return table.estimates.step_s(line.slot, group, sequences)
 
 
 class Candidates(NamedTuple):

@@ -71,14 +71,7 @@ class MegaRule:
 
     def _of(self, model: str, board: Board, estimates: Estimates) -> tuple[int, HardwareProfile] | None:
         if model not in self._best:
-            able = [estimates.hardware(slot.facts, model) for _, slot in sorted(board.slots.items()) if estimates.can_serve(slot, model)]
-            known = [hardware for hardware in able if hardware is not None]
-            self._best[model] = (
-                (
-                    max(hardware.kv_capacity_tokens for hardware in known),
-                    min(known, key=lambda hardware: hardware.slowdown * hardware.prefill_ms_per_token),
-                )
-                if known
-                else None
-            )
+            known = [each for slot in board.serving if (each := estimates.hardware(slot.facts, model)) is not None]
+            fastest = min(known, key=lambda each: each.slowdown * each.prefill_ms_per_token, default=None)
+            self._best[model] = None if fastest is None else (max(each.kv_capacity_tokens for each in known), fastest)
         return self._best[model]

@@ -14,10 +14,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, to_meta
+from qlm_planner.board.group import Group
 from qlm_planner.cost.estimates import Estimates
-from qlm_planner.groups.assignment import GroupAssignment
-from qlm_planner.machine.effects import GroupOpening, Regroup
+from qlm_planner.groups.assignment import GroupAssignment, opening_of
+from qlm_planner.machine.effects import Regroup
 from qlm_planner.machine.events import Regrouped
 from qlm_planner.policy import Policy
 
@@ -73,18 +73,15 @@ class GroupSplits:
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def _too_many(self, group: Group, board: Board, estimates: Estimates) -> int:
-        """Waiting requests beyond the limit of a group that is to be split, 0 for another one."""
-        limits = estimates.limits_of(board, group)
-        return group.waiting - limits.waiting if limits is not None and group.waiting > self.policy.split_excess * limits.waiting else 0
+        """Waiting requests beyond the limit of a group that is to be split, 0 for another one, or one that nobody serves: it will move."""
+        slot = board.slots.get(group.instance)
+        if slot is None or not group.open or not estimates.can_serve(slot, group.traits.key.model):
+            return 0
+        limit = estimates.limits_at(slot, group).waiting
+        return group.waiting - limit if group.waiting > self.policy.split_excess * limit else 0
 
     def _split(self, group: Group, many: int, board: Board, assignment: GroupAssignment) -> Regroup:
         count = min(many, self.policy.regroup_max)
         self.made = assignment.part_of(group)
-        into = GroupOpening(
-            group_id=self.made.group_id,
-            instance=group.instance,
-            before=board.successor(group),
-            first_deadline_s=math.inf,
-            meta=to_meta(group.traits, group.band),
-        )
+        into = opening_of(self.made, board.successor(group))
         return Regroup(source=group.group_id, keep=group.waiting - count, count=count, into=into)

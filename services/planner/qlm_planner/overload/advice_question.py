@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qlm_core.instance import UNASSIGNED, InstanceFacts
+from qlm_core.instance import InstanceFacts
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, GroupTraits, band_of
+from qlm_planner.board.group import Group, GroupTraits, group_of_one
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable, Floats, GroupColumns, service_times
@@ -173,19 +173,8 @@ def _most(rate: Rate, kinds: Sequence[Slot], estimates: Estimates) -> int:
 
 def _request(rate: Rate, slo_band: int, now_s: float) -> Group:
     """One request of a key that comes now, as a group."""
-    traits, due_s = GroupTraits(key=rate.key, slo_s=rate.slo_s, priority=rate.priority), now_s + rate.slo_s
-    return Group(
-        group_id=repr(rate.key),
-        order=(0, 0),
-        traits=traits,
-        band=band_of(traits, slo_band),
-        instance=UNASSIGNED,
-        first_deadline_s=due_s,
-        next_deadline_s=due_s,
-        last_deadline_s=due_s,
-        waiting=1,
-        waiting_prompt_tokens=round(rate.prompt_tokens),
-    )
+    traits = GroupTraits(key=rate.key, slo_s=rate.slo_s, priority=rate.priority)
+    return group_of_one(repr(rate.key), traits, slo_band, now_s + rate.slo_s, round(rate.prompt_tokens))
 
 
 def _kind(facts: InstanceFacts) -> str:

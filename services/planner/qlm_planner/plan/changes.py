@@ -78,13 +78,13 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class PlanChanges:
-    """`change`: what is being carried out, chunk by chunk. `serving`: the
-    instances that served then, None before the first. `asks`: replans that were asked for; `working`: those that the change answers.
-    `due`: why a replan is due at the next overview, whatever it shows. `held`: an answer of the solver that waits for the end of a change.
-    `stalled`: a chunk was not applied; what becomes of the change is seen at the next overview. `unsettled`: groups came since the order
-    was looked at. `homeless_left`: more groups need a home than one change gives. `done`: changes that ended, to be told. `baseline`: the
-    comparison policy that decides instead, if any. `fallback`: decides while misses are expected that no order avoids, under
-    `Overload.EDF`. `late_looks`: overviews that expected misses, less those that did not."""
+    """`change`: what is being carried out, chunk by chunk. `serving`: the instances that served at the last overview, None before the
+    first. `asks`: replans that were asked for; `working`: those that the change answers. `due`: why a replan is due at the next overview,
+    whatever it shows. `held`: an answer of the solver that waits for the end of a change. `stalled`: a chunk was not applied; what becomes
+    of the change is seen at the next overview. `unsettled`: groups came since the order was looked at. `homeless_left`: more groups need a
+    home than one change gives. `done`: changes that ended, to be told. `baseline`: the comparison policy that decides instead, if any.
+    `fallback`: decides while misses are expected that no order avoids, under `Overload.EDF`. `late_looks`: overviews that expected misses,
+    less those that did not."""
 
     policy: Policy
     table: ClassTable
@@ -192,8 +192,6 @@ class PlanChanges:
             self.begin(PlanCause.EVICTED, settled, now_s)
         elif self.held is not None:
             self._judge_held(board, now_s)
-            if self.change is None:
-                self._answer()
         else:
             cause = PlanCause.ASKED if self.asks else None if backlog else self._replan_due(board, now_s)
             if cause is not None:
@@ -218,8 +216,6 @@ class PlanChanges:
         """The queues are as the target wants them."""
         self._end(whole=True)
         self._judge_held(board, now_s)
-        if self.change is None:
-            self._answer()
 
     # The solver -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +231,7 @@ class PlanChanges:
         if now_s >= self.repair_s:
             self.unsettled = False
             self.repaired_s = now_s
-            self.jobs.repair(board, now_s)
+            self.jobs.ask(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s)
 
     def solved(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
         """The solver's answer. One that comes while groups find new homes waits until they have them."""
@@ -263,9 +259,12 @@ class PlanChanges:
             self.begin(job.cause, target, now_s, answer)
 
     def _judge_held(self, board: Board, now_s: float) -> None:
+        """The answer that waited. Who asked for a replan is answered where no change follows."""
         held, self.held = self.held, None
         if held is not None:
             self._judge(held, board, now_s)
+        if self.change is None:
+            self._answer()
 
     def _over(self, job: Job) -> None:
         """A job has its answer. Who asked for a replan is answered when the plan is in the queue."""
@@ -277,14 +276,15 @@ class PlanChanges:
         if job is not None and job.stage is not Stage.REPAIR:
             return  # its answer comes first
         if now_s < self.jobs.blocked_until_s:
-            if self.asks:
-                self._answer_unchanged()
+            if self.asks:  # nothing is ordered anew
+                self.working, self.asks = [*self.working, *self.asks], []
+                self._answer()
             return
         self.replanned_s = now_s
         self.due = None
         self.unsettled = False
         self.working, self.asks = self.asks, []
-        if not self.jobs.replan(cause, board, now_s, tuple(self.working)):
+        if not self.jobs.ask(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
             self._answer()
 
     # Inside -----------------------------------------------------------------------------------------------------------
@@ -335,11 +335,6 @@ class PlanChanges:
             self.answers[ask] = self.named
         self.working = []
         self.named = 0
-
-    def _answer_unchanged(self) -> None:
-        """Nothing is ordered anew: what was asked for is done."""
-        self.working, self.asks = [*self.working, *self.asks], []
-        self._answer()
 
     def _drop_target(self, *, keep_asks: bool) -> None:
         """What is there now decides anew."""

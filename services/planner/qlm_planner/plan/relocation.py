@@ -31,7 +31,8 @@ def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: fl
             place = best_place(lines, table, group, now_s)
             found = None if place is None else (place.line, place.position)
         if found is None:
-            _insert_unassigned(board, target[UNASSIGNED], group, by_age=baseline is not None and baseline.by_age)
+            queue, by_age = target[UNASSIGNED], baseline is not None and baseline.by_age
+            queue.insert(position_by_age(queue, group, board) if by_age else board.place_by_urgency(queue, group), group.group_id)
         else:
             line, position = found
             line.insert(position, group, columns_on([line], table, group, now_s)[:, 0])
@@ -85,11 +86,3 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool
             else:
                 band_behind = group.band if band_behind is None else min(band_behind, group.band)
     return sorted(found, key=lambda group: group.order) if by_age else sorted(found, key=lambda group: group.urgency)
-
-
-def _insert_unassigned(board: Board, queue: list[str], group: Group, *, by_age: bool) -> None:
-    if by_age:
-        place = position_by_age(queue, group, board)
-    else:
-        place = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
-    queue.insert(place, group.group_id)

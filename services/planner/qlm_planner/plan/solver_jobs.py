@@ -51,15 +51,8 @@ class SolverJobs:
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
-    def repair(self, board: Board, now_s: float) -> None:
-        """Looks at the order around new groups again."""
-        self._ask(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s, ())
-
-    def replan(self, cause: PlanCause, board: Board, now_s: float, asks: tuple[int, ...]) -> bool:
-        """Looks for a whole new order. Takes the place of a repair. False if there is nothing to order, or the board makes no problem."""
-        return self._ask(cause, Stage.REPLAN, board, now_s, asks)
-
-    def _ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...]) -> bool:
+    def ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...] = ()) -> bool:
+        """Begins a job, in the place of one that is under way. False if there is nothing to order, or the board makes no problem."""
         try:
             made = draft(board, self.table.estimates, self.table, now_s)
         except (ProblemError, ValueError, ArithmeticError) as error:

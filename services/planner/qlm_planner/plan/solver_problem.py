@@ -167,11 +167,7 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
     before = ""
     for group_id in board.queues[name]:
         if group_id not in home:
-            group = board.groups[group_id]
-            if before:
-                at = queue.index(before) + 1
-            else:
-                at = next((at for at, other in enumerate(queue) if board.groups[other].urgency > group.urgency), len(queue))
+            at = queue.index(before) + 1 if before else board.place_by_urgency(queue, board.groups[group_id])
             queue.insert(at, group_id)
         if home.get(group_id, name) == name:
             before = group_id

@@ -16,16 +16,12 @@ from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, Orders, Seating
+from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_loaded_of, loads_of
 
 
-class Balancer(ABC):
-    """A policy that picks by `choose`, and never changes the order."""
-
-    by_age = True
-    slow = False
-    fallbacks = 0
+class Balancer(KeepsArrivalOrder, ABC):
+    """A policy that picks by `choose`."""
 
     @abstractmethod
     def choose(self, names: Sequence[str], key: str, loads: dict[str, int], serving: Sequence[str] = ()) -> str:
@@ -40,13 +36,10 @@ class Balancer(ABC):
         able = {line.slot.facts.name: line for line in able_lines(lines, table, group)}
         if not able:
             return None
-        loads = {name: line.slot.running + sum(each.waiting for each in line.groups) for name, line in able.items()}
+        loads = {name: line.load for name, line in able.items()}
         ends = {name: line.groups[-1].traits.key.model if line.groups else line.slot.active_model for name, line in sorted(able.items())}
         serving = [name for name, model in ends.items() if model in ("", group.traits.key.model)]
         return aged(able[self.choose(sorted(able), group.group_id, loads, serving)], group, board)
-
-    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
-        return None
 
 
 @dataclass(slots=True, kw_only=True)

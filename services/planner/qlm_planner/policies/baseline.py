@@ -18,6 +18,17 @@ Home = tuple[Line, int]
 """A queue and a position there."""
 
 
+class KeepsArrivalOrder:
+    """Base of policies that keep the order of arrival, and change it never."""
+
+    by_age = True
+    slow = False
+    fallbacks = 0
+
+    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
+        return None
+
+
 class Seating(Protocol):
     """Takes one batch of arrivals in, on the board at once."""
 

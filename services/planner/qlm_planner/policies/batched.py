@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, Orders, Seating
-from qlm_planner.policies.queue_ends import able_lines, least_loaded_of, loads_of
+from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
+from qlm_planner.policies.queue_ends import able_lines, join_or_open, least_loaded_of, loads_of
 
 
 def waits_since_s(group: Group) -> float:
@@ -56,7 +56,7 @@ class ByModel:
     def join(self, facts: RequestFacts, alone: Group) -> Group:
         """The group in front of its place, if it is of the request's kind and has room, else `alone` there. Costs O(groups)."""
         board, estimates = self.board, self.estimates
-        able = [slot for _, slot in sorted(board.slots.items()) if estimates.can_serve(slot, facts.model)]
+        able = [slot for slot in board.serving if estimates.can_serve(slot, facts.model)]
         names = [slot.facts.name for slot in able]
         serving = [slot.facts.name for slot in able if self._serves(slot, facts.model)]
         queue = least_loaded_of(names, serving, self.loads) if able else UNASSIGNED
@@ -67,15 +67,7 @@ class ByModel:
             self.loads[queue] += 1
             running = runs(slot, facts.model)
             place = place_by_model(groups, facts.model, running, facts.accepted_s, estimates.policy.stay_s)
-        before = groups[place - 1] if place else None
-        if before is not None and before.traits.key == traits_of(facts).key:
-            mean_tokens = before.waiting_prompt_tokens / max(1, before.waiting)
-            if before.live < estimates.limits(slot, before.traits.key, before.traits.slo_s, mean_tokens).live:
-                board.add_request(before, facts)
-                return before
-        alone.instance = queue
-        board.open_group(alone, place)
-        return alone
+        return join_or_open(board, estimates, queue, place, facts, alone)
 
     def _serves(self, slot: Slot, model: str) -> bool:
         """Its model is active there, or has a turn already, or nothing is loaded and nobody waits."""
@@ -83,12 +75,8 @@ class ByModel:
         return model == slot.active_model or model in models or (not slot.active_model and not models)
 
 
-class Batched:
+class Batched(KeepsArrivalOrder):
     """The policy."""
-
-    by_age = True
-    slow = False
-    fallbacks = 0
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return ByModel(board=board, estimates=table.estimates, loads=loads_of(board))
@@ -99,12 +87,9 @@ class Batched:
         if not able:
             return None
         model, came_s = group.traits.key.model, waits_since_s(group)
-        loads = {name: line.slot.running + sum(each.waiting for each in line.groups) for name, line in able.items()}
+        loads = {name: line.load for name, line in able.items()}
         serving = [
             name for name, line in able.items() if model in (line.slot.active_model, *(each.traits.key.model for each in line.groups))
         ]
         line = able[least_loaded_of(sorted(able), sorted(serving), loads)]
         return line, place_by_model(line.groups, model, runs(line.slot, model), came_s, table.estimates.policy.stay_s)
-
-    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
-        return None

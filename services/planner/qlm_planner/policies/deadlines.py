@@ -14,13 +14,13 @@ from itertools import compress
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
-from qlm_planner.policies.queue_work import QueueWork, Work, Works
+from qlm_planner.policies.queue_work import KeepsWorks, QueueWork, Work, Works
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +74,12 @@ class ByDeadline:
         """The group in front of its place, if it is of the request's kind and has room, else `alone` there."""
         found = self.first_end(alone)
         if found is None:
-            ids = self.board.queues[UNASSIGNED]
-            place = next((at for at, other in enumerate(ids) if self.board.groups[other].urgency > alone.urgency), len(ids))
-            self.board.open_group(alone, place)
+            self.board.open_group(alone, self.board.place_by_urgency(self.board.queues[UNASSIGNED], alone))
             return alone
         queue, place, work = found
         if place:
             before = queue.groups[place - 1]
-            if before.traits.key == traits_of(facts).key and self._has_room(queue.work.slot, before, facts):
+            if before.traits.key == alone.traits.key and self._has_room(queue.work.slot, before, facts):
                 self.board.add_request(before, facts)
                 self._refresh(queue, place - 1)
                 return before
@@ -111,7 +109,7 @@ class ByDeadline:
 
     def _has_room(self, slot: Slot, group: Group, facts: RequestFacts) -> bool:
         estimates = self.works.table.estimates
-        limits = estimates.limits(slot, group.traits.key, group.traits.slo_s, group.waiting_prompt_tokens / max(1, group.waiting))
+        limits = estimates.limits_at(slot, group)
         if group.live >= limits.live or group.waiting >= limits.waiting:
             return False
         spread_s = estimates.policy.group_spread_fraction * group.traits.slo_s
@@ -168,7 +166,7 @@ def able_queues(queues: Sequence[DatedQueue], groups: Sequence[Group], works: Wo
     return [(list(compress(queues, which)), list(compress(each, which))) for which, each in zip(able, on, strict=True)]
 
 
-class Edf:
+class Edf(KeepsWorks):
     """The policy. Insertion keeps the order; all is ordered anew only where an instance has nothing to do beside one with several."""
 
     by_age = False
@@ -176,11 +174,6 @@ class Edf:
 
     def __init__(self) -> None:
         self.fallbacks = 0
-        self._works: Works | None = None
-
-    def works(self, table: ClassTable) -> Works:
-        self._works = self._works or Works(table=table)
-        return self._works
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return ByDeadline.of(board, self.works(table))

@@ -12,9 +12,9 @@ from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, Orders, Seating
+from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged
-from qlm_planner.policies.queue_work import QueueWork, Works
+from qlm_planner.policies.queue_work import KeepsWorks, QueueWork, Works
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,19 +36,8 @@ class FirstStart:
         return able[first]
 
 
-class Fcfs:
+class Fcfs(KeepsArrivalOrder, KeepsWorks):
     """The policy."""
-
-    by_age = True
-    slow = False
-    fallbacks = 0
-
-    def __init__(self) -> None:
-        self._works: Works | None = None
-
-    def works(self, table: ClassTable) -> Works:
-        self._works = self._works or Works(table=table)
-        return self._works
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         """Costs O(groups)."""
@@ -67,6 +56,3 @@ class Fcfs:
         [on] = works.on([line.slot for line in able], [group])
         starts = [works.stand(line.slot, line.groups).start_s(place, work) for (line, place), work in zip(homes, on, strict=True)]
         return homes[starts.index(min(starts))]
-
-    def reorder(self, board: Board, table: ClassTable, now_s: float) -> Orders | None:
-        return None

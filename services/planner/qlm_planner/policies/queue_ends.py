@@ -15,7 +15,7 @@ from typing import Protocol
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
@@ -40,20 +40,22 @@ class QueueEnds:
 
     def join(self, facts: RequestFacts, alone: Group) -> Group:
         """The last group of the queue that is picked, if it is of the request's kind and has room, else `alone` behind it."""
-        slots = (slot for _, slot in sorted(self.board.slots.items()))
-        able = [slot for slot in slots if self.estimates.can_serve(slot, facts.model)]
+        able = [slot for slot in self.board.serving if self.estimates.can_serve(slot, facts.model)]
         slot = self.picker.pick(able, facts, alone) if able else None
         queue = UNASSIGNED if slot is None else slot.facts.name
-        ids = self.board.queues[queue]
-        last = self.board.groups[ids[-1]] if ids else None
-        if last is not None and last.traits.key == traits_of(facts).key:
-            mean_tokens = last.waiting_prompt_tokens / max(1, last.waiting)
-            if last.live < self.estimates.limits(slot, last.traits.key, last.traits.slo_s, mean_tokens).live:
-                self.board.add_request(last, facts)
-                return last
-        alone.instance = queue
-        self.board.open_group(alone, len(ids))
-        return alone
+        return join_or_open(self.board, self.estimates, queue, len(self.board.queues[queue]), facts, alone)
+
+
+def join_or_open(board: Board, estimates: Estimates, queue: str, place: int, facts: RequestFacts, alone: Group) -> Group:
+    """The group in front of a place, if it is of the request's kind and has room, else `alone` there."""
+    if place:
+        before = board.groups[board.queues[queue][place - 1]]
+        if before.traits.key == alone.traits.key and before.live < estimates.limits_at(board.slots.get(queue), before).live:
+            board.add_request(before, facts)
+            return before
+    alone.instance = queue
+    board.open_group(alone, place)
+    return alone
 
 
 def loads_of(board: Board) -> dict[str, int]:

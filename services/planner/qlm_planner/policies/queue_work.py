@@ -35,6 +35,11 @@ class QueueWork:
     works: list[Work] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
 
+    @property
+    def last_s(self) -> float:
+        """When all of it has ended."""
+        return self.ends_s[-1] if self.ends_s else self.free_s
+
     def start_s(self, place: int, work: Work) -> float:
         """When a group would start there."""
         before = self.works[place - 1].model if place else self.active
@@ -103,6 +108,16 @@ class Works:
         if len(self._kept) > 2 * KEPT_MIN + 2 * len(groups):
             self._kept = {group.group_id: self._kept[group.group_id] for group in groups}
         return queue
+
+
+class KeepsWorks:
+    """Base of policies that predict by mean work."""
+
+    _works: Works | None = None
+
+    def works(self, table: ClassTable) -> Works:
+        self._works = self._works or Works(table=table)
+        return self._works
 
 
 KEPT_MIN = 10_000

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
-from qlm_planner.board.group import Group, traits_of
+from qlm_planner.board.group import Group
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.policies.baseline import Orders, Seating
 from qlm_planner.policies.deadlines import ByDeadline, DatedQueue, Edf, able_queues, by_deadline, heads_and_rest, orders_of
@@ -45,7 +45,7 @@ class FixedBatches:
     def join(self, facts: RequestFacts, alone: Group) -> Group:
         """The newest batch of its kind, while it is not full and nobody of it was pulled, else a new one in the order of deadlines."""
         board = self.by_deadline.board
-        batch = board.newest.get(traits_of(facts).key)
+        batch = board.newest.get(alone.traits.key)
         if batch is not None and batch.live == batch.waiting and batch.live < self._size(batch):
             board.add_request(batch, facts)
             self.by_deadline.grown(batch)
@@ -60,9 +60,7 @@ class FixedBatches:
     def _size(self, batch: Group) -> int:
         estimates = self.by_deadline.works.table.estimates
         slot = self.by_deadline.board.slots.get(batch.instance)
-        mean_tokens = batch.waiting_prompt_tokens / max(1, batch.waiting)
-        limits = estimates.limits(slot, batch.traits.key, batch.traits.slo_s, mean_tokens)
-        return max(1, int(limits.live / estimates.policy.delta))
+        return max(1, int(estimates.limits_at(slot, batch).live / estimates.policy.delta))
 
 
 class Shepherd(Edf):
@@ -98,7 +96,7 @@ class Shepherd(Edf):
             else:
                 queue.insert(len(queue.groups), group, on[number][queue.work.slot.facts.name])
         for number in behind:
-            queue = min(able[number][0], key=lambda each: each.work.ends_s[-1] if each.work.ends_s else each.work.free_s)
+            queue = min(able[number][0], key=lambda each: each.work.last_s)
             queue.insert(len(queue.groups), rest[number], on[number][queue.work.slot.facts.name])
         for queue in queues:
             queue.groups.sort(key=lambda group: group.rank)  # bands never fall along a queue
@@ -115,7 +113,7 @@ class Shepherd(Edf):
         count, width = len(batches), len(queues)
         deadlines_s = np.array([min(group.first_deadline_s - now_s, 1e7) for group in batches])
         works_s = np.array([[_time_s(each.get(queue.work.slot.facts.name)) for queue in queues] for each in on])
-        leads_s = np.array([queue.work.ends_s[-1] if queue.work.ends_s else queue.work.free_s for queue in queues])
+        leads_s = np.array([queue.work.last_s for queue in queues])
         able = np.isfinite(works_s)
         works_s = np.where(able, works_s, 0.0)
         big = float(works_s.sum(axis=0).max() + leads_s.max() + np.abs(deadlines_s).max() + 1.0)

@@ -51,7 +51,8 @@ Replanned = tuple[int, int]
 
 
 class Leadership:
-    """Runs from the election to the loss of the lease or to the stop of the process."""
+    """Runs from the election to the loss of the lease or to the stop of the process. `changed`: set when the plan or the advice has
+    changed; whoever waits clears it."""
 
     def __init__(
         self,
@@ -79,13 +80,13 @@ class Leadership:
         self._solve = solve
         self._metrics = metrics
         self._tracer = tracer
-        self._machine = PlannerMachine(policy, keeper.lease.fence, now_s())
+        self.machine = PlannerMachine(policy, keeper.lease.fence, now_s())
         # Answers to calls and profiles always find room; what comes from outside is refused when the inbox is full.
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._inbox_max = inbox_max
         self._turn = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self._changed)
+        self.changed = asyncio.Event()
+        self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self.changed)
         self._asks: dict[int, asyncio.Future[Replanned]] = {}
         self._ask_numbers = itertools.count(1)
         self._incarnations: frozenset[str] = frozenset()
@@ -96,31 +97,21 @@ class Leadership:
 
     @property
     def plan_version(self) -> int:
-        return self._machine.board.plan_version
-
-    @property
-    def machine(self) -> PlannerMachine:
-        """Its decisions so far, to look at."""
-        return self._machine
-
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set when the plan or the advice has changed; whoever waits clears it."""
-        return self._changed
+        return self.machine.board.plan_version
 
     def knows(self, incarnation: str) -> bool:
         """Whether it was registered at the last reading of the queue."""
         return incarnation in self._incarnations
 
     async def plan(self) -> PlanView:
-        machine = self._machine
+        machine = self.machine
         async with self._turn:
             if machine.board.open_groups >= THREAD_GROUPS:
                 return await asyncio.to_thread(plan_view, machine.board, machine.changes.table, self._now_s())
             return plan_view(machine.board, machine.changes.table, self._now_s())
 
     def _question(self) -> Question | None:
-        machine = self._machine
+        machine = self.machine
         return question_of(machine.board, machine.changes.table, machine.demand, self._now_s()) if machine.ready else None
 
     def tell(self, event: Event) -> None:
@@ -199,14 +190,14 @@ class Leadership:
                 self._carry_out(effect, tasks)
             if isinstance(event, PlaceAnswered):
                 await self._untraced.put(self._placed(event))
-            if self._machine.caught_up and not self.caught_up.is_set():
-                board = self._machine.board
+            if self.machine.caught_up and not self.caught_up.is_set():
+                board = self.machine.board
                 structlog.get_logger().info("planner_caught_up", groups=board.open_groups, instances=len(board.slots))
                 self.caught_up.set()
             event = await self._next_event()
 
     async def _next_event(self) -> Event:
-        wait_s = min(TICK_MAX_S, max(0.0, self._machine.wake_s - self._now_s()))
+        wait_s = min(TICK_MAX_S, max(0.0, self.machine.wake_s - self._now_s()))
         try:
             async with asyncio.timeout(wait_s):
                 return await self._inbox.get()
@@ -216,27 +207,27 @@ class Leadership:
     async def _step(self, event: Event) -> list[Effect]:
         began_s = time.perf_counter()
         now_s = self._now_s()
-        groups = self._machine.board.open_groups
+        groups = self.machine.board.open_groups
         if isinstance(event, OverviewRead):
             groups = max(groups, len(event.snapshot.groups))  # the first one of a term brings them all
-        baseline = self._machine.baseline
+        baseline = self.machine.baseline
         if groups >= THREAD_GROUPS or (baseline is not None and baseline.slow):
-            effects = await asyncio.to_thread(self._machine.step, now_s, event)
+            effects = await asyncio.to_thread(self.machine.step, now_s, event)
         else:
-            effects = self._machine.step(now_s, event)
+            effects = self.machine.step(now_s, event)
         if isinstance(event, OverviewRead):
-            self._incarnations = frozenset(slot.facts.incarnation for slot in self._machine.board.slots.values())
-            self._metrics.show_kinds(self._machine)
+            self._incarnations = frozenset(slot.facts.incarnation for slot in self.machine.board.slots.values())
+            self._metrics.show_kinds(self.machine)
         self._metrics.step_seconds.observe(time.perf_counter() - began_s)
         self._metrics.count(event)
-        self._metrics.show(self._machine)
+        self._metrics.show(self.machine)
         return effects
 
     def _carry_out(self, effect: Effect, tasks: asyncio.TaskGroup) -> None:
         self._metrics.count_effect(effect)
         match effect:
             case PlanChanged(plan_version=version, replans=replans):
-                self._changed.set()
+                self.changed.set()
                 for ask, moved in replans.items():
                     answer = self._asks.get(ask)
                     if answer is not None and not answer.done():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.instance import UNASSIGNED
@@ -34,89 +36,63 @@ class PlannerMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leader = Gauge("qlm_planner_leader", "1 while this process leads, 0 as a standby.", registry=self.registry)
-        self.arrivals = Counter("qlm_planner_arrivals_total", "Requests read from the global queue.", registry=self.registry)
-        self.placed = Counter("qlm_planner_placed_total", "Requests put into groups.", registry=self.registry)
-        self.stale = Counter(
-            "qlm_planner_stale_total", "Requests that had ended or were placed when they were to be placed.", registry=self.registry
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.leader = gauge("qlm_planner_leader", "1 while this process leads, 0 as a standby.")
+        self.arrivals = counter("qlm_planner_arrivals_total", "Requests read from the global queue.")
+        self.placed = counter("qlm_planner_placed_total", "Requests put into groups.")
+        self.stale = counter("qlm_planner_stale_total", "Requests that had ended or were placed when they were to be placed.")
+        self.placement_seconds = histogram(
+            "qlm_planner_placement_seconds", "Time from acceptance to placement.", buckets=PLACEMENT_BUCKETS_S
         )
-        self.placement_seconds = Histogram(
-            "qlm_planner_placement_seconds",
-            "Time from acceptance to placement.",
-            buckets=PLACEMENT_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.step_seconds = Histogram(
-            "qlm_planner_step_seconds", "Time of one step of the machine.", buckets=STEP_BUCKETS_S, registry=self.registry
-        )
-        self.groups = Gauge("qlm_planner_groups", "Open request groups.", registry=self.registry)
-        self.groups_of_kind = Gauge(
-            "qlm_planner_groups_of_kind", "Open groups: of fixed token classes, of mega prompts.", ["kind"], registry=self.registry
-        )
-        self.aged = Gauge("qlm_planner_aged_groups", "Open groups that come first because they waited too long.", registry=self.registry)
-        self.tenant_share = Gauge(
+        self.step_seconds = histogram("qlm_planner_step_seconds", "Time of one step of the machine.", buckets=STEP_BUCKETS_S)
+        self.groups = gauge("qlm_planner_groups", "Open request groups.")
+        self.groups_of_kind = gauge("qlm_planner_groups_of_kind", "Open groups: of fixed token classes, of mega prompts.", ["kind"])
+        self.aged = gauge("qlm_planner_aged_groups", "Open groups that come first because they waited too long.")
+        self.tenant_share = gauge(
             "qlm_planner_tenant_share_ratio",
             "Share of the served work lately, of tenants with a limit of their own in the settings.",
             ["tenant"],
-            registry=self.registry,
         )
-        self.tenants_above = Gauge(
-            "qlm_planner_tenants_above_share", "Tenants that come behind, having had more than their share.", registry=self.registry
-        )
-        self.unassigned = Gauge("qlm_planner_unassigned_groups", "Open groups that no instance can serve.", registry=self.registry)
-        self.plan_version = Gauge("qlm_planner_plan_version", "Version of the plan.", registry=self.registry)
-        self.late = Gauge("qlm_planner_predicted_late_requests", "Requests expected to be late under the plan.", registry=self.registry)
-        self.swaps = Gauge("qlm_planner_planned_swaps", "Model swaps in the plan.", registry=self.registry)
-        self.reclaims = Counter("qlm_planner_reclaims_total", "Requests taken back from lost agents.", registry=self.registry)
-        self.expired = Counter("qlm_planner_expired_total", "Requests ended because their expiry had passed.", registry=self.registry)
-        self.conflicts = Counter(
-            "qlm_planner_conflicts_total", "Changes of the plan that found the queues changed meanwhile.", registry=self.registry
-        )
-        self.groups_moved = Counter("qlm_planner_groups_moved_total", "Groups moved to another queue.", registry=self.registry)
-        self.regrouped = Counter(
-            "qlm_planner_regrouped_total", "Waiting requests that went to another group, as theirs was split.", registry=self.registry
-        )
-        self.regroup_calls = Counter(
-            "qlm_planner_regroup_calls_total", "Calls that took waiting requests from a group to another.", registry=self.registry
-        )
-        self.groups_placed = Counter("qlm_planner_group_placements_total", "Groups named in placements.", registry=self.registry)
-        self.shed = Counter("qlm_planner_shed_total", "Requests failed under overload that would have been late.", registry=self.registry)
-        self.attainment = Gauge(
+        self.tenants_above = gauge("qlm_planner_tenants_above_share", "Tenants that come behind, having had more than their share.")
+        self.unassigned = gauge("qlm_planner_unassigned_groups", "Open groups that no instance can serve.")
+        self.plan_version = gauge("qlm_planner_plan_version", "Version of the plan.")
+        self.late = gauge("qlm_planner_predicted_late_requests", "Requests expected to be late under the plan.")
+        self.swaps = gauge("qlm_planner_planned_swaps", "Model swaps in the plan.")
+        self.reclaims = counter("qlm_planner_reclaims_total", "Requests taken back from lost agents.")
+        self.expired = counter("qlm_planner_expired_total", "Requests ended because their expiry had passed.")
+        self.conflicts = counter("qlm_planner_conflicts_total", "Changes of the plan that found the queues changed meanwhile.")
+        self.groups_moved = counter("qlm_planner_groups_moved_total", "Groups moved to another queue.")
+        self.regrouped = counter("qlm_planner_regrouped_total", "Waiting requests that went to another group, as theirs was split.")
+        self.regroup_calls = counter("qlm_planner_regroup_calls_total", "Calls that took waiting requests from a group to another.")
+        self.groups_placed = counter("qlm_planner_group_placements_total", "Groups named in placements.")
+        self.shed = counter("qlm_planner_shed_total", "Requests failed under overload that would have been late.")
+        self.attainment = gauge(
             "qlm_planner_forecast_attainment",
             "Share of requests expected in time with the instances that serve now, as the last advice has it; 1 without any.",
-            registry=self.registry,
         )
-        self.advised = Gauge(
-            "qlm_planner_advised_instances",
-            "Instances to add so that the SLOs are met, by GPU, of that kind alone.",
-            ["gpu", "n_gpu"],
-            registry=self.registry,
+        self.advised = gauge(
+            "qlm_planner_advised_instances", "Instances to add so that the SLOs are met, by GPU, of that kind alone.", ["gpu", "n_gpu"]
         )
-        self.spare = Gauge("qlm_planner_spare_instances", "Instances without which the SLOs would still be met.", registry=self.registry)
-        self.policy_fallbacks = Gauge(
+        self.spare = gauge("qlm_planner_spare_instances", "Instances without which the SLOs would still be met.")
+        self.policy_fallbacks = gauge(
             "qlm_planner_policy_fallbacks",
             "Orders since the election for which the comparison policy did something simpler: SHEPHERD's program ran out of time.",
-            registry=self.registry,
         )
-        self.call_failures = Counter("qlm_planner_call_failures_total", "Calls to the queue that failed.", ["call"], registry=self.registry)
+        self.call_failures = counter("qlm_planner_call_failures_total", "Calls to the queue that failed.", ["call"])
 
-        self.solves = Counter("qlm_planner_solves_total", "Jobs of the solver.", ["stage", "cause", "outcome"], registry=self.registry)
-        self.solve_seconds = Histogram(
+        self.solves = counter("qlm_planner_solves_total", "Jobs of the solver.", ["stage", "cause", "outcome"])
+        self.solve_seconds = histogram(
             "qlm_planner_solve_seconds",
             "Time of a job of the solver, from its question until its answer was judged.",
             ["stage"],
             buckets=SOLVE_BUCKETS_S,
-            registry=self.registry,
         )
-        self.solve_gain = Counter(
-            "qlm_planner_solve_gain_total",
-            "Cost that plans of the solver saved, as predicted when they were applied.",
-            registry=self.registry,
+        self.solve_gain = counter(
+            "qlm_planner_solve_gain_total", "Cost that plans of the solver saved, as predicted when they were applied."
         )
-        self.solver_up = Gauge(
-            "qlm_planner_solver_up",
-            "1 while the solver's process is warmed up and does jobs, 0 while groups are only inserted.",
-            registry=self.registry,
+        self.solver_up = gauge(
+            "qlm_planner_solver_up", "1 while the solver's process is warmed up and does jobs, 0 while groups are only inserted."
         )
 
     def count(self, event: Event) -> None:

@@ -39,7 +39,7 @@ class PlannerShell:
         self._tracer = provider.get_tracer("qlm_planner")
         self._shipped = shipped_snapshot()
         self._clock = ServerClock(queue)
-        self._worker = SolverWorker(config.planner.solver, config.planner.solve_timeout_s, on_ready=metrics.solver_up.set)
+        self.solver = SolverWorker(config.planner.solver, config.planner.solve_timeout_s, on_ready=metrics.solver_up.set)
         self._watchers = Watchers(config.planner.watchers_max)
         self._term: Leadership | None = None
         service = PlannerService(lambda: self._term, lambda: queue.leader_address(PLANNER_ROLE), self._watchers)
@@ -57,15 +57,6 @@ class PlannerShell:
         return self._config.planner.advertise or self._server.address
 
     @property
-    def solver_pid(self) -> int | None:
-        """Of the solver's process, None while there is none."""
-        return self._worker.pid
-
-    @property
-    def solver_ready(self) -> bool:
-        return self._worker.ready
-
-    @property
     def term(self) -> Leadership | None:
         """The term that runs, None on a standby."""
         return self._term
@@ -75,7 +66,7 @@ class PlannerShell:
         await self._server.start()
         try:
             # A standby's is warm too: it takes over with all it needs.
-            self._worker.start()
+            self.solver.start()
             if not await reach_queue(self._queue, self._clock, stop):
                 return
             # A standby serves too: it answers who leads, and takes over.
@@ -96,7 +87,7 @@ class PlannerShell:
         finally:
             self._watchers.end()
             await self._server.stop()
-            await self._worker.stop()
+            await self.solver.stop()
             await self._clock.stop()
             await self._queue.stop()
 
@@ -124,8 +115,8 @@ class PlannerShell:
                 profiles_every_s=self._config.planner.profiles_every_s,
                 advice_every_s=self._config.planner.advice_every_s,
                 inbox_max=self._config.planner.inbox_max,
-                solve=self._worker.submit,
-                advise=self._worker.advise,
+                solve=self.solver.submit,
+                advise=self.solver.advise,
                 metrics=self._metrics,
                 tracer=self._tracer,
             )

@@ -20,6 +20,7 @@ from qlm_planner.machine.effects import (
     Call,
     Expire,
     Forget,
+    GroupOpening,
     Place,
     ReadArrivals,
     ReadEvents,
@@ -119,29 +120,29 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
 
 
 async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
-    last_s: dict[str, float] = {}
-    slo_least_s: dict[str, float] = {}
+    of_group: dict[str, list[RequestFacts]] = {}
     for each in call.requests:
-        facts = each.arrival.facts
-        last_s[each.group_id] = max(last_s.get(each.group_id, -math.inf), facts.deadline_s)
-        slo_least_s[each.group_id] = min(slo_least_s.get(each.group_id, math.inf), facts.slo.seconds)
-    groups = [
-        GroupPlacement(
-            group_id=group.group_id,
-            instance=group.instance,
-            before=group.before,
-            first_deadline_s=group.first_deadline_s,
-            meta=group.meta,
-            last_deadline_s=last_s.get(group.group_id, -math.inf),
-            slo_least_s=slo_least_s.get(group.group_id, math.inf),
-        )
-        for group in call.groups
-    ]
+        of_group.setdefault(each.group_id, []).append(each.arrival.facts)
+    groups = [_group_placement(group, of_group.get(group.group_id, ())) for group in call.groups]
     requests = [
         RequestPlacement(queue_id=each.arrival.facts.queue_id, key=each.arrival.facts.key, group_id=each.group_id) for each in call.requests
     ]
     statuses = await queue.place(lease, groups, requests)
     return PlaceAnswered(call=call, done=tuple(status is StepStatus.DONE for status in statuses))
+
+
+def _group_placement(group: GroupOpening, requests: Sequence[RequestFacts]) -> GroupPlacement:
+    """A group that takes requests."""
+    deadlines_s = [each.deadline_s for each in requests]
+    return GroupPlacement(
+        group_id=group.group_id,
+        instance=group.instance,
+        before=group.before,
+        first_deadline_s=min([group.first_deadline_s, *deadlines_s]),
+        meta=group.meta,
+        last_deadline_s=max(deadlines_s, default=-math.inf),
+        slo_least_s=min((each.slo.seconds for each in requests), default=math.inf),
+    )
 
 
 async def _apply(queue: Queue, lease: Lease, call: ApplyChunk) -> ChunkAnswered:
@@ -160,15 +161,7 @@ async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
             break
     chosen = arrivals_of(found[call.keep :][-call.count :])
     facts = [arrival.facts for arrival in chosen]
-    into = GroupPlacement(
-        group_id=call.into.group_id,
-        instance=call.into.instance,
-        before=call.into.before,
-        first_deadline_s=min((each.deadline_s for each in facts), default=math.inf),
-        meta=call.into.meta,
-        last_deadline_s=max((each.deadline_s for each in facts), default=-math.inf),
-        slo_least_s=min((each.slo.seconds for each in facts), default=math.inf),
-    )
+    into = _group_placement(call.into, facts)
     wanted = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in facts]
     statuses = await queue.regroup(lease, call.source, into, wanted) if wanted else []
     gone = [each for each, status in zip(facts, statuses, strict=True) if status is StepStatus.DONE]

@@ -61,7 +61,8 @@ class Waiting:
 
 
 class SolverWorker:
-    """`start` and `stop` are safe to repeat; `stop` waits for the end of the process. `job_timeout_s`: of one job."""
+    """`start` and `stop` are safe to repeat; `stop` waits for the end of the process. `job_timeout_s`: of one job. `ready`: the process is
+    warmed up, and does jobs."""
 
     def __init__(
         self,
@@ -82,14 +83,9 @@ class SolverWorker:
         self._questions = 0
         self._advice: asyncio.Future[AdviceAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ready = False
+        self.ready = False
         self._ended_for = ""
         self.restarts = 0
-
-    @property
-    def ready(self) -> bool:
-        """Its process is warmed up, and does jobs."""
-        return self._ready
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +107,7 @@ class SolverWorker:
         """Does a job as soon as the one before is over; `answer` is called once, unless a newer one takes its place before it began. The
         first ones wait for the warm-up; where a process has died, jobs fail at once until there is another."""
         waiting = Waiting(job, answer)
-        if self._task is None or (not self._ready and self.restarts):
+        if self._task is None or (not self.ready and self.restarts):
             waiting.failed("the solver's process is gone")
             return
         self._next = waiting
@@ -119,7 +115,7 @@ class SolverWorker:
 
     async def advise(self, question: Question) -> Advice:
         """`advise`, while there are no jobs; one question at a time. Raises AdviceFailedError."""
-        if not self._ready:
+        if not self.ready:
             raise AdviceFailedError("the solver's process is gone or warms up")
         self._questions += 1
         number, self._advice = self._questions, asyncio.get_running_loop().create_future()
@@ -190,7 +186,7 @@ class SolverWorker:
             raise WorkerGoneError("the answer to something else")
 
     def _send_next(self) -> None:
-        if self._ready and self._doing is None and self._next is not None:
+        if self.ready and self._doing is None and self._next is not None:
             self._doing, self._next = self._next, None
             reason = f"no answer within {self._job_timeout_s:g} s"
             self._timer = asyncio.get_running_loop().call_later(self._job_timeout_s, self._end_for, reason)
@@ -222,7 +218,7 @@ class SolverWorker:
             raise WorkerGoneError(f"an answer that cannot be read: {type(error).__name__}: {error}") from error
 
     def _become_ready(self, ready: bool) -> None:
-        self._ready = ready
+        self.ready = ready
         self._on_ready(float(ready))
 
     def _end_for(self, reason: str) -> None:
