@@ -13,7 +13,7 @@ from qlm_planner.overload.advice import ADDED_MAX, Advice, advise, forecast
 from qlm_planner.overload.advice_question import EXPECTED_MAX, HORIZON_S, Question, question_of
 from qlm_planner.overload.demand import KEYS_MAX, Demand
 
-from .test_insertion import board_of, estimates, group, slot
+from .test_cheapest_place import board_of, estimates, group, slot
 from .world import START_S, World, profiles
 
 

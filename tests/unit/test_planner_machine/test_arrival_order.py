@@ -17,7 +17,7 @@ from qlm_planner.policies.queue_work import Works
 from qlm_planner.policy import Order, Policy
 from qlm_queue.values import BATCH_MAX
 
-from .test_insertion import class_terms, group, slot
+from .test_cheapest_place import class_table, group, slot
 from .test_policies import overload, serve_by_plan, serve_in_order
 from .world import LEASE_S, World
 
@@ -161,7 +161,7 @@ async def test_a_group_is_no_larger_than_under_slo_order(order: Order) -> None:
 @pytest.mark.parametrize("active", ["", "alpha", "beta"])
 @pytest.mark.parametrize("models", [("alpha",), ("beta", "alpha"), ("alpha", "beta", "alpha"), ()])
 def test_the_end_of_a_queue_is_its_work_and_its_swaps(active: str, models: Sequence[str]) -> None:
-    works, on = Works(table=class_terms()), slot("a", active=active)
+    works, on = Works(table=class_table()), slot("a", active=active)
     queue = works.stand(on, [group(number, model, 600.0, 400) for number, model in enumerate(models)])
     swaps = [before != after for before, after in itertools.pairwise((active, *models))]
     busy_s = 10.0 * sum(swaps) + sum(work.work_s for work in queue.works)

@@ -18,7 +18,7 @@ from qlm_planner.policy import BATCH_MAX, Policy
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds, GroupPlacement, Lease, PlanChunk, QueueSegment, RequestPlacement
 
-from .test_insertion import group
+from .test_cheapest_place import group
 from .world import LEASE_S, START_S, World
 
 NAMES = ("a", "b", "c")

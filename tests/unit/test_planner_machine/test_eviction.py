@@ -24,7 +24,7 @@ from qlm_planner.policy import Policy
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .small_cluster import Job, SmallCluster
-from .test_insertion import class_terms, estimates, group, lines, slot
+from .test_cheapest_place import class_table, estimates, group, lines, slot
 from .world import CATALOGUE, LEASE_S, START_S, World, hardware, profiles
 
 
@@ -52,7 +52,7 @@ EACH_S = hardware("big", "alpha").recompute_us_per_token * (200 + round((100.0**
 
 
 def test_only_a_head_that_would_be_late_does_not_wait_for_the_batch_to_end() -> None:
-    made = class_terms(swap_s=1.0)
+    made = class_table(swap_s=1.0)
     drain_s = made.estimates.engine(running([(CALM, 100)])).drain_s
     clears = worked_out([group(2, "beta", 2.4, 8), CALM], made, 100)
     assert clears.costs().redo_cost > 0.0
@@ -64,7 +64,7 @@ def test_only_a_head_that_would_be_late_does_not_wait_for_the_batch_to_end() -> 
 
 def test_the_work_that_is_lost_has_a_price() -> None:
     """And the time that those lose: they come back after two swaps."""
-    made, policy = class_terms(swap_s=1.0), Policy()
+    made, policy = class_table(swap_s=1.0), Policy()
     for count in (20, 150):
         redo_cost = worked_out([group(2, "beta", 2.4, 8), CALM], made, count).costs().redo_cost
         away_s = 2.0 * hardware("big", "alpha", swap_s=1.0).swap_s(warm=True) + EACH_S
@@ -72,7 +72,7 @@ def test_the_work_that_is_lost_has_a_price() -> None:
 
 
 def test_nothing_gives_way_for_less_than_that_costs() -> None:
-    dear = class_terms(Policy(late_weight=10.0), swap_s=1.0)
+    dear = class_table(Policy(late_weight=10.0), swap_s=1.0)
     assert worked_out([group(2, "beta", 2.4, 1), CALM], dear, 150).costs().redo_cost == 0.0
     assert worked_out([group(2, "beta", 2.4, 100), CALM], dear, 150).costs().redo_cost > 0.0
 
@@ -92,14 +92,14 @@ def test_what_runs_counts_once_whoever_tells_of_it() -> None:
 
 
 def test_the_same_model_needs_no_clearing() -> None:
-    assert worked_out([group(2, "alpha", 2.0, 8), CALM], class_terms(), 100).costs().redo_cost == 0.0
+    assert worked_out([group(2, "alpha", 2.0, 8), CALM], class_table(), 100).costs().redo_cost == 0.0
 
 
 @pytest.mark.parametrize(("deadline_s", "swap_s", "position"), [(7.0, 2.0, 0), (60.0, 2.0, 1), (65.0, 60.0, 1)])
 def test_a_late_single_request_is_put_in_front_of_a_running_head(deadline_s: float, swap_s: float, position: int) -> None:
     """One request that would be late behind the head, against two swaps, the work of 30 that give way, and the wait of 200; but not for two
     swaps of a minute."""
-    made, calm = class_terms(swap_s=swap_s), group(1, "alpha", 600.0, 200)
+    made, calm = class_table(swap_s=swap_s), group(1, "alpha", 600.0, 200)
     found = best_place(lines(made, (running([(calm, 30)]), [calm])), made, group(2, "beta", deadline_s, 1), START_S)
     assert found is not None
     assert found.position == position

@@ -20,8 +20,8 @@ from qlm_planner.machine.effects import Shed
 from qlm_planner.overload.shedding import LOOKS_MIN, Shedding
 from qlm_planner.policy import Policy
 
-from .test_class_terms import add_group, add_slot
-from .test_insertion import board_of, class_terms, group, slot
+from .test_cheapest_place import board_of, class_table, group, slot
+from .test_service_times import add_group, add_slot
 from .world import LEASE_S, START_S, World
 
 
@@ -75,7 +75,7 @@ async def test_nothing_is_shed_that_is_in_time_or_has_no_deadline() -> None:
 
 
 def test_all_of_a_group_are_late_where_one_alone_takes_longer_than_its_slo() -> None:
-    made, board = class_terms(), Board(slo_band=0)
+    made, board = class_table(), Board(slo_band=0)
     add_slot(board, 0, "alpha", running=0, warm="alpha")
     facts = RequestFacts(
         queue_id="0-0",
@@ -157,7 +157,7 @@ def by_deadline(board: Board) -> bool:
 
 def looked(board: Board, looks: int = LOOKS_MIN) -> Shed | None:
     """What is shed after some looks at one moment."""
-    shedding, made = Shedding(policy=Policy()), class_terms()
+    shedding, made = Shedding(policy=Policy()), class_table()
     for _ in range(looks):
         shedding.look(board, made, START_S)
     return shedding.due
@@ -167,7 +167,7 @@ def test_it_takes_several_looks_in_a_row() -> None:
     late, early = board_of([slot("a")], {"a": [group(1, "alpha", 2.0, 400)]}), board_of([slot("a")], {"a": [group(1, "alpha", 200.0, 400)]})
     assert looked(late, LOOKS_MIN - 1) is None
     assert looked(late, LOOKS_MIN) is not None
-    shedding, made = Shedding(policy=Policy()), class_terms()
+    shedding, made = Shedding(policy=Policy()), class_table()
     for board in (late, late, early, late, late):
         shedding.look(board, made, START_S)
         assert shedding.due is None
@@ -178,7 +178,7 @@ def test_it_takes_several_looks_in_a_row() -> None:
 def test_as_many_are_shed_as_are_late_by_a_draw() -> None:
     """Behind 300 others 40 requests are due at about the time when the middle of them ends."""
     board = board_of([slot("a")], {"a": [group(1, "alpha", 500.0, 300), group(2, "alpha", 10.0, 40)]})
-    made = class_terms()
+    made = class_table()
     [line] = lines_of(board, made, START_S)
     times = times_of([line], made)
     chance = np.random.default_rng(1)

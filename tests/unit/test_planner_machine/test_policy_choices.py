@@ -20,12 +20,12 @@ from qlm_planner.policies.fcfs import Fcfs
 from qlm_planner.policies.queue_work import Work, Works
 from qlm_planner.policies.shepherd import Shepherd
 
-from .test_insertion import board_of, class_terms, group, slot
+from .test_cheapest_place import board_of, class_table, group, slot
 from .world import MODELS, START_S
 
 
 def home(policy: Baseline, board: Board, new: Group) -> str:
-    made = class_terms()
+    made = class_table()
     found = policy.home(lines_of(board, made, START_S), made, new, board, START_S)
     assert found is not None
     return found[0].slot.facts.name
@@ -53,22 +53,22 @@ def test_a_head_that_runs_stays_when_edf_orders_all_anew(running: int) -> None:
     """Only a higher band comes before it."""
     head, *rest = [group(1, "alpha", 500.0), group(2, "beta", 30.0), group(3, "alpha", 100.0)]
     board = board_of([slot("a", running=running)], {"a": [head, *rest]})
-    order = list(by_deadline(board, Works(table=class_terms()))["a"])
+    order = list(by_deadline(board, Works(table=class_table()))["a"])
     assert order == (["alpha-1", "beta-2", "alpha-3"] if running else ["beta-2", "alpha-3", "alpha-1"])
     board = board_of([slot("a", running=running)], {"a": [head, *rest, group(4, "gamma", 50.0, priority=-1)]})
-    assert by_deadline(board, Works(table=class_terms()))["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
+    assert by_deadline(board, Works(table=class_table()))["a"][:2] == ["gamma-4", "alpha-1" if running else "beta-2"]
 
 
 def test_edf_orders_anew_only_for_an_instance_without_work() -> None:
     queues = {"a": [group(1, "alpha", 30.0), group(2, "alpha", 60.0), group(3, "alpha", 90.0)], "b": [group(4, "beta", 30.0)]}
     full = board_of([slot("a"), slot("b", active="beta")], queues)
-    assert Edf().reorder(full, class_terms(), START_S) is None
+    assert Edf().reorder(full, class_table(), START_S) is None
     one_more = board_of([slot("a"), slot("b", active="beta"), slot("c")], queues)
-    orders = Edf().reorder(one_more, class_terms(), START_S)
+    orders = Edf().reorder(one_more, class_table(), START_S)
     assert orders is not None
     assert orders["c"]
     busy = board_of([slot("a"), slot("b", active="beta"), slot("c", running=5)], queues)
-    assert Edf().reorder(busy, class_terms(), START_S) is None, "it has what runs there"
+    assert Edf().reorder(busy, class_table(), START_S) is None, "it has what runs there"
 
 
 def test_fcfs_moves_a_group_to_where_there_is_least_to_do() -> None:
@@ -118,7 +118,7 @@ def most_in_time(table: ClassTable, slots: Sequence[Slot], leads_s: Sequence[flo
 
 @pytest.mark.parametrize("seed", range(6))
 def test_shepherd_ends_as_many_requests_in_time_as_any_choice_of_batches(seed: int) -> None:
-    chance, made = random.Random(seed), class_terms()
+    chance, made = random.Random(seed), class_table()
     slots = [slot("a", running=30), slot("b", gpu="small", active="beta")]
     head = group(99, "beta", 20.0, 40)
     batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 18.0), chance.choice((10, 40, 150))) for n in range(6)]
@@ -143,7 +143,7 @@ def test_shepherd_ends_as_many_requests_in_time_as_any_choice_of_batches(seed: i
 def test_shepherd_would_rather_end_many_requests_than_many_batches() -> None:
     """Within 7 s one of 150 (6.4 s), or two of 10 (1.4 s each)."""
     small, other, large = group(1, "alpha", 7.0, 10), group(2, "alpha", 7.0, 10), group(3, "alpha", 7.0, 150)
-    orders = Shepherd().reorder(board_of([slot("a")], {"a": [small, other, large]}), class_terms(), START_S)
+    orders = Shepherd().reorder(board_of([slot("a")], {"a": [small, other, large]}), class_table(), START_S)
     assert orders is not None
     assert orders["a"][0] == large.group_id
 
@@ -153,16 +153,16 @@ def test_what_shepherd_lets_go_comes_behind_by_deadline(monkeypatch: pytest.Monk
     monkeypatch.setattr("qlm_planner.policies.shepherd.BATCHES_MAX", 3)
     hopeless = [group(n, "alpha", 0.1 * n, 50) for n in range(1, 7)]
     later = group(9, "alpha", 10.0, 50, priority=1)
-    orders = Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_terms(), START_S)
+    orders = Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_table(), START_S)
     assert orders is not None
     assert orders["a"] == [*(batch.group_id for batch in hopeless), later.group_id]
     monkeypatch.setattr("qlm_planner.policies.shepherd.BATCHES_MAX", 7)
-    assert Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_terms(), START_S) == orders
+    assert Shepherd().reorder(board_of([slot("a")], {"a": [*hopeless, later]}), class_table(), START_S) == orders
 
 
 def test_a_program_that_was_not_solved_to_its_end_is_not_followed() -> None:
     """Even where it has found something by then."""
-    chance, made = random.Random(0), class_terms()
+    chance, made = random.Random(0), class_table()
     batches = [group(n, chance.choice(MODELS), chance.uniform(3.0, 20.0), chance.randrange(10, 150)) for n in range(24)]
     board = board_of([slot("a"), slot("b", active="beta")], {"a": batches})
     hurried = Shepherd(nodes_max=5, time_limit_s=60.0)
@@ -171,7 +171,7 @@ def test_a_program_that_was_not_solved_to_its_end_is_not_followed() -> None:
 
 
 def test_work_that_is_kept_is_of_the_group_and_the_batch_as_they_are() -> None:
-    on, waits, made = slot("a"), group(1, "alpha", 60.0, 400), class_terms()
+    on, waits, made = slot("a"), group(1, "alpha", 60.0, 400), class_table()
     works = Works(table=made)
 
     def kept() -> Work:

@@ -20,7 +20,7 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.policy import Policy
 from simulated_steps import make, run
 
-from .test_insertion import group, lines, slot
+from .test_cheapest_place import group, lines, slot
 
 KV_TOKENS, CHUNK_TOKENS = 1_000_000, 2_048
 MISTRAL = next(row for row in shipped_snapshot().hardware if row.key == ("A100-80GB", 1, "Mistral-7B"))

@@ -17,7 +17,7 @@ from qlm_planner.groups.ranks import MARGIN_SLOS, in_rank, set_tiers, tier_of
 from qlm_planner.policy import Policy
 
 from .small_cluster import REQUEST_S, SEATS, STEP_S, SWAP_S, Job, Served, SmallCluster
-from .test_insertion import group
+from .test_cheapest_place import group
 from .world import LEASE_S, START_S, World
 
 POLICY = Policy(lease_ttl_s=LEASE_S, wait_max_s=0.0)

@@ -31,7 +31,7 @@ from qlm_planner.policy import Policy
 from qlm_planner.search import Costs
 
 from .small_cluster import REQUEST_S, Job, SmallCluster
-from .test_insertion import class_terms, group, lines, slot
+from .test_cheapest_place import class_table, group, lines, slot
 from .world import LEASE_S, MODELS, START_S, World
 
 GOLD = Tenant(name="gold", weight=8.0)
@@ -247,7 +247,7 @@ def test_weights_multiply_all_that_a_request_costs() -> None:
     weights = Policy().weights
     costs: list[Costs] = []
     for name in ("1", "8", "1_4"):
-        made = class_terms()
+        made = class_table()
         costs.append(times_of(lines(made, (slot("a", running=20), [weighty(1, "alpha", 0.1, name)])), made).costs())
     plain, heavy, light = costs
     assert plain.late == pytest.approx(50.0, rel=0.01)
@@ -264,7 +264,7 @@ def test_the_weight_decides_who_is_late() -> None:
     head = group(1, "alpha", 600.0)
     rival = weighty(2, "beta", 16.0, "1")
     for tenant_class, expected in (("16", 1), ("1", 2)):
-        made = class_terms()
+        made = class_table()
         place = best_place(lines(made, (slot("a", running=20), [head, rival])), made, weighty(3, "gamma", 20.0, tenant_class), START_S)
         assert place is not None
         assert place.position == expected, tenant_class

@@ -2,7 +2,7 @@
 
 One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has at most one call under way, or some chunks
 (`chunks`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
-Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the upkeep (reclaim, expiry,
+Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the sweeps (reclaim, expiry,
 forgetting).
 """
 
@@ -331,13 +331,13 @@ class PlannerMachine:
             self._reading_events = True
             after = "{}-{}".format(*self._history.read_to)
             calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
-        upkeep = (
+        sweeps = (
             self.sweeps.expire(now_s),
             None if self._connection.in_grace(now_s) else self.sweeps.reclaim(),
             self.sweeps.forget(self.board, now_s),
             self._shedding.call(now_s),
         )
-        calls.extend(call for call in upkeep if call is not None)
+        calls.extend(call for call in sweeps if call is not None)
         return calls
 
     @property

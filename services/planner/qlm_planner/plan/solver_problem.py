@@ -52,11 +52,7 @@ class Draft:
 
     def lists(self, orders: Orders) -> dict[str, list[str]]:
         """Orders as group ids of each queue."""
-        names = self.groups
-        return {
-            queue: [names[number] for number in orders.groups[begin:end].tolist()]
-            for queue, begin, end in zip(self.queues, orders.first[:-1].tolist(), orders.first[1:].tolist(), strict=True)
-        }
+        return {queue: [self.groups[number] for number in order] for queue, order in zip(self.queues, orders.lists(), strict=True)}
 
 
 def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -> Draft | None:

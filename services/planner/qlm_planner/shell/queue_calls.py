@@ -235,7 +235,6 @@ def changes_of(payload: bytes) -> tuple[Change, ...]:
 
 def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Snapshot:
     """`asked`: the groups that it was asked for."""
-    instances = (instance_row(record) for record in overview.instances)
     return Snapshot(
         plan_version=overview.plan_version,
         unplaced=overview.unplaced,
@@ -244,7 +243,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
             for queue in overview.virtual_queues
         ),
         groups=overview.groups,
-        instances=tuple(instances),
+        instances=tuple(instance_row(record) for record in overview.instances),
         incarnations=overview.incarnations,
         last_event_id=entry_id(overview.last_event_id),
         asked=asked,

@@ -14,7 +14,7 @@ from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.plan.solver_problem import Draft, draft, reconciled
 from qlm_planner.search import Orders, ProblemError, evaluate
 
-from .test_class_terms import estimates, random_board, row_of
+from .test_service_times import estimates, random_board, row_of
 from .world import START_S
 
 

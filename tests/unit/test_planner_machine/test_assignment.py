@@ -14,7 +14,7 @@ from qlm_planner.machine.effects import Place
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned
 
-from .test_insertion import group
+from .test_cheapest_place import group
 from .world import LEASE_S, MODELS, World, hardware
 
 

@@ -1,4 +1,4 @@
-"""The intake: a request that was read and lost on the way is looked for again, however busy the planner is."""
+"""Arrivals: a request that was read and lost on the way is looked for again, however busy the planner is."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def arrival() -> Arrival:
 
 
 def scanned() -> ArrivalBuffer:
-    intake = ArrivalBuffer(policy=Policy())
-    intake.add_page((), "")
-    assert not intake.scanning
-    return intake
+    arrivals = ArrivalBuffer(policy=Policy())
+    arrivals.add_page((), "")
+    assert not arrivals.scanning
+    return arrivals
 
 
-def overviews_until_scan(intake: ArrivalBuffer, unplaced: int, *, busy: bool) -> int:
+def overviews_until_scan(arrivals: ArrivalBuffer, unplaced: int, *, busy: bool) -> int:
     """How many overviews it takes until a scan begins. `busy`: at each of them something else has just come."""
     for count in range(1, 10 * BUSY_OVERVIEWS):
         if busy:
-            intake.add_arrivals((arrival(),))
-        intake.compare(unplaced)
-        if intake.scanning:
+            arrivals.add_arrivals((arrival(),))
+        arrivals.compare(unplaced)
+        if arrivals.scanning:
             return count
-        intake.take()
+        arrivals.take()
     raise AssertionError("the lost request is never looked for")
 
 
@@ -51,26 +51,26 @@ def test_a_lost_request_is_looked_for_when_nothing_is_pending() -> None:
 
 
 def test_a_lost_request_is_looked_for_under_a_load_that_never_pauses() -> None:
-    intake = scanned()
-    assert overviews_until_scan(intake, 2, busy=True) == BUSY_OVERVIEWS
+    arrivals = scanned()
+    assert overviews_until_scan(arrivals, 2, busy=True) == BUSY_OVERVIEWS
     lost = arrival()
-    intake.add_page((lost,), lost.facts.queue_id)
-    intake.add_page((), "")
-    assert lost in intake.take()
-    assert overviews_until_scan(intake, 2, busy=True) == BUSY_OVERVIEWS, "a scan begins the count anew"
+    arrivals.add_page((lost,), lost.facts.queue_id)
+    arrivals.add_page((), "")
+    assert lost in arrivals.take()
+    assert overviews_until_scan(arrivals, 2, busy=True) == BUSY_OVERVIEWS, "a scan begins the count anew"
 
 
 def test_what_is_found_again_is_told_once() -> None:
-    intake, first, second = scanned(), arrival(), arrival()
-    assert intake.add_arrivals((first,)) == [first]
-    intake.rescan()
-    assert intake.add_page((first, second), second.facts.queue_id) == [second]
-    assert intake.add_arrivals((first, second)) == []
+    arrivals, first, second = scanned(), arrival(), arrival()
+    assert arrivals.add_arrivals((first,)) == [first]
+    arrivals.rescan()
+    assert arrivals.add_page((first, second), second.facts.queue_id) == [second]
+    assert arrivals.add_arrivals((first, second)) == []
 
 
 def test_an_overview_without_unplaced_requests_ends_the_doubt() -> None:
-    intake = scanned()
+    arrivals = scanned()
     for _ in range(3 * BUSY_OVERVIEWS):
-        intake.compare(1)
-        intake.compare(0)
-        assert not intake.scanning
+        arrivals.compare(1)
+        arrivals.compare(0)
+        assert not arrivals.scanning

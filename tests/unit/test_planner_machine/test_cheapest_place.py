@@ -29,7 +29,7 @@ def estimates(policy: Policy = POLICY, swap_s: float = 10.0) -> Estimates:
     return made
 
 
-def class_terms(policy: Policy = POLICY, swap_s: float = 10.0) -> ClassTable:
+def class_table(policy: Policy = POLICY, swap_s: float = 10.0) -> ClassTable:
     return ClassTable(estimates=estimates(policy, swap_s))
 
 
@@ -93,7 +93,7 @@ def lines(table: ClassTable, *queues: Queue) -> list[Line]:
 
 def placed(groups: Sequence[Group], new: Group, *, active: str = "alpha", policy: Policy = POLICY, swap_s: float = 10.0) -> list[str]:
     """Ids on one queue after an insertion."""
-    made = class_terms(policy, swap_s)
+    made = class_table(policy, swap_s)
     found = best_place(lines(made, (slot("a", active=active, running=20), groups)), made, new, START_S)
     assert found is not None
     ids = [each.group_id for each in groups]
@@ -161,7 +161,7 @@ def chosen(table: ClassTable, new: Group, *queues: Queue) -> str:
 
 
 def test_the_instance_where_it_costs_least() -> None:
-    made = class_terms()
+    made = class_table()
     busy = [group(number, "alpha", 60, 1000) for number in range(3)]
     urgent = chosen(made, group(9, "alpha", 30), (slot("a", running=20), busy), (slot("b", gpu="small", active=""), []))
     assert urgent == "b", "an idle slow engine is in time, the fast one is not"
@@ -170,7 +170,7 @@ def test_the_instance_where_it_costs_least() -> None:
 
 
 def test_an_instance_without_the_model_never_gets_it() -> None:
-    made = class_terms()
+    made = class_table()
     queues: list[Queue] = [(slot("a", active="", models=["beta"]), []), (slot("b", running=20), [group(1, "alpha", 10, 5000)])]
     assert chosen(made, group(2, "alpha", 10), *queues) == "b"
     assert chosen(made, group(2, "unknown", 10), *queues) == ""
@@ -181,7 +181,7 @@ def test_of_many_instances_only_the_shortest_are_tried() -> None:
         (slot(f"i{number:02}", active="beta", running=20), [group(number, "beta", 600, 100 * number)]) for number in range(1, 30)
     ]
     queues.append((slot("z", running=20), [group(50, "alpha", 600, 4000)]))
-    assert chosen(class_terms(Policy(lines_max=2)), group(99, "alpha", 600), *queues) in ("i01", "i02", "z")
+    assert chosen(class_table(Policy(lines_max=2)), group(99, "alpha", 600), *queues) in ("i01", "i02", "z")
 
 
 @pytest.mark.parametrize("slo_s", [1e-3, 1.0, 2_592_000.0])
@@ -192,7 +192,7 @@ def test_any_slo_has_a_place(slo_s: float) -> None:
 
 
 def test_of_batches_that_go_on_a_group_joins_the_one_with_the_fastest_step() -> None:
-    made = class_terms()
+    made = class_table()
     batches: list[Queue] = [(slot("a", running=100), []), (slot("b", running=40), [])]
     assert chosen(made, group(1, "alpha", 600, 1), *batches) == "b"
     spread = chosen(made, group(2, "alpha", 600, 1), *batches, (slot("c", active="beta", running=20), []))

@@ -18,55 +18,55 @@ from .world import World
 FORTH, BACK = list(range(3000)), list(range(2999, -1, -1))
 
 
-def _sent(writing: ChunkPipeline, board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
+def _sent(pipeline: ChunkPipeline, board: Board, target: dict[str, list[str]]) -> list[ApplyChunk]:
     """All that may leave now."""
-    return list(iter(lambda: writing.more(board, target), None))
+    return list(iter(lambda: pipeline.more(board, target), None))
 
 
 def test_a_few_are_under_way_and_the_next_leaves_when_one_is_answered() -> None:
-    board, writing, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
+    board, pipeline, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
     waiting: list[ApplyChunk] = []
     for sent in range(UNDER_WAY_MAX):
-        assert writing.room is (sent > 0)
-        chunk = writing.more(board, target)
+        assert pipeline.room is (sent > 0)
+        chunk = pipeline.more(board, target)
         assert chunk is not None, "one at a time"
         waiting.append(chunk)
-    assert not writing.room
-    assert writing.more(board, target) is None
+    assert not pipeline.room
+    assert pipeline.more(board, target) is None
     seen = 0
     while waiting:
         chunk = waiting.pop(0)
         assert chunk.versions == {"a": 3 + seen}, "each as the one before it leaves the queue"
         apply_to_board(board, chunk)
         seen += 1
-        writing.answered(applied=True)
-        more = writing.more(board, target)
+        pipeline.answered(applied=True)
+        more = pipeline.more(board, target)
         waiting += [] if more is None else [more]
-        assert writing.under_way == len(waiting) <= UNDER_WAY_MAX
+        assert pipeline.under_way == len(waiting) <= UNDER_WAY_MAX
     assert board.queues["a"] == target["a"]
     assert seen == 6
 
 
 def test_behind_one_that_was_not_applied_nothing_leaves_until_all_are_answered() -> None:
-    board, writing, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
-    _sent(writing, board, target)
-    writing.answered(applied=False)
-    assert writing.more(board, target) is None
-    writing.answered(applied=False)
+    board, pipeline, target = board_of({"a": FORTH}), ChunkPipeline(), {"a": ids(BACK)}
+    _sent(pipeline, board, target)
+    pipeline.answered(applied=False)
+    assert pipeline.more(board, target) is None
+    pipeline.answered(applied=False)
     board.versions["a"] = 7
-    assert [chunk.versions for chunk in _sent(writing, board, target)] == [{"a": 7}, {"a": 8}]
+    assert [chunk.versions for chunk in _sent(pipeline, board, target)] == [{"a": 7}, {"a": 8}]
 
 
 def test_another_target_begins_where_the_chunks_under_way_lead() -> None:
-    board, writing = board_of({"a": FORTH}), ChunkPipeline()
-    first, second = _sent(writing, board, {"a": ids(BACK)})
+    board, pipeline = board_of({"a": FORTH}), ChunkPipeline()
+    first, second = _sent(pipeline, board, {"a": ids(BACK)})
     other = {"a": ids([*BACK[:1500], *FORTH[:1500]])}
     for chunk in (first, second):
-        assert writing.more(board, other) is None
+        assert pipeline.more(board, other) is None
         apply_to_board(board, chunk)
         board.versions["a"] += 1
-        writing.answered(applied=True)
-    [last, _] = _sent(writing, board, other)
+        pipeline.answered(applied=True)
+    [last, _] = _sent(pipeline, board, other)
     assert last.versions == {"a": 5}
 
 

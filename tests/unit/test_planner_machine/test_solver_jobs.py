@@ -9,8 +9,8 @@ from qlm_planner.policy import Policy
 from qlm_planner.search import Orders
 from qlm_planner.shell.solver_requests import answer
 
-from .test_drafts import reversed_orders
 from .test_policies import Job, serve_by_plan
+from .test_solver_problem import reversed_orders
 from .world import World
 
 POLICY = Policy()
