@@ -42,7 +42,7 @@ from qlm_queue.values import PLANNER_ROLE, Lease
 from qlm_sim.description import InstanceDescription
 from qlm_sim.engine import Straggler, VirtualEngine
 from qlm_sim.leases import SimLeaseKeeper
-from qlm_sim.process import Process
+from qlm_sim.process import Process, Task, suspend
 from qlm_sim.site import Site
 
 TellPlanner = Callable[[Process, str, PlannerEvent], None]
@@ -131,6 +131,9 @@ class SimAgent:
         self._past_swaps = self.swaps
         self.begin_life()
         self._alarm = self.process.alarm(lambda: self._step(TimePassed()))
+        self._heartbeat = self.process.alarm(self._beat)
+        self._sleeper: Task | None = None  # the announcer, between two reports
+        self._hurried = False
         after = f"{int(self.process.now_s() * 1000)}-0"
         self.process.spawn(control_events(self._queue, self.description.name, after, self._step, sleep=self.process.sleep))
         self.process.spawn(self._announce())
@@ -143,13 +146,17 @@ class SimAgent:
     # The machine ------------------------------------------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
-        now_s = self.process.now_s()
+        now_s, serves = self.process.now_s(), self.machine.serves
         effects = self.machine.step(now_s, event)
         self._site.stepped(self.process, event, effects)
         for effect in effects:
             self._perform(effect)
         if self.process.alive:
             self._alarm.set(self.machine.next_wakeup_s)
+            if self.machine.serves != serves:
+                self._hurried = True
+                if self._sleeper is not None:
+                    self._heartbeat.set(now_s)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -241,7 +248,16 @@ class SimAgent:
                         batch=self.machine.batch_limit,
                     )
                     self._tell_planner(self.process, address, load)
-            await self.process.sleep(self.description.agent.heartbeat_s)
+            await suspend(self._sleep)
+
+    def _sleep(self, announcer: Task) -> None:
+        self._sleeper = announcer
+        self._heartbeat.set(self.process.now_s() + (0.0 if self._hurried else self.description.agent.heartbeat_s))
+
+    def _beat(self) -> None:
+        sleeper, self._sleeper, self._hurried = self._sleeper, None, False
+        assert sleeper is not None
+        sleeper.resume()
 
 
 def _served(site: Site, agent: AgentSettings) -> dict[str, ServedModel]:

@@ -1,10 +1,11 @@
 """Telling the queue where models are and what runs, and the planner that this instance is there, with its load. Best effort: what the queue
-says of requests is what counts, so a failure is only logged, and everything is told again."""
+says of requests is what counts, so a failure is only logged, and everything is reported again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -21,7 +22,8 @@ DEADLINE_S = 1.0
 
 
 class Announcer:
-    """Announces each incarnation once to each leader, and once more when it drains; then reports its load every `every_s`."""
+    """Announces each incarnation once to each leader, and once more when it drains; then reports its load every `every_s`, and at once
+    after `hurry`: a plan that rests on a model that is being replaced swaps it back in."""
 
     def __init__(
         self,
@@ -40,6 +42,11 @@ class Announcer:
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "", False)
+        self._due = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Has the load reported now."""
+        self._due.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -50,7 +57,9 @@ class Announcer:
                 except (Unavailable, LeaseLost, grpc.aio.AioRpcError) as error:
                     self._announced = ("", "", False)
                     structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
-                await asyncio.sleep(self._every_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._due.wait(), self._every_s)
+                self._due.clear()
         finally:
             await self._close()
 

@@ -82,7 +82,7 @@ class AgentSettings(Section):
         0, ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="Priority band of requests with an SLO: the same as planner.slo_band."
     )
     drain_finish_s: float = Field(20.0, ge=0, le=3600, description="How long running requests may go on when the agent stops.")
-    heartbeat_s: Seconds = Field(1.0, description="How often the planner is told the load.")
+    heartbeat_s: Seconds = Field(1.0, description="How often the load is reported to the planner; model swaps at once.")
     simulated: SimulatedSettings = Field(default_factory=SimulatedSettings, description="The simulated engine.")
     vllm: VllmSettings = Field(default_factory=VllmSettings, description="vLLM.")
     openai: OpenAiSettings = Field(default_factory=OpenAiSettings, description="Engine openai: a server of OpenAI's completions API.")

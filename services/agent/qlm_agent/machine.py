@@ -97,6 +97,11 @@ class AgentMachine:
         return self._registration.incarnation
 
     @property
+    def serves(self) -> tuple[str, str]:
+        """Its incarnation, and the model that is active or becomes so now: the planner hears of a change of either at once."""
+        return self._registration.incarnation, self.swapping.swapping_to or self.swapping.active
+
+    @property
     def draining(self) -> bool:
         return self._drain.draining
 

@@ -104,6 +104,7 @@ class AgentShell:
         self._driver = EngineDriver(
             engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation
         )
+        self._announcer = Announcer(queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._tell_queue)
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when it rings
@@ -151,13 +152,12 @@ class AgentShell:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                announcer = Announcer(self._queue, self._settings.heartbeat_s, lambda: self._calls.facts, self.load, self._tell_queue)
                 after = f"{int(self._now_s() * 1000)}-0"
                 background = [
                     group.create_task(self._driver.read(), name="engine-outputs"),
                     group.create_task(self._driver.drive(), name="engine-calls"),
                     group.create_task(control_events(self._queue, self.facts.name, after, self._step), name="control"),
-                    group.create_task(announcer.run(), name="announcer"),
+                    group.create_task(self._announcer.run(), name="announcer"),
                     group.create_task(self._watch_profiles(), name="profiles"),
                     group.create_task(self._keep_time(), name="timer"),
                     group.create_task(self._stop_on(stop), name="stop"),
@@ -216,9 +216,11 @@ class AgentShell:
     def _step(self, event: Event) -> None:
         if self._group is None:
             return
-        now_s = self._now_s()
+        now_s, serves = self._now_s(), self.machine.serves
         for effect in self.machine.step(now_s, event):
             self._perform(effect)
+        if self.machine.serves != serves:
+            self._announcer.hurry()
         self._set_serving(self.machine.life is Life.SERVING and not self.machine.draining)
         self._set_timer(now_s)
 

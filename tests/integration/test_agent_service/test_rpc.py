@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import grpc
@@ -127,19 +129,43 @@ class Planner(planner_pb2_grpc.PlannerServicer):
         raise AssertionError("an agent does not ask that")
 
 
-async def test_the_planner_is_told(rig: Rig) -> None:
+@asynccontextmanager
+async def leader(rig: Rig) -> AsyncIterator[Planner]:
+    """The planner that leads from then on."""
     planner = Planner()
     server = grpc.aio.server()
     planner_pb2_grpc.add_PlannerServicer_to_server(planner, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    agent = await rig.agent()  # no leader yet: it serves all the same
     await rig.expire_lease(PLANNER_ROLE)
     await rig.queue.acquire_lease(PLANNER_ROLE, "other", 600.0, f"127.0.0.1:{port}")
-    await until(lambda: len(planner.heartbeats) >= 2, "heartbeats")
-    assert planner.announced == ["a/1"]
-    assert planner.heartbeats[0].incarnation == "a/1"
-    await rig.expire_lease("a/1")
-    await until(lambda: planner.announced == ["a/1", "a/2"], "the next incarnation is announced")
+    yield planner
     await server.stop(None)
+
+
+async def test_the_planner_is_told(rig: Rig) -> None:
+    agent = await rig.agent()  # no leader yet: it serves all the same
+    async with leader(rig) as planner:
+        await until(lambda: len(planner.heartbeats) >= 2, "heartbeats")
+        assert planner.announced == ["a/1"]
+        assert planner.heartbeats[0].incarnation == "a/1"
+        await rig.expire_lease("a/1")
+        await until(lambda: planner.announced == ["a/1", "a/2"], "the next incarnation is announced")
     await agent.stop()
+
+
+async def test_the_planner_hears_at_once_of_a_model_swap(rig: Rig) -> None:
+    """Each model swap is reported before the next heartbeat, which here never comes."""
+    agent = await rig.agent(heartbeat_s=3_600.0)
+    for number, model in enumerate(("m", "n", "m")):
+        await rig.place(await rig.accept(1, model=model, answer=2_000), group=f"g{number}", model=model)
+    async with leader(rig) as planner:
+        await until(lambda: served(planner)[-2:] == ["n", "m"], "both are reported")
+        assert planner.announced == ["a/1"]
+        await agent.stop()
+
+
+def served(planner: Planner) -> list[str]:
+    """Models in the order in which heartbeats report each as active, or as becoming so."""
+    models = [each.load.swapping_to or each.load.active_model for each in planner.heartbeats]
+    return [model for model, _ in itertools.groupby(filter(None, models))]

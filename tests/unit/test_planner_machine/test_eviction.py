@@ -20,6 +20,7 @@ from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import times_of
 from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.machine.effects import PlanCause
+from qlm_planner.machine.events import LoadReported
 from qlm_planner.policy import Policy
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
@@ -177,7 +178,9 @@ async def test_what_runs_is_known_by_group() -> None:
     assert rebuilt.board.slots["a"].runners == {}
 
 
-async def give_way(world: World, name: str, pulled: Sequence[Pulled]) -> None:
+async def give_way(world: World, name: str, pulled: Sequence[Pulled], model: str) -> None:
+    """The agent evicts its batch for a model, and reports the model swap at once."""
+    await world.tell(LoadReported(incarnation=world.agents[name][0], active_model=model))
     owned = [Owned(queue_id=each.queue_id, key=each.key, attempt=each.attempt) for each in pulled]
     await world.queue.requeue(world.agents[name][0], owned, RequeueCause.EVICTED, b"")
     await world.settle()
@@ -196,8 +199,8 @@ async def test_those_that_gave_way_stand_behind_all_of_the_heads_model() -> None
     await world.submit("beta", 100.0, count=10)
     await world.settle()
     assert (await world.queues())["a"] == ["beta", "beta"]
-    await give_way(world, "a", pulled)
-    assert machine.board.slots["a"].active_model == "beta", "it gives way to load that"
+    await give_way(world, "a", pulled, "beta")
+    assert machine.board.slots["a"].active_model == "beta"
     assert machine.board.queues["a"] == await world.group_ids("a")
     await world.advance(0.2)
     assert (await world.queues())["a"] == ["beta", "beta", "alpha"]
@@ -205,8 +208,7 @@ async def test_those_that_gave_way_stand_behind_all_of_the_heads_model() -> None
 
 
 async def test_nothing_is_put_in_front_of_the_head_while_the_engine_clears() -> None:
-    """Until the agent reports the swap, the old model still looks active: what comes for it must not take the place of the head that it
-    just gave way to."""
+    """A new group of the former model takes no place in front of the head that it was just evicted for."""
     world = World(snapshot=profiles(swap_s=5.0))
     await world.join("a")
     await world.lead()
@@ -215,7 +217,7 @@ async def test_nothing_is_put_in_front_of_the_head_while_the_engine_clears() -> 
     pulled = await world.pull("a", "alpha", 50)
     await world.submit("beta", 10.0, count=10)
     await world.settle()
-    await give_way(world, "a", pulled)
+    await give_way(world, "a", pulled, "beta")
     await world.submit("alpha", 300.0, count=5)
     await world.settle()
     assert (await world.queues())["a"][0] == "beta"

@@ -172,14 +172,12 @@ class Board:
                 self._leave(group, change.prompt_tokens)
                 if slot is not None:
                     slot.running += 1
-                    slot.active_model = group.traits.key.model
+                    slot.active_model = slot.active_model or group.traits.key.model
                     slot.took(group, 1)
             case ChangeKind.RETURNED:
                 self._return(group, change)
                 if slot is not None:
                     slot.let_go(group.group_id)
-                    if change.evicted:
-                        self._make_way(slot)
             case ChangeKind.ENDED_RUNNING:
                 if slot is not None:
                     slot.let_go(group.group_id)
@@ -313,13 +311,6 @@ class Board:
             del self.newest[key]
         else:
             self.newest[key] = newest
-
-    def _make_way(self, slot: Slot) -> None:
-        """Something gave way on an instance: it is about to load what its head needs. Known before its agent reports it, so that nothing
-        that could still be served by the old model is put in front of the head meanwhile."""
-        queue = self.queues.get(slot.facts.name)
-        if queue:
-            slot.active_model = self.groups[queue[0]].traits.key.model
 
     def _return(self, group: Group, change: Change) -> None:
         """One more waiting; a group that had drained is opened again at the head, or behind it if it gave way to the head, as the queue

@@ -22,8 +22,9 @@ class Running:
 @dataclass(slots=True, kw_only=True)
 class Slot:
     """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
-    of the groups `runners`. `active_model`: reported by its agent, or that of the last group it pulled from; "" where neither is known.
-    `batches`: how many requests it runs at once of a model, as its agent reported last, within `BATCH_STEP`."""
+    of the groups `runners`. `active_model`: the one that its agent reports, which may still be loading; before the first report that of
+    the group it pulled from first, or "". `batches`: how many requests it runs at once of a model, as its agent reported last, within
+    `BATCH_STEP`."""
 
     facts: InstanceFacts
     alive: bool = True
