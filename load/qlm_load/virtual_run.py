@@ -9,7 +9,7 @@ from qlm_core.request import RequestState, Slo, SloKind
 from qlm_load.comparison import PolicyRun
 from qlm_load.ledger import quantile
 from qlm_load.workload import Workload
-from qlm_sim.comparison import PlannedKill, SimulationResult, simulate
+from qlm_sim.comparison import COARSE_S, PlannedKill, SimulationResult, simulate
 from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest
 
@@ -54,7 +54,16 @@ def simulated_run(
     ]
     followed = policy_of(file.path, {**file.overrides, "planner.policy": policy})
     cluster = describe(file.path, file.agents, file.overrides, gateways=file.gateways, planners=file.planners)
-    result = simulate(cluster, requests, followed, seed=workload.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=LIMIT_S, kills=kills)
+    result = simulate(
+        cluster,
+        requests,
+        followed,
+        seed=workload.seed,
+        sample_every_s=SAMPLE_EVERY_S,
+        limit_s=LIMIT_S,
+        look_every_s=COARSE_S / time_scale,
+        kills=kills,
+    )
     return _measured(policy, workload, time_scale, result)
 
 

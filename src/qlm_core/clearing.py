@@ -63,19 +63,20 @@ def giving_way(running: Service, prompt_tokens: float, hardware: HardwareProfile
 
 def would_clear(runners: Sequence[Runner], drain_s: float, way: GivingWay, head: Head, now_s: float) -> bool:
     """All that runs gives way to the head, because the head is late if they go on (for `drain_s`) and all of them are less urgent; not
-    where as many of them would be late by it as it brings, nor where it is late in any case and loses the engine less time by waiting."""
+    where as many of them would be late by it as it brings, nor where it is late in any case and they would wait longer for it than it for
+    them, over all requests."""
     if not runners:
         return False
     slack_s = head.deadline_s - now_s - head.service_s if head.deadline_s < math.inf else 0.0
     if drain_s <= slack_s:
         return False
-    harmed, displaced_s = 0, way.swap_back_s
+    harmed, running = 0, 0
     loses_s = way.displacement_s + way.swap_back_s
     for runner in runners:
         if (runner.band, runner.deadline_s) <= (head.band, head.deadline_s):
             return False
-        displaced_s += runner.count * way.displacement_s
+        running += runner.count
         if runner.band == head.band and 0.0 <= runner.deadline_s - now_s - way.runs_left_s < loses_s + head.service_s:
             harmed += runner.count
-    worth_it = slack_s >= 0.0 or drain_s > displaced_s
+    worth_it = head.deadline_s >= now_s or head.requests * drain_s > running * (head.service_s + loses_s)
     return worth_it and harmed < head.requests

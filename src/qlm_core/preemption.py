@@ -2,7 +2,8 @@
 
 The paper evicts whenever the head of the virtual queue changes. These rules evict only what a head needs that would be late otherwise:
 
-- A head that makes its deadline while the batch makes room by itself pushes nobody out.
+- A head that makes its deadline while the batch makes room by itself pushes nobody out. One of another model that misses it in any case
+  does so only where all wait less in sum.
 - Only the strictly less urgent give way: an earlier band, then an earlier deadline, is more urgent. Among them those go first whose
   deadlines are further away (by factors of two of the time left: nearer than that they count as alike), then those that lose least work.
 - One late request is not traded for another: inside a band nobody gives way who would be late by it and else would not be.
@@ -201,7 +202,8 @@ def clear(
 ) -> tuple[Victim, ...]:
     """Who gives way to a head of another model: all, but for those that end by themselves before they could, or nobody. Nobody where the
     head is in time when the batch ends by itself, where one of the batch may not give way, where as many requests would be late by it as
-    it brings, or where it is late in any case and loses the engine less time by waiting. `hardware`: of the model that is active."""
+    it brings, or where it is late in any case and the batch would wait longer for it than it for the batch, over all their requests.
+    `hardware`: of the model that is active."""
     slack_s = head.slack_s(now_s)
     back_s = swap_back_s(hardware)
     drain_s = max((occupant.left_s for occupant in batch), default=0.0)
@@ -221,7 +223,8 @@ def clear(
         chosen.append(victim)
         harmed += _made_late(now_s, occupant, back_s + victim.cost_s, head)
         host_kv_tokens -= occupant.context_tokens if victim.way is Way.OFFLOAD else 0
-    worth_it = slack_s >= 0.0 or drain_s > back_s + sum(victim.cost_s for victim in chosen)
+    lost_s = len(chosen) * (head.service_s + back_s) + sum(victim.cost_s for victim in chosen)
+    worth_it = head.urgency.deadline_s >= now_s or head.requests * drain_s > lost_s
     return tuple(chosen) if worth_it and harmed < head.requests else ()
 
 

@@ -28,7 +28,7 @@ SUBMIT_RETRY_S = 1.0
 """A request that is refused because the queue is full is sent again after this."""
 
 COARSE_S = 0.1
-"""Comparison runs look at engines, and tell their tokens, this often: who is served when, and at what speed, does not depend on it."""
+"""Comparison runs look at engines, and report their tokens, this often, in seconds of an engine that is as fast as real ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

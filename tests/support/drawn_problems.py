@@ -90,8 +90,7 @@ def by_hand(
         drain_lead_variance=np.zeros(queues),
         warm=np.zeros((queues, models), dtype=np.bool_),
         head=np.full(queues, -1, dtype=np.int32),
-        clear_s=np.full(queues, math.inf),
-        clear_cost=np.zeros(queues),
+        clear_cost=np.full(queues, math.inf),
     )
 
 

@@ -39,12 +39,10 @@ def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
         elif before < 0:
             swap_s = max(warm_s, cold_s - busy_s)
             ready_s, variance = busy_s, float(problem.drain_lead_variance[queue])
-            clear_s, clear_cost = float(problem.clear_s[queue]), float(problem.clear_cost[queue])
-            too_late = busy_s + swap_s + problem.own_s[kind, group] > min(problem.deadline_s[group], 1e12)
-            if clear_s < busy_s and too_late and clear_cost < weights.late * problem.count[group] * problem.weight[group]:
-                ready_s, variance, busy_s = clear_s, 0.0, 0.0
-                swap_s = max(warm_s, cold_s - clear_s)
-                cost += clear_cost
+            if _evicts(problem, queue, group, busy_s + swap_s, max(warm_s, cold_s)):
+                ready_s, variance, busy_s = 0.0, 0.0, 0.0
+                swap_s = max(warm_s, cold_s)
+                cost += float(problem.clear_cost[queue])
             start_s = run_s = ready_s + swap_s
             cost += weights.work * swap_s if active >= 0 else 0.0
         elif model != problem.model[before]:
@@ -60,6 +58,16 @@ def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
         variance += float(problem.work_variance[kind, group])
         before = group
     return cost
+
+
+def _evicts(problem: Problem, queue: int, group: int, behind_s: float, evicted_s: float) -> bool:
+    """The head wins more than the eviction costs where it starts at `evicted_s`, not at `behind_s`."""
+    if evicted_s >= behind_s or math.isinf(problem.clear_cost[queue]):
+        return False
+    kind, swap_s = int(problem.kind[queue]), behind_s - float(problem.drain_lead_s[queue])
+    behind = _group_cost(problem, kind, group, behind_s, float(problem.drain_lead_variance[queue]))
+    saved = behind - _group_cost(problem, kind, group, evicted_s, 0.0)
+    return saved > problem.weights.work * (evicted_s - swap_s) + float(problem.clear_cost[queue])
 
 
 def _group_cost(problem: Problem, kind: int, group: int, start_s: float, variance: float) -> float:
@@ -92,14 +100,10 @@ def slow_completions(problem: Problem, queues: list[list[int]]) -> float:
             if before < 0 and model == int(problem.active[queue]):
                 time_s = float(problem.lead_s[queue])
             elif before < 0:
-                clear_s, clear_cost = float(problem.clear_s[queue]), float(problem.clear_cost[queue])
-                behind_s = busy_s + max(warm_s, swap_s - busy_s)
-                too_late = behind_s + problem.own_s[kind, group] > min(problem.deadline_s[group], 1e12)
-                gives_way = (
-                    clear_s < busy_s and too_late and clear_cost < problem.weights.late * problem.count[group] * problem.weight[group]
-                )
-                time_s = clear_s + max(warm_s, swap_s - clear_s) if gives_way else behind_s
-                busy_s = 0.0 if gives_way else busy_s
+                behind_s, evicted_s = busy_s + max(warm_s, swap_s - busy_s), max(warm_s, swap_s)
+                evicts = _evicts(problem, queue, group, behind_s, evicted_s)
+                time_s = evicted_s if evicts else behind_s
+                busy_s = 0.0 if evicts else busy_s
             elif model != problem.model[before]:
                 time_s = max(time_s + float(problem.drain_s[kind, before]), busy_s) + swap_s
             time_s += float(problem.work_s[kind, group])

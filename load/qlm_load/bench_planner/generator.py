@@ -84,7 +84,6 @@ def drawn(seed: int, shape: Shape, weights: Weights | None = None) -> Problem:
         drain_lead_variance=(0.2 * drain_lead_s * (shape.noise > 0)) ** 2,
         warm=chance.random((queues, models)) < 0.3,
         head=head,
-        clear_s=np.where(drain_lead_s > 0.0, 0.3 * drain_lead_s, math.inf),
         clear_cost=chance.uniform(50.0, 500.0, queues),
         weights=weights or Weights(),
     )

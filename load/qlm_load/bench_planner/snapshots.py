@@ -91,6 +91,5 @@ def _problem(rows: tuple[TraceRow, ...], chance: np.random.Generator) -> Problem
         drain_lead_variance=np.ones(queues),
         warm=chance.random((queues, MODELS)) < 0.3,
         head=np.full(queues, -1, dtype=np.int32),
-        clear_s=np.full(queues, math.inf),
-        clear_cost=np.zeros(queues),
+        clear_cost=np.full(queues, math.inf),
     )

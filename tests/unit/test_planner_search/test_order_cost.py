@@ -30,9 +30,7 @@ def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy
     chance = np.random.default_rng(seed)
     if busy:
         clear_cost = chance.choice([0.0, 50.0, 5_000.0], problem.queues)
-        problem = replace(
-            problem, drain_lead_s=chance.uniform(0.0, 60.0, problem.queues), clear_s=np.zeros(problem.queues), clear_cost=clear_cost
-        )
+        problem = replace(problem, drain_lead_s=chance.uniform(0.0, 60.0, problem.queues), clear_cost=clear_cost)
     queues = [list(chance.permutation(queue)) for queue in construct(problem).orders.lists()]
     orders = Orders.of([sorted(queue, key=lambda group: int(problem.band[group])) for queue in queues])
     total = evaluate(problem, orders).total
@@ -49,15 +47,16 @@ def test_an_empty_queue_costs_what_its_head_loses() -> None:
         assert walked(moved, orders) == pytest.approx(evaluate(moved, orders).total)
 
 
-@pytest.mark.parametrize(("deadline_s", "clear_cost", "gives_way"), [(50.0, 300.0, True), (1e4, 300.0, False), (50.0, 10_000.0, False)])
-def test_what_runs_gives_way_to_a_head_that_would_be_late_and_has_more_to_win(
-    deadline_s: float, clear_cost: float, gives_way: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "clear_cost", "evicts"),
+    [(50.0, 300.0, True), (1e4, 300.0, False), (15.0, 300.0, True), (15.0, 2_000.0, False), (50.0, 20_000.0, False)],
+)
+def test_what_runs_is_evicted_only_where_the_head_wins_more_than_that_costs(deadline_s: float, clear_cost: float, evicts: bool) -> None:
     problem = by_hand(model=[0], work_s=[[5.0]], deadline_s=[deadline_s], kind=[0], active=[1], models=2, swap_s=20.0)
-    problem = replace(problem, drain_lead_s=np.array([100.0]), clear_s=np.zeros(1), clear_cost=np.array([clear_cost]))
+    problem = replace(problem, drain_lead_s=np.array([100.0]), clear_cost=np.array([clear_cost]))
     cost = evaluate(problem, Orders.of([[0]]))
-    starts_s = 20.0 if gives_way else 120.0
-    assert cost.redo_cost == (clear_cost if gives_way else 0.0)
+    starts_s = 20.0 if evicts else 120.0
+    assert cost.redo_cost == (clear_cost if evicts else 0.0)
     assert cost.completion_s == pytest.approx(problem.count[0] * (starts_s + 2.5))
     assert walked(problem, Orders.of([[0]])) == pytest.approx(cost.total)
 

@@ -34,10 +34,10 @@ group's last start to its last end."""
 where its weights are now and from host memory; the model's number; the rank; requests that wait; the SLO."""
 GROUP_ROWS = 14
 
-(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR, CLEAR_COST, ACTIVE, HEAD_MODEL, HEAD_BAND) = range(9)
-"""Rows of a queue: until a new request of the active model would start; until all that runs has ended; until it has given way, where
-another model comes first, and what that costs; numbers of the active model and of the head's (-1 for none); the head's rank."""
-QUEUE_ROWS = 9
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, ACTIVE, HEAD_MODEL, HEAD_BAND) = range(8)
+"""Rows of a queue: until a new request of the active model would start; until all that runs has ended; what it costs to evict all
+that for another model; numbers of the active model and of the head's (-1 for none); the head's rank."""
+QUEUE_ROWS = 8
 
 FAR_S = 1e12
 """Stands for "no deadline": infinite values would make NaN of a product with 0."""
@@ -164,15 +164,27 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
 
 def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
     """Of the first group of each queue: when it starts, with the variance; until when the engine is busy with what it does now; the seconds
-    of swapping; whether what runs gives way. It does where the group would be late behind it, and has more to win than it costs."""
+    of swapping; whether what runs is evicted, which it is where the group wins more than that costs."""
     busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
     behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
-    clears = ~goes_on & (engine[CLEAR] < busy_s) & (behind_s + heads[OWN] > heads[DEADLINE])
-    clears &= engine[CLEAR_COST] < weights.late * heads[REQUESTS]
-    ready_s = np.where(clears, engine[CLEAR], busy_s)
+    cleared_s = np.maximum(warm_s, swap_s)
+    saved = _head_cost(heads, behind_s, engine[DRAIN_LEAD_VARIANCE], weights) - _head_cost(heads, cleared_s, 0.0, weights)
+    clears = ~goes_on & (cleared_s < behind_s) & (saved > weights.work * (cleared_s - behind_s + busy_s) + engine[CLEAR_COST])
+    ready_s = np.where(clears, 0.0, busy_s)
     begin_s = np.where(goes_on, engine[LEAD], ready_s + np.maximum(warm_s, swap_s - ready_s))
     variance = np.where(goes_on, engine[LEAD_VARIANCE], np.where(clears, 0.0, engine[DRAIN_LEAD_VARIANCE]))
     return begin_s, variance, np.where(clears, 0.0, busy_s), np.where(goes_on, 0.0, begin_s - ready_s), clears
+
+
+def _head_cost(heads: Floats, start_s: Floats, variance: Floats | float, weights: Weights) -> Floats:
+    """What the first groups cost where they start then."""
+    reached_s, work_s = start_s + heads[OWN], heads[WORK]
+    spread = variance + heads[OWN_VARIANCE]
+    late, tardiness_s = _lateness(reached_s - heads[DEADLINE], work_s - heads[SPREAD], spread, heads[WORK_VARIANCE])
+    cost: Floats = heads[REQUESTS] * (
+        weights.late * late + weights.tardiness * tardiness_s + weights.completion * (reached_s + 0.5 * work_s)
+    )
+    return cost
 
 
 def _displaces(heads: Floats, engine: Floats) -> Booleans:

@@ -76,7 +76,6 @@ def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group], crowd: 
         engine.left_variance,
         engine.drain_s,
         engine.drain_variance,
-        0.0,  # a batch is evicted at once
         engine.clear_cost,
         engine.model_code,
         -1.0 if head is None else estimates.code(head.traits.key.model),

@@ -117,7 +117,6 @@ def problem_of(
         drain_lead_variance=np.array([engine.drain_variance for engine in engines]),
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
         head=np.array([begin if head else -1 for begin, head in zip(orders.first.tolist(), heads, strict=False)], dtype=np.int32),
-        clear_s=np.zeros(len(engines)),
         clear_cost=np.array([engine.clear_cost for engine in engines]),
         weights=estimates.policy.weights,
     )

@@ -11,11 +11,11 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from qlm_planner.cost.order_cost import VARIANCE_MIN
+from qlm_planner.cost.order_cost import FAR_S, VARIANCE_MIN
 from qlm_planner.search.compile_cache import lean
 from qlm_planner.search.packing import (
-    CLEAR,
     CLEAR_COST,
+    COMPLETION,
     DEADLINE,
     DRAIN_LEAD,
     DRAIN_LEAD_VARIANCE,
@@ -24,7 +24,12 @@ from qlm_planner.search.packing import (
     LEAD,
     LEAD_VARIANCE,
     OWN,
+    OWN_VARIANCE,
     REQUESTS,
+    SPREAD,
+    TARDINESS,
+    WORK,
+    WORK_VARIANCE,
     WORK_WEIGHT,
     Packed,
 )
@@ -91,10 +96,21 @@ def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: flo
 
 
 @lean
+def cost_from(packed: Packed, kind: int, group: int, start_s: float, variance: float) -> float:
+    """What a group costs on a kind where it starts then."""
+    on_kind, row, weights = packed.on_kind[kind, group], packed.group[group], packed.weights
+    reached_s, work_s = start_s + on_kind[OWN], on_kind[WORK]
+    gap_s = reached_s - row[DEADLINE]
+    late, tardiness_s = lateness(gap_s, work_s - row[SPREAD], variance + on_kind[OWN_VARIANCE], on_kind[WORK_VARIANCE])
+    each = weights[LATE] * late + weights[TARDINESS] * tardiness_s + weights[COMPLETION] * (reached_s + 0.5 * work_s)
+    return float(row[REQUESTS] * each)
+
+
+@lean
 def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float, float, float, bool]:
     """The group is first: when its first request starts, with the variance; when its run began (for the swap behind it); until when the
-    engine is busy with what it does now; the seconds of swapping; whether the batch is evicted, which it is where the group would be late
-    behind it and has more to win than that costs. (Agents refuse it for a batch that is more urgent.)"""
+    engine is busy with what it does now; the seconds of swapping; whether the batch is evicted, which it is where the group wins more
+    than that costs. (Agents refuse it for a batch that is more urgent.)"""
     row, model = packed.queue[queue], packed.model[group]
     busy_s = row[DRAIN_LEAD]
     if model == packed.active[queue]:
@@ -102,15 +118,13 @@ def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float
     kind = packed.kind[queue]
     warm, swap = packed.warm[kind, model], packed.swap[queue, model]
     behind_s = busy_s + max(warm, swap - busy_s)
-    gives_way = (
-        row[CLEAR] < busy_s
-        and behind_s + packed.on_kind[kind, group, OWN] > packed.group[group, DEADLINE]
-        and row[CLEAR_COST] < packed.weights[LATE] * packed.group[group, REQUESTS]
-    )
-    if gives_way:
-        swap = max(warm, swap - row[CLEAR])
-        return row[CLEAR] + swap, 0.0, row[CLEAR] + swap, 0.0, swap, True
-    return behind_s, row[DRAIN_LEAD_VARIANCE], behind_s, busy_s, behind_s - busy_s, False
+    cleared_s, behind_variance = max(warm, swap), row[DRAIN_LEAD_VARIANCE]
+    if cleared_s < behind_s and row[CLEAR_COST] < FAR_S:
+        dearer = packed.weights[WORK_WEIGHT] * (cleared_s - (behind_s - busy_s)) + row[CLEAR_COST]
+        saved = cost_from(packed, kind, group, behind_s, behind_variance) - cost_from(packed, kind, group, cleared_s, 0.0)
+        if saved > dearer:
+            return cleared_s, 0.0, cleared_s, 0.0, cleared_s, True
+    return behind_s, behind_variance, behind_s, busy_s, behind_s - busy_s, False
 
 
 @lean

@@ -14,7 +14,7 @@ from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 """Columns of a group on a kind."""
 (REQUESTS, DEADLINE, SPREAD) = range(3)
 """Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last."""
-(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR, CLEAR_COST) = range(6)
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST) = range(5)
 """Columns of a queue."""
 (LATE, TARDINESS, WORK_WEIGHT, COMPLETION, HEAD_GAIN) = range(5)
 """Weights."""
@@ -59,7 +59,6 @@ def packed(problem: Problem) -> Packed:
             problem.lead_variance,
             problem.drain_lead_s,
             problem.drain_lead_variance,
-            np.minimum(problem.clear_s, FAR_S),
             problem.clear_cost,
         ),
         kind=kind,

@@ -55,8 +55,8 @@ class Problem:
     Kinds [K, M]: `cold_s`, `warm_s` (to make the model the active one, from disk and from host memory).
     Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model would start);
     `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now and stays first unless
-    giving way pays, -1 for none); `clear_s` (until what runs has given way, where another model comes first; infinite where it cannot);
-    `clear_cost` (of that, in the unit of the objective). `warm` [Q, M]: models in host memory.
+    giving way pays, -1 for none); `clear_cost` (in the unit of the
+    objective, of evicting what runs at once for another model; infinite where that cannot be). `warm` [Q, M]: models in host memory.
     """
 
     model: Integers
@@ -81,7 +81,6 @@ class Problem:
     drain_lead_variance: Floats
     warm: Booleans
     head: Integers
-    clear_s: Floats
     clear_cost: Floats
     weights: Weights = field(default_factory=Weights)
 
@@ -140,8 +139,7 @@ FIELDS: dict[str, tuple[str, float, bool]] = {
     "drain_lead_variance": ("q", 0.0, False),
     "warm": ("qm", 0.0, False),
     "head": ("q", -1.0, False),
-    "clear_s": ("q", 0.0, True),
-    "clear_cost": ("q", 0.0, False),
+    "clear_cost": ("q", 0.0, True),
 }
 """By field: the letters of its shape, the least value, and whether it may be infinite. A group goes on a kind only where all is finite."""
 

@@ -199,6 +199,5 @@ def _tiny() -> Problem:
         drain_lead_variance=np.zeros(queues),
         warm=np.zeros((queues, models), dtype=np.bool_),
         head=np.array([0, -1], dtype=np.int32),
-        clear_s=np.full(queues, math.inf),
-        clear_cost=np.zeros(queues),
+        clear_cost=np.full(queues, math.inf),
     )
