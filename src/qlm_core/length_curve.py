@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammainc
 
 from qlm_core.distribution import Normal
-from qlm_core.incomplete_gamma import gamma_below
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -236,5 +236,5 @@ def curve_of_moments(mean_tokens: float, variance: float) -> LengthCurve:
         shares: FloatArray = np.zeros(BINS)
         shares[bin_of(mean_tokens)] = 1.0
         return LengthCurve(shares)
-    up_to = gamma_below(mean_tokens**2 / variance, (_HIGH + 0.5) * mean_tokens / variance)
+    up_to = gammainc(mean_tokens**2 / variance, (_HIGH + 0.5) * mean_tokens / variance)
     return LengthCurve(np.maximum(np.diff(np.concatenate([[0.0], up_to[:-1], [1.0]])), 0.0))

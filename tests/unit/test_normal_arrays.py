@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_core.distribution import Normal
-from qlm_core.normal_arrays import below, beyond, density, floored
+from qlm_core.normal_arrays import beyond, density, floored
 
 normals = st.builds(Normal, st.floats(-1e4, 1e4), st.one_of(st.just(0.0), st.floats(1e-9, 1e7)))
 
@@ -37,8 +37,6 @@ def test_beyond_as_one_by_one(each: list[tuple[Normal, float]]) -> None:
 
 def test_shapes_are_kept() -> None:
     z = np.array([[0.0, -30.0], [30.0, 1.0]])
-    assert below(z).shape == density(z).shape == (2, 2)
-    assert below(z)[0, 0] == 0.5
-    assert below(z)[0, 1] > 0.0, "the far tail is not rounded away"
+    assert density(z).shape == (2, 2)
     mean, variance = floored(z, np.ones((2, 2)))
     assert mean.shape == variance.shape == (2, 2)
