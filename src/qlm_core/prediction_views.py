@@ -107,3 +107,9 @@ class RequestPrediction:
     prefill_s: float = 0.0
     own_wait: Normal | None = None
     own_completion: Normal | None = None
+
+
+def probability_late(completion: Normal, deadline_s: float, now_s: float) -> float:
+    """P(late) of something that ends `completion` seconds after now. An infinite deadline is never missed, one that has passed is: the tail
+    of a normal below zero is none of a time to come."""
+    return 1.0 if deadline_s <= now_s else completion.probability_above(deadline_s - now_s)

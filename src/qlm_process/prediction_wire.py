@@ -1,11 +1,11 @@
-"""Predictions on the wire (prediction.proto): quantiles of the distributions of `qlm_core.prediction`."""
+"""Predictions on the wire (prediction.proto): quantiles of the distributions of `qlm_core.prediction_service`."""
 
 from __future__ import annotations
 
 import math
 
 from qlm.api.v1 import prediction_pb2
-from qlm_core.prediction import RequestPrediction, probability_late
+from qlm_core.prediction_views import RequestPrediction, probability_late
 from qlm_core.request import Slo, SloKind
 
 

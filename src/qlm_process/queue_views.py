@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 from qlm_process import running_wire
 from qlm_process.instance_wire import from_body

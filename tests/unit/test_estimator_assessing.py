@@ -15,7 +15,7 @@ from qlm.api.v1 import estimator_pb2, request_pb2
 from qlm_core.errors import InvalidRequest, NotFound
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.assessment_wire import GROUPS_MAX, INSTANCES_MAX, assessment_message

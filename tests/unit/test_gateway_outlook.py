@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qlm_core.assessment import Assessment
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.joined import STALE_JOINED_MIN, Joined

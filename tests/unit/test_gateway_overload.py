@@ -8,7 +8,7 @@ import pytest
 
 from qlm_core.distribution import Normal
 from qlm_core.overload import Overload
-from qlm_core.prediction import RequestPrediction
+from qlm_core.prediction_views import RequestPrediction
 from qlm_core.request import Slo, SloKind
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.overload import LOOK_AGE_MAX_S, RETRY_MAX_S, late_refusal

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.distribution import Normal
-from qlm_core.prediction import RequestPrediction
+from qlm_core.prediction_views import RequestPrediction
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch

@@ -18,7 +18,8 @@ from predicted_times import GroupTime, group_times, predict_request
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView, service
+from qlm_core.prediction_service import service
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, QueueSeen, Tick

@@ -15,7 +15,8 @@ from qlm_core.distribution import Normal
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RequestPrediction, probability_late, service
+from qlm_core.prediction_service import service
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction, probability_late
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qlm_core.distribution import Normal
-from qlm_core.prediction import service
-from qlm_core.prediction_service import longest_of
+from qlm_core.prediction_service import longest_of, service
 from qlm_core.profile import HardwareProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from qlm_core.distribution import Normal
-from qlm_core.prediction import RequestPrediction
+from qlm_core.prediction_views import RequestPrediction
 from qlm_core.request import Slo, SloKind
 from qlm_process.prediction_wire import to_proto
 

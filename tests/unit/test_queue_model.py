@@ -14,8 +14,8 @@ from qlm_core.batch_mix import batch_mix, mixed
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView
 from qlm_core.prediction_service import EngineColumns, services
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import WorkloadProfile
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import RunningView
+from qlm_core.prediction_views import RunningView
 from qlm_core.request import SloKind
 from qlm_process import instance_wire, running_wire
 from qlm_process.arrival_rate import MEMORY_S, ArrivalRate

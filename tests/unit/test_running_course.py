@@ -17,7 +17,7 @@ from qlm_core.course_reader import COURSES_MAX
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_curve import BINS, UPPERS, LengthCurve, bin_of, survivals
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.queue_columns import COURSE
 from qlm_core.queue_model import DECODE

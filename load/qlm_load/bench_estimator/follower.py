@@ -13,7 +13,7 @@ from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_features import LengthFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times

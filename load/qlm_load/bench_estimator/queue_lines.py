@@ -10,7 +10,7 @@ from qlm_agent.runs import Run
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_model import LengthGuess
-from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 
 ARRIVALS_OVER_S = 60.0
 """Time that the rate of arrivals is taken over."""

@@ -17,7 +17,7 @@ from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.shipped_profiles import shipped_snapshot
 
 QUEUES = 100

@@ -10,7 +10,7 @@ from qlm_agent.config import AgentSettings
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import service
+from qlm_core.prediction_service import service
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_sim.description import InstanceDescription

@@ -12,7 +12,7 @@ import structlog
 from qlm_core.assessment import Assessment
 from qlm_core.model import ModelSpec
 from qlm_core.open_groups import OpenGroups
-from qlm_core.prediction import QueueView
+from qlm_core.prediction_views import QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 from qlm_process.arrival_rate import ArrivalRate

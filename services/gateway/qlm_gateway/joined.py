@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from qlm_core.prediction import GroupView, QueueView
+from qlm_core.prediction_views import GroupView, QueueView
 
 STALE_JOINED_MIN = 8
 STALE_SHARE = 0.5

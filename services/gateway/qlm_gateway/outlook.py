@@ -11,7 +11,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.new_request import slo_band
 from qlm_core.open_groups import OpenGroups
-from qlm_core.prediction import GroupView, QueueView, RequestPrediction
+from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_core.running_request import predict_running, resumed

@@ -10,7 +10,7 @@ import math
 
 from qlm_core.errors import QueueFull
 from qlm_core.overload import WOULD_BE_LATE
-from qlm_core.prediction import RequestPrediction, probability_late
+from qlm_core.prediction_views import RequestPrediction, probability_late
 from qlm_core.request import Slo, SloKind
 
 LOOK_AGE_MAX_S = 3.0

@@ -13,7 +13,7 @@ import structlog
 from qlm.api.v1.request_pb2 import Result, ResultError
 from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import RequestPrediction
+from qlm_core.prediction_views import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_gateway.drain_rate import DrainRate
 from qlm_gateway.metrics import GatewayMetrics

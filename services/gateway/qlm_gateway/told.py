@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, Moments, RequestEvent
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
-from qlm_core.prediction import RequestPrediction
+from qlm_core.prediction_views import RequestPrediction
 from qlm_process.prediction_wire import quantiles_s
 
 

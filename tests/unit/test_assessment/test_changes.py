@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qlm_core.assessment import Assessment
-from qlm_core.prediction import GroupView
+from qlm_core.prediction_views import GroupView
 from qlm_core.profile import ProfileSnapshot
 
 from .queues import CALIBRATED, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of

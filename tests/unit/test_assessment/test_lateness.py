@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from predicted_times import group_times
 from qlm_core.distribution import Normal
-from qlm_core.prediction import QueueView
+from qlm_core.prediction_views import QueueView
 from qlm_core.request import SloKind
 
 from .queues import CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, view_of

@@ -12,7 +12,7 @@ from predicted_times import group_times
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.clearing import GivingWay, Head, would_clear
-from qlm_core.prediction import GroupView, QueueView, RunningView
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
 
 from .queues import CALIBRATED, CATALOGUE, NOW_S, SHIPPED, TWO, assessed, group_of, instance_of, predicted, view_of

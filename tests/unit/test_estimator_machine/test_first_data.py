@@ -7,7 +7,7 @@ import math
 import pytest
 
 from predicted_times import predict_request
-from qlm_core.prediction import QueueView
+from qlm_core.prediction_views import QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import PRIOR_SAMPLES, WORKLOAD_PRIOR
 from qlm_estimator.base_rows import prior_s

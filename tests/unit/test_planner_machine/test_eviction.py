@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.clearing import Head, giving_way, would_clear
-from qlm_core.prediction import RunningView
+from qlm_core.prediction_views import RunningView
 from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, clear
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot

@@ -1,4 +1,4 @@
-"""What a group costs on an instance: the formulas of `qlm_core.prediction` on one profile snapshot, kept per class of requests.
+"""What a group costs on an instance: the formulas of `qlm_core.prediction_service` on one profile snapshot, kept per class of requests.
 
 A class is (instance, group key, prompt length to within 1/8); all its groups share one `Service`. What a group adds is exact: its count and
 its known prompt tokens. So the times of a group cost O(1), and 10,000 groups share a few hundred services.
@@ -14,8 +14,8 @@ from qlm_core.clearing import giving_way
 from qlm_core.group import MEGA, GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction import Service
-from qlm_core.prediction import service as service_of
+from qlm_core.prediction_service import Service
+from qlm_core.prediction_service import service as service_of
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
