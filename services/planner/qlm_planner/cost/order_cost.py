@@ -126,16 +126,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     variance += _within(work_variance + spread, opens) - work_variance - spread
 
     start_s = starts_s[run] + _within(work_s, fresh) - work_s
-    reached_s = start_s + rows[OWN]
-    late, tardiness_s = _lateness(reached_s - rows[DEADLINE], work_s - rows[SPREAD], variance + own_variance, work_variance)
-    requests = rows[REQUESTS]
-    each = np.array(
-        (
-            requests * late,
-            requests * tardiness_s,
-            requests * (reached_s + 0.5 * work_s),
-        )
-    )
+    late, each = _late_and_costs(rows, start_s, variance)
     parts[[[LATE], [TARDINESS], [COMPLETION]], of] = np.add.reduceat(each, first, axis=1)
     # The first load of an empty engine keeps nobody waiting.
     swaps_s[run_opens] = np.where(engine[ACTIVE] >= 0.0, swap_s, 0.0)
@@ -157,7 +148,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
         end_s=start_s + work_s + np.maximum(rows[OWN], rows[DRAIN]),
         end_variance=variance + work_variance + own_variance,
         late=late,
-        latest_s=reached_s + np.maximum(0.0, work_s - rows[SPREAD]),
+        latest_s=start_s + rows[OWN] + np.maximum(0.0, work_s - rows[SPREAD]),
         parts=parts,
     )
 
@@ -168,7 +159,8 @@ def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights)
     busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
     behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
     cleared_s = np.maximum(warm_s, swap_s)
-    saved = _head_cost(heads, behind_s, engine[DRAIN_LEAD_VARIANCE], weights) - _head_cost(heads, cleared_s, 0.0, weights)
+    behind, cleared = _late_and_costs(heads, behind_s, engine[DRAIN_LEAD_VARIANCE])[1], _late_and_costs(heads, cleared_s, 0.0)[1]
+    saved = np.array((weights.late, weights.tardiness, weights.completion)) @ (behind - cleared)
     clears = ~goes_on & (cleared_s < behind_s) & (saved > weights.work * (cleared_s - behind_s + busy_s) + engine[CLEAR_COST])
     ready_s = np.where(clears, 0.0, busy_s)
     begin_s = np.where(goes_on, engine[LEAD], ready_s + np.maximum(warm_s, swap_s - ready_s))
@@ -176,15 +168,12 @@ def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights)
     return begin_s, variance, np.where(clears, 0.0, busy_s), np.where(goes_on, 0.0, begin_s - ready_s), clears
 
 
-def _head_cost(heads: Floats, start_s: Floats, variance: Floats | float, weights: Weights) -> Floats:
-    """What the first groups cost where they start then."""
-    reached_s, work_s = start_s + heads[OWN], heads[WORK]
-    spread = variance + heads[OWN_VARIANCE]
-    late, tardiness_s = _lateness(reached_s - heads[DEADLINE], work_s - heads[SPREAD], spread, heads[WORK_VARIANCE])
-    cost: Floats = heads[REQUESTS] * (
-        weights.late * late + weights.tardiness * tardiness_s + weights.completion * (reached_s + 0.5 * work_s)
-    )
-    return cost
+def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -> tuple[Floats, Floats]:
+    """Of groups that start then: the expected share of late requests; LATE, TARDINESS and COMPLETION of each [3, groups]."""
+    reached_s, work_s = start_s + groups[OWN], groups[WORK]
+    gap_s, spread = reached_s - groups[DEADLINE], variance + groups[OWN_VARIANCE]
+    late, tardiness_s = _lateness(gap_s, work_s - groups[SPREAD], spread, groups[WORK_VARIANCE])
+    return late, groups[REQUESTS] * np.array((late, tardiness_s, reached_s + 0.5 * work_s))
 
 
 def _displaces(heads: Floats, engine: Floats) -> Booleans:
