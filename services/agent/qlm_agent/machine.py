@@ -226,7 +226,7 @@ class AgentMachine:
 
     def _engine_told(self, now_s: float, event: EngineTold) -> None:
         seconds, tokens_told, model = 0.0, 0, ""
-        sequences = self.runs.running
+        sequences = self.runs.running + self.runs.others_runs
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:

@@ -109,3 +109,18 @@ def test_lookahead_that_has_no_seat_beside_them_goes_back_for_a_new_head() -> No
     t.answer_items("emit", DONE)
     t.step(others(1))
     assert urgent(t, due=60.0) == ["abort 3 2", "pull m x1", "give back 3 2 displaced"]
+
+
+def test_a_step_is_measured_as_that_of_a_batch_which_they_are_in() -> None:
+    """Two runs beside 30 of others, tokens as far apart as in a batch of 32: the engine is no slower than its profile."""
+    t = Transcript(hardware=HARDWARE, batch_max=64)
+    t.register()
+    t.answer_pull(head="m")
+    t.step(others(30))
+    t.loaded("m")
+    t.answer_pull(pulled("1"), pulled("2"), head=group("m", waiting=50))
+    expectations = t.machine.expectations
+    token_s = expectations.output_s("m", 32) / expectations.outputs("m", "").output_tokens.mean
+    for step in range(1, 6):
+        t.at(step * token_s).produce(("1", 1), ("2", 1))
+    assert abs(expectations.slowdown("m") - 1.0) < 1e-6
