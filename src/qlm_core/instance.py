@@ -21,7 +21,8 @@ UNASSIGNED = "unassigned"
 class InstanceFacts:
     """One serving engine slot. `time_scale`: how many times faster than its profile a simulated engine runs; 1 for real ones.
     `batch_max`: most sequences that its engine decodes at once. `active_model`: served, or being loaded, since `loading_since_s` of the
-    queue's clock (0: it is loaded). `warm_models`: weights in host memory."""
+    queue's clock (0: it is loaded). `warm_models`: weights in host memory. `batch`: most requests of the active model that it runs at once,
+    as its agent chose last; 0 where it chose none."""
 
     name: str
     incarnation: str
@@ -36,11 +37,16 @@ class InstanceFacts:
     batch_max: int = BATCH_MAX_DEFAULT
     warm_models: tuple[str, ...] = ()
     loading_since_s: float = 0.0
+    batch: int = 0
 
     @property
     def lasting(self) -> InstanceFacts:
-        """Without what changes while it serves: where its models are."""
-        return replace(self, active_model="", warm_models=(), loading_since_s=0.0)
+        """Without what changes while it serves: where its models are, and the batch."""
+        return replace(self, active_model="", warm_models=(), loading_since_s=0.0, batch=0)
+
+    def batch_of(self, model: str) -> int:
+        """Most requests of a model that it runs at once."""
+        return min(self.batch, self.batch_max) if self.batch and model == self.active_model else self.batch_max
 
 
 def instance_of(incarnation: str) -> str:

@@ -198,7 +198,8 @@ class QueueReader:
     def engine(self, view: QueueView, model: str) -> int:
         """The number of a model's engine on an instance. Raises Unavailable (NO_PREDICTION) where it has no profile there."""
         instance = view.instance
-        now = (instance.gpu, instance.n_gpu, instance.time_scale, instance.batch_max)
+        batch = instance.batch_of(model)
+        now = (instance.gpu, instance.n_gpu, instance.time_scale, batch)
         known = self._engines.get((instance.name, model))
         found = None if known is None or known[0] != now else known[1]
         if found is None:
@@ -212,7 +213,7 @@ class QueueReader:
                 )
             found = len(self._profiles_of)
             self._engines[instance.name, model] = (now, found)
-            self._profiles_of.append((hardware, float(instance.batch_max)))
+            self._profiles_of.append((hardware, float(batch)))
             self._columns = None
         return found
 

@@ -25,6 +25,7 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
         active_model=facts.active_model,
         warm_models=facts.warm_models,
         loading_since_s=facts.loading_since_s,
+        batch=facts.batch,
     )
 
 
@@ -51,6 +52,7 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
         active_model=message.active_model,
         warm_models=tuple(message.warm_models),
         loading_since_s=message.loading_since_s if math.isfinite(message.loading_since_s) else 0.0,
+        batch=message.batch,
     )
 
 

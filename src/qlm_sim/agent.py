@@ -233,7 +233,7 @@ class SimAgent:
                 token_s = self.machine.expectations.token_s(stats.active_model)
                 runs = running_report(self.machine.runs, self._held, now_s=self.process.now_s(), token_s=token_s)
                 try:
-                    await self.calls.tell(stats.active_model, swapping_to, stats.warm_models, runs)
+                    await self.calls.tell(stats.active_model, swapping_to, stats.warm_models, self.machine.batch_reported, runs)
                     address = await self._queue.leader_address(PLANNER_ROLE)
                 except (Unavailable, LeaseLost):
                     address = ""
@@ -245,7 +245,7 @@ class SimAgent:
                         incarnation=facts.incarnation,
                         active_model=swapping_to or stats.active_model,
                         warm_models=tuple(stats.warm_models),
-                        batch=self.machine.batch_limit,
+                        batch=self.machine.batch_reported,
                     )
                     self._tell_planner(self.process, address, load)
             await suspend(self._sleep)

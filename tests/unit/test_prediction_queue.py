@@ -220,6 +220,10 @@ def test_a_smaller_batch_limit_lengthens() -> None:
     (wide,) = _times(_group(300))
     (narrow,) = _times(_group(300), instance=replace(A100, batch_max=16))
     assert narrow.last_wait.mean > 2 * wide.last_wait.mean
+    chosen = replace(A100, active_model="chat", batch=16)
+    assert _times(_group(300), instance=chosen) == (narrow,), "that an agent chose"
+    assert _times(_group(300), instance=replace(chosen, active_model="code")) == (wide,), "for another model"
+    assert _times(_group(300), instance=replace(chosen, batch=10 * A100.batch_max)) == (wide,), "at most the engine's"
 
 
 @pytest.mark.parametrize("model", ["alien", "nobody"])

@@ -30,6 +30,9 @@ CHOOSE_EVERY_S = 0.1
 PROMPTS_KEPT = 32
 """Prompts of a class after which their mean has forgotten those before."""
 
+REPORT_STEP = 1.25
+"""Sizes whose ratio is below this are reported as the same: plans and predictions rest on each that is reported."""
+
 CLASSES_MAX = 200
 """Most classes that are known; further ones have no limit of their own."""
 
@@ -44,7 +47,7 @@ class _Class:
 
 
 class BatchSize:
-    """`limit`: most requests of the active model to run at once, as it was chosen last."""
+    """`limit`: most requests of the active model to run at once, as it was chosen last; `reported`: that, to within `REPORT_STEP`."""
 
     def __init__(self, settings: MachineSettings, runs: RunTable, expectations: Expectations) -> None:
         self._settings = settings
@@ -54,7 +57,7 @@ class BatchSize:
         self._snapshots: deque[tuple[float, dict[ClassKey, int]]] = deque(maxlen=SNAPSHOTS)
         self._chosen_for = ""
         self._choose_at_s = -math.inf
-        self.limit = settings.batch_max
+        self.limit = self.reported = settings.batch_max
 
     def pulled(self, run: PulledRun) -> None:
         """Learns from a request that came to be owned."""
@@ -70,10 +73,10 @@ class BatchSize:
 
     def choose(self, now_s: float, model: str, head: QueueHead | None) -> None:
         """Chooses again, where that is due, for the model that is active."""
-        hardware = self._expectations.hardware.get(model)
+        hardware, other = self._expectations.hardware.get(model), model != self._chosen_for
         if not self._settings.batch_by_slo or hardware is None:
             self.limit = self._settings.batch_max
-        elif now_s >= self._choose_at_s or model != self._chosen_for:
+        elif now_s >= self._choose_at_s or other:
             self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
             groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *head.behind)
             demands = self._demands(now_s, model, groups)
@@ -86,6 +89,8 @@ class BatchSize:
                 slowdown=self._expectations.slowdown(model),
                 share=own / (own + others) if own else 1.0,
             )
+        if other or not self.reported / REPORT_STEP < self.limit < self.reported * REPORT_STEP:
+            self.reported = self.limit
 
     def _demands(self, now_s: float, model: str, groups: Sequence[QueueHead | WaitingGroup]) -> list[ClassDemand]:
         waiting: dict[ClassKey, int] = {}

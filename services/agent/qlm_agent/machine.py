@@ -106,9 +106,9 @@ class AgentMachine:
         return self._drain.draining
 
     @property
-    def batch_limit(self) -> int:
+    def batch_reported(self) -> int:
         """Most requests of the active model to run at once; 0 while another one is made active, for which none was chosen yet."""
-        return 0 if self.swapping.swapping_to else self.batch_size.limit
+        return 0 if self.swapping.swapping_to else self.batch_size.reported
 
     @property
     def next_wakeup_s(self) -> float | None:

@@ -114,20 +114,24 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell(self, active: str, swapping_to: str, warm: Sequence[str], runs: RunsTold | None) -> None:
-        """Publishes, where that is news, the model that is active, that which becomes it ("": none) and since when, those in host memory;
-        and what runs. Raises Unavailable, LeaseLost."""
+    async def tell(self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None) -> None:
+        """Publishes, where that is news, the model that is active, that which becomes it ("": none) and since when, those in host memory,
+        and the batch; and what runs. Raises Unavailable, LeaseLost."""
         if self.keeper is None:
             return
         since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0
         model, models = swapping_to or active, tuple(warm)
         since_s = (since_s or self._now_s()) if swapping_to else 0.0
-        facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
+
+        def now(facts: InstanceFacts) -> InstanceFacts:
+            return replace(facts, active_model=model, warm_models=models, loading_since_s=since_s, batch=batch)
+
+        facts = now(self.facts)
         running = runs is not None and bool(runs.groups)
         if facts == self.facts and not running and not self._told_runs:
             return
         await self._queue.describe(self.keeper.lease, to_body(facts, runs))
-        self.facts = replace(self.facts, active_model=model, warm_models=models, loading_since_s=since_s)
+        self.facts = now(self.facts)  # it may be of another incarnation
         self._told_runs = running
 
     async def stop(self) -> None:

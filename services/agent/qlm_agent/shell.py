@@ -140,7 +140,7 @@ class AgentShell:
             host_memory_used_bytes=stats.host_memory_used_bytes,
             host_memory_bytes=stats.host_memory_capacity_bytes,
             giving_way=self.machine.preempting.choice_text(stats.active_model),
-            batch=self.machine.batch_limit,
+            batch=self.machine.batch_reported,
         )
         self._telemetry.load(load, stats, self.machine.runs.held_tokens)
         return load
@@ -304,7 +304,7 @@ class AgentShell:
         """Where models are, and what runs."""
         token_s = self.machine.expectations.token_s(load.active_model)
         runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
-        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, runs)
+        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs)
 
     async def _watch_profiles(self) -> None:
         await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)

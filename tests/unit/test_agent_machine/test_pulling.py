@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from qlm_agent.events import Message, Outcome, Told
 
-from .transcript import CAPACITY, Transcript, ended, group, profile, pulled
+from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled
 
 DONE = Outcome.DONE
 
@@ -169,6 +171,19 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
     unlimited.at(4.0).answer_pull(*runs, head=head)
     assert unlimited.pull is not None
     assert unlimited.pull.requests_max == 100
+
+
+def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [100]
+    monkeypatch.setattr("qlm_agent.batch_size.choose_batch", lambda *demands, **settings: chosen[-1])
+    t = Transcript(batch_by_slo=True, batch_max=256, hardware=HARDWARE)
+    t.serve()
+    reported = []
+    for size, model in ((100, "m"), (124, "m"), (81, "m"), (125, "m"), (101, "m"), (100, "m"), (99, "n")):
+        chosen.append(size)
+        t.machine.batch_size.choose(100.0 + len(chosen), model, None)
+        reported.append(t.machine.batch_reported)
+    assert reported == [100, 100, 100, 125, 125, 100, 99], "another model's is reported at once"
 
 
 def test_first_tokens_wait_for_no_seat_that_slos_keep_free() -> None:

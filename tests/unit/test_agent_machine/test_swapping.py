@@ -23,10 +23,10 @@ def test_next_model_is_warmed_and_becomes_active_when_the_batch_is_done() -> Non
     assert t.loaded("n", Tier.WARM, active="m", warm=("n",)) == []  # nothing more of the old model
     assert t.end(ended("1", 3)) == ["load n active", "complete 1[0:3]=STOP"]
     assert t.machine.swapping.swapping_to == "n"
-    assert t.machine.batch_limit == 0, "the batch of m says nothing of n"
+    assert t.machine.batch_reported == 0, "the batch of m says nothing of n"
     assert t.step(Told(message=Message.WAKE)) == []  # no pull during the swap
     assert t.loaded("n", warm=("m",)) == ["pull n x100"]
-    assert t.machine.batch_limit == 256
+    assert t.machine.batch_reported == 256
 
 
 def test_a_swap_waits_for_the_warming_under_way() -> None:

@@ -108,11 +108,12 @@ def test_a_changed_queue_costs_its_groups_and_a_new_request_none() -> None:
 
 
 def test_an_instance_that_came_back_otherwise_is_predicted_as_it_is() -> None:
-    """With another batch, other GPUs or another clock behind the same name."""
+    """With another batch of the engine or of the agent, other GPUs or another clock behind the same name."""
     made = assessed(*TWO)
     facts = replace(instance_of("a"), incarnation="a/2", models=("chat",))
     groups = tuple(group for group in TWO[0].groups if group.model == "chat")
-    for changed in (replace(facts, batch_max=16), replace(facts, gpu="A10"), replace(facts, time_scale=20.0)):
+    small = replace(facts, active_model=TWO[0].active_model, batch=16)
+    for changed in (replace(facts, batch_max=16), small, replace(facts, gpu="A10"), replace(facts, time_scale=20.0)):
         view = replace(TWO[0], instance=changed, groups=groups)
         made.update(view)
         _same(made, assessed(view, TWO[1]))

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from qlm_core.instance import InstanceFacts
 from qlm_planner.board.group import Group, GroupTraits
 
-BATCH_STEP = 1.25
-"""Batches whose ratio is below this are taken for the same: agents choose anew ten times a second, and a plan rests on each."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Running:
@@ -23,8 +20,7 @@ class Running:
 class Slot:
     """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
     of the groups `runners`. `active_model`: the one that its agent reports, which may still be loading; before the first report that of
-    the group it pulled from first, or "". `batches`: how many requests it runs at once of a model, as its agent reported last, within
-    `BATCH_STEP`."""
+    the group it pulled from first, or "". `batches`: how many requests it runs at once of a model, as its agent reported last."""
 
     facts: InstanceFacts
     alive: bool = True
@@ -41,8 +37,7 @@ class Slot:
 
     def report_batch(self, batch: int) -> None:
         """Its agent says how many requests of the active model it runs at once."""
-        known = self.batches.get(self.active_model)
-        if batch > 0 and self.active_model and (known is None or not known / BATCH_STEP < batch < known * BATCH_STEP):
+        if batch > 0 and self.active_model:
             self.batches[self.active_model] = batch
 
     @property
