@@ -17,6 +17,7 @@ from qlm_load.chaos import Chaos, plan_kills
 from qlm_load.cluster import Cluster, serving_pids
 from qlm_load.comparison import PolicyRun, comparison_rows
 from qlm_load.counters import CounterSums
+from qlm_load.cpu_time import CpuTime
 from qlm_load.ledger import Ledger, Report
 from qlm_load.picture.command import NEEDS, can_draw, write_pictures
 from qlm_load.picture.recorder import Recorder
@@ -38,13 +39,15 @@ KV_OFFLOADS_COUNTER = 'qlm_agent_lso_total{lso="kv_offload"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`failures`: why the demo did not show what it is for; empty if it did. `texts`: answers of real models by the request's index."""
+    """`failures`: why the demo did not show what it is for; empty if it did. `texts`: answers of real models by the request's index.
+    `cpu`: of the cluster's processes, from the first arrival."""
 
     report: Report
     counts: ServerCounts
     chaos: Chaos
     recording: Recording
     texts: Mapping[int, str]
+    cpu: CpuTime
     failures: tuple[str, ...]
     setup_s: float
     total_s: float
@@ -96,6 +99,7 @@ async def run_demo(
         chaos=chaos,
         recording=recording,
         texts=ledger.texts,
+        cpu=watch.cpu,
         failures=failures,
         setup_s=setup_s,
         total_s=time.monotonic() - begun_s,
@@ -168,6 +172,7 @@ def find_failures(report: Report, counts: ServerCounts, chaos: Chaos) -> tuple[s
 def write_summary(path: Path, outcome: Outcome, compared: Sequence[PolicyRun], setting: dict[str, object]) -> None:
     """summary.json, with the keys that load/README.md names."""
     summary = summary_of(outcome.report, outcome.counts, outcome.chaos.log, setting)
+    summary |= {"cpu_had_s": round(outcome.cpu.had_s, 2), "cpu_wanted_s": round(outcome.cpu.wanted_s, 2)}
     summary |= {"failures": list(outcome.failures), "setup_s": round(outcome.setup_s, 2), "total_s": round(outcome.total_s, 2)}
     summary["compared"] = [asdict(run) for run in compared]
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -177,6 +182,11 @@ def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> Non
     """The kill log, the tables and the verdict."""
     print_kills(console, outcome.chaos.log, config.load.seed)
     print_report(console, outcome.report, outcome.counts, config.load.time_scale)
+    cpu, run_s = outcome.cpu, outcome.report.run_s
+    text = f"the cluster's processes had {cpu.had_s / run_s:.2f} cores and wanted {cpu.wanted_s / run_s:.2f}"
+    if cpu.busy:
+        text += ": this machine was too busy for the figures above"
+    console.print(text, highlight=False, style="bold yellow" if cpu.busy else "")
     if outcome.failures:
         for failure in outcome.failures:
             console.print(f"FAILED: {failure}", markup=False, style="bold red")

@@ -13,8 +13,9 @@ from rich.console import Console
 import qlm
 from qlm.errors import QlmError
 from qlm_load.chaos import Chaos, Kill, Look
-from qlm_load.cluster import Cluster, serving_pids
+from qlm_load.cluster import Cluster, living_pids, serving_pids
 from qlm_load.counters import CounterSums, parse_counters
+from qlm_load.cpu_time import CpuTime
 from qlm_load.replay import Replay
 from qlm_process.cluster_state import ClusterState
 
@@ -28,6 +29,7 @@ class Watch:
 
     def __init__(self, cluster: Cluster, client: qlm.AsyncClient, replay: Replay, chaos: Chaos, console: Console) -> None:
         self.counters = CounterSums()
+        self.cpu = CpuTime()
         self._cluster = cluster
         self._client = client
         self._replay = replay
@@ -63,8 +65,9 @@ class Watch:
         return kills
 
     async def scrape(self) -> None:
-        """Reads the counters of all agents that answer."""
+        """Reads the CPU time of the cluster, and the counters of all agents that answer."""
         state = self._cluster.state()
+        self.cpu.sample(living_pids(state).values())
         for agent in state.of("agent") if state is not None else ():
             if agent.pid and agent.metrics_port:
                 try:
