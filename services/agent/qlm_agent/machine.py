@@ -97,9 +97,9 @@ class AgentMachine:
         return self._registration.incarnation
 
     @property
-    def serves(self) -> tuple[str, str]:
-        """Its incarnation, and the model that is active or becomes so now: the planner hears of a change of either at once."""
-        return self._registration.incarnation, self.swapping.swapping_to or self.swapping.active
+    def serves(self) -> str:
+        """The model that is active or becomes so now: the planner hears of a change at once."""
+        return self.swapping.swapping_to or self.swapping.active
 
     @property
     def draining(self) -> bool:
@@ -321,6 +321,8 @@ class AgentMachine:
         # An offloaded run that comes before the head needs the room, or its model: nothing is taken meanwhile.
         first = self.restoring.first(now_s, urgency)
         models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
+        if not models and not swapping.active and len(self._settings.models) == 1:
+            models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
         empty = self.runs.running == 0 and not pulling.under_way
         effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
         may_pull = not self.paused and not swapping.swapping_to

@@ -82,6 +82,7 @@ def test_a_failed_load_is_tried_again_after_a_while() -> None:
 def test_a_head_that_is_not_served_here_is_left() -> None:
     t = Transcript("m")
     t.register()
+    t.loaded("m")
     assert t.answer_pull(head="x") == []
 
 
@@ -214,3 +215,12 @@ def test_what_turns_out_to_be_owned_during_a_swap_goes_back() -> None:
     t.answer_items("complete", DONE)
     assert t.wake() == ["read owned"]
     assert t.answer_owned(pulled("9")) == ["give back 9 unstarted"]
+
+
+def test_the_only_model_is_loaded_before_a_request_wants_it() -> None:
+    t = Transcript("m")
+    assert t.register() == ["load m active"]
+    assert t.loaded("m") == ["pull m x100"]
+    t = Transcript("m", "n")
+    t.register()
+    assert t.answer_pull() == [], "of several it waits for the plan"
