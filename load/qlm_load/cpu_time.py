@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-BUSY_SHARE = 0.2
-"""Of the time that processes wanted a core, the share without one from which figures of a live run are worse for it."""
-
 
 class CpuTime:
     """Sums over processes and their lives. A process that ends between two samples keeps its last one; without /proc all is 0."""
@@ -32,11 +29,6 @@ class CpuTime:
     def wanted_s(self) -> float:
         """Had, or waited for."""
         return self.had_s + sum(waited for _, waited in self._of.values())
-
-    @property
-    def busy(self) -> bool:
-        """The machine had too few cores for these processes."""
-        return self.wanted_s - self.had_s > BUSY_SHARE * self.wanted_s
 
     def _read(self, task: Path) -> tuple[float, float]:
         try:

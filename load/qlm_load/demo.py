@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -183,10 +184,11 @@ def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> Non
     print_kills(console, outcome.chaos.log, config.load.seed)
     print_report(console, outcome.report, outcome.counts, config.load.time_scale)
     cpu, run_s = outcome.cpu, outcome.report.run_s
-    text = f"the cluster's processes had {cpu.had_s / run_s:.2f} cores and wanted {cpu.wanted_s / run_s:.2f}"
-    if cpu.busy:
+    cores, wanted = os.cpu_count() or 1, cpu.wanted_s / run_s
+    text = f"the cluster's processes had {cpu.had_s / run_s:.2f} of {cores} cores and wanted {wanted:.2f}"
+    if wanted > cores:
         text += ": this machine was too busy for the figures above"
-    console.print(text, highlight=False, style="bold yellow" if cpu.busy else "")
+    console.print(text, highlight=False, style="bold yellow" if wanted > cores else "")
     if outcome.failures:
         for failure in outcome.failures:
             console.print(f"FAILED: {failure}", markup=False, style="bold red")
