@@ -115,8 +115,8 @@ class ServerCalls:
                 assert_never(effect)
 
     async def tell(self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None) -> None:
-        """Publishes, where that is news, the model that is active, that which becomes it ("": none) and since when, those in host memory,
-        and the batch; and what runs. Raises Unavailable, LeaseLost."""
+        """Publishes changes of the active model, the model being loaded ("": none) with its start, the models in host memory and the batch;
+        and the running requests. Raises Unavailable, LeaseLost."""
         if self.keeper is None:
             return
         since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0

@@ -283,6 +283,20 @@ async def test_conflicts_without_end_wait_for_the_next_overview() -> None:
     assert machine.changes.conflicts >= 3
 
 
+async def test_a_pull_that_is_read_after_a_report_does_not_change_the_active_model() -> None:
+    """Events of the queue may arrive later than the report of a model swap that follows them."""
+    world = World()
+    incarnation = await world.join("a")
+    machine = await world.lead()
+    await world.submit("alpha", 600.0, count=2)
+    await world.settle()
+    await world.tell(LoadReported(incarnation=incarnation, active_model="beta"))
+    await world.pull("a", "alpha", 2)
+    await world.settle()
+    assert machine.board.slots["a"].running == 2
+    assert machine.board.slots["a"].active_model == "beta"
+
+
 async def test_a_load_report_tells_the_active_model_and_its_batch() -> None:
     world = World()
     incarnation = await world.join("a")

@@ -155,7 +155,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
 
 def _opening(heads: Floats, engine: Floats, goes_on: Booleans, weights: Weights) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
     """Of the first group of each queue: when it starts, with the variance; until when the engine is busy with what it does now; the seconds
-    of swapping; whether what runs is evicted, which it is where the group wins more than that costs."""
+    of swapping; whether the running batch is evicted: where the group gains more than the eviction costs."""
     busy_s, swap_s, warm_s = engine[DRAIN_LEAD], heads[SWAP], heads[WARM]
     behind_s = busy_s + np.maximum(warm_s, swap_s - busy_s)
     cleared_s = np.maximum(warm_s, swap_s)

@@ -56,7 +56,7 @@ class Problem:
     Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model would start);
     `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now and stays first unless
     giving way pays, -1 for none); `clear_cost` (in the unit of the
-    objective, of evicting what runs at once for another model; infinite where that cannot be). `warm` [Q, M]: models in host memory.
+    objective, of evicting the running batch for another model; infinite where it cannot be evicted). `warm` [Q, M]: models in host memory.
     """
 
     model: Integers
