@@ -21,9 +21,9 @@ def slow_cost(problem: Problem, orders: Orders) -> float:
 
 
 def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
-    weights, kind, head = problem.weights, int(problem.kind[queue]), int(problem.head[queue])
+    weights, kind = problem.weights, int(problem.kind[queue])
     if not groups:
-        return weights.head_gain if head >= 0 else 0.0
+        return 0.0
     cost = 0.0
     active = int(problem.active[queue])
     start_s, variance, run_s, busy_s = 0.0, 0.0, 0.0, float(problem.drain_lead_s[queue])
@@ -50,9 +50,9 @@ def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
             swap_s = max(warm_s, cold_s - (end_s - run_s))
             start_s = run_s = end_s + swap_s
             variance += float(problem.own_variance[kind, before])
-            cost += weights.work * swap_s
-        if before < 0 and head >= 0 and problem.band[group] >= problem.band[head] and model not in (int(problem.model[head]), active):
-            cost += weights.head_gain
+            cost += weights.work * swap_s + float(problem.leave_cost[queue, problem.model[before]])
+        if before < 0 and model != active:
+            cost += float(problem.leave_active_cost[queue])
         cost += _group_cost(problem, kind, group, start_s, variance)
         start_s += float(problem.work_s[kind, group])
         variance += float(problem.work_variance[kind, group])

@@ -16,6 +16,8 @@ from qlm_planner.search.problem import Floats, Integers, Orders, Problem, Soluti
 from qlm_planner.search.solver import evaluate, solve
 
 GROUPS_MAX = 10
+EXACT = 1e-6
+"""To within which a walk costs what the orders do: its normal distribution is a table."""
 MOVES = 10_000
 """Of the annealing that gives a first bound."""
 
@@ -26,7 +28,7 @@ def enumerated(problem: Problem) -> Solution:
         raise ValueError(f"all orders of {problem.groups} groups: at most {GROUPS_MAX} can be tried")
     arrays = packed(problem)
     # No part of an order may cost more than a whole plan that is known.
-    known = solve(problem, moves=MOVES, seed=1).cost.total * (1.0 + 1e-9)
+    known = solve(problem, moves=MOVES, seed=1).cost.total * (1.0 + EXACT)
     able = np.flatnonzero(arrays.serves[arrays.kind].any(axis=0)).astype(np.int32)
     sets = 1 << len(able)
     costs = np.full((problem.queues, sets), np.inf)
@@ -44,7 +46,7 @@ def _best_orders(arrays: Packed, queue: int, able: Integers, most: float, costs:
     size = len(able)
     plan = plan_of(arrays, np.zeros(len(arrays.kind) + 1, dtype=np.int64), np.empty(0, dtype=np.int32), size + 1)
     sketch = empty_sketch(size + 1)
-    costs[0] = queue_cost(arrays, plan, queue)
+    costs[0] = queue_cost(plan, queue)
     # The next choice at each depth: the walk goes on from there.
     choice = np.zeros(size + 1, dtype=np.int64)
     depth, members = 0, 0

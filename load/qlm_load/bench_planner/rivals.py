@@ -23,7 +23,7 @@ PROVEN_MODELS = 4
 """Groups and queues for which equation 13 is solved to the optimum."""
 LARGE = ((40, 4), (100, 8))
 """Groups and queues for which it is minimised by the scalable solver."""
-PRINTED = Weights(late=0.0, tardiness=0.0, work=0.0, completion=1.0, head_gain=0.0)
+PRINTED = Weights(late=0.0, tardiness=0.0, work=0.0, completion=1.0)
 """Equation 13 as printed: the sum of the groups' completion times, since the SLOs in it are constants. Each group counts once."""
 
 

@@ -84,7 +84,6 @@ class PlannerSettings(Section):
     tardiness_weight: Weight = Field(DEFAULTS.tardiness_weight, description="Cost of a request-second of tardiness.")
     work_weight: Weight = Field(DEFAULTS.work_weight, description="Cost of a GPU-second of swapping.")
     completion_weight: Weight = Field(DEFAULTS.completion_weight, description="Cost of a request-second until completion.")
-    head_gain: Weight = Field(DEFAULTS.head_gain, description="Least gain for which a group with another model displaces a queue's head.")
     wait_max_slos: float = Field(
         DEFAULTS.wait_max_slos,
         ge=2,

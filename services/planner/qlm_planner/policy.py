@@ -87,8 +87,6 @@ class Policy:
     completion_weight: float = 0.3
     """Cost of a request-second before completion. Earliness earns nothing by itself, but an idle GPU is lost for what comes later: who is
     served just in time is late when something urgent arrives meanwhile."""
-    head_gain: float = 500.0
-    """Least gain in cost for which a group with another model displaces the head of a queue that runs."""
 
     lines_max: int = 12
     """A new group is tried on so many of the shortest queues, and on as many that have its model active."""
@@ -168,7 +166,6 @@ class Policy:
             tardiness=self.tardiness_weight,
             work=self.work_weight,
             completion=self.completion_weight,
-            head_gain=self.head_gain,
         )
 
     def overview_period_s(self, groups: int, *, backlog: bool) -> float:
@@ -195,7 +192,6 @@ NOT_POSITIVE = frozenset(
         "seed",
         "events_gap_s",
         "completion_weight",
-        "head_gain",
         "replan_gain",
         "replan_gain_min",
         "wait_max_s",

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_planner.board.demand import KEYS_MAX, Demand
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.overload.advice import ADDED_MAX, Advice, advise, forecast
 from qlm_planner.overload.advice_question import EXPECTED_MAX, HORIZON_S, Question, question_of
-from qlm_planner.overload.demand import KEYS_MAX, Demand
 
 from .test_cheapest_place import board_of, estimates, group, slot
 from .world import START_S, World, profiles

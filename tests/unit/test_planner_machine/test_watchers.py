@@ -93,7 +93,7 @@ def test_wrong_settings_are_named(setting: str, value: str) -> None:
         load_config(PlannerConfig, None, overrides=overrides, environment={})
 
 
-@pytest.mark.parametrize("wrong", [{"delta": 0.0}, {"late_weight": float("inf")}, {"head_gain": -1.0}])
+@pytest.mark.parametrize("wrong", [{"delta": 0.0}, {"late_weight": float("inf")}, {"work_weight": -1.0}])
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Policy(**wrong)  # type: ignore[arg-type]

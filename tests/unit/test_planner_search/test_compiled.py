@@ -70,7 +70,7 @@ def test_warming_up_again_takes_next_to_nothing() -> None:
 
 def test_whole_numbers_as_weights_compile_nothing_anew() -> None:
     """Arrays of another type would: half a minute in the middle of a plan."""
-    whole = Weights(late=0, tardiness=0, work=0, completion=1, head_gain=0)
+    whole = Weights(late=0, tardiness=0, work=0, completion=1)
     problem = by_hand(model=[0], work_s=[[1.0]], deadline_s=[9.0], kind=[0], active=[0])
     assert packed(replace(problem, weights=whole)).weights.dtype == packed(problem).weights.dtype
 

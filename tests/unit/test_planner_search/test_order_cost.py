@@ -20,7 +20,7 @@ from slow_evaluator import slow_cost
 def walked(problem: Problem, orders: Orders) -> float:
     """By the search, one group at a time."""
     own = packed(problem)
-    return float(plan_cost(own, plan_of(own, orders.first, orders.groups, problem.groups)))
+    return float(plan_cost(plan_of(own, orders.first, orders.groups, problem.groups)))
 
 
 @given(problem=problems(), seed=st.integers(0, 1_000), busy=st.booleans())
@@ -30,7 +30,15 @@ def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy
     chance = np.random.default_rng(seed)
     if busy:
         clear_cost = chance.choice([0.0, 50.0, 5_000.0], problem.queues)
-        problem = replace(problem, drain_lead_s=chance.uniform(0.0, 60.0, problem.queues), clear_cost=clear_cost)
+        leave_cost = chance.choice([0.0, 3_000.0], (problem.queues, problem.models))
+        leave_active_cost = chance.choice([0.0, 3_000.0], problem.queues)
+        problem = replace(
+            problem,
+            drain_lead_s=chance.uniform(0.0, 60.0, problem.queues),
+            clear_cost=clear_cost,
+            leave_cost=leave_cost,
+            leave_active_cost=leave_active_cost,
+        )
     queues = [list(chance.permutation(queue)) for queue in construct(problem).orders.lists()]
     orders = Orders.of([sorted(queue, key=lambda group: int(problem.band[group])) for queue in queues])
     total = evaluate(problem, orders).total
@@ -38,13 +46,14 @@ def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy
     assert slow_cost(problem, orders) == pytest.approx(total, rel=1e-6, abs=1e-3)
 
 
-def test_an_empty_queue_costs_what_its_head_loses() -> None:
-    problem = by_hand(model=[0, 1], work_s=[[5.0, 5.0]], deadline_s=[1e4, 1e4], kind=[0, 0], active=[0, 1])
-    assert evaluate(problem, Orders.of([[], []])).total == 0.0
-    moved = replace(problem, head=np.array([0, -1], dtype=np.int32))
-    for orders in (Orders.of([[], [0, 1]]), Orders.of([[], []])):
-        assert evaluate(moved, orders).displaced_cost == problem.weights.head_gain
-        assert walked(moved, orders) == pytest.approx(evaluate(moved, orders).total)
+def test_models_that_leave_an_instance_cost_what_they_miss() -> None:
+    """The active one where another comes first, each other one where another comes behind it; the last one stays."""
+    problem = by_hand(model=[0, 1, 1, 2], work_s=[[5.0] * 4], deadline_s=[1e4] * 4, kind=[0], active=[0])
+    problem = replace(problem, leave_cost=np.array([[1.0, 20.0, 300.0]]), leave_active_cost=np.array([1.0]))
+    for order, missed in (([0, 1, 2, 3], 21.0), ([1, 2, 0, 3], 22.0), ([1, 0, 2, 3], 42.0), ([3, 0, 1, 2], 302.0), ([], 0.0)):
+        orders = Orders.of([order])
+        assert evaluate(problem, orders).leave_cost == missed
+        assert walked(problem, orders) == pytest.approx(evaluate(problem, orders).total)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, instance_of
 from qlm_core.request import RequestFacts, SloKind
+from qlm_planner.board.demand import Rate
 from qlm_planner.board.group import USUAL, Group, band_of, from_meta, order_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import GroupRow, Snapshot
@@ -27,7 +28,7 @@ Target = dict[str, list[str]]
 @dataclass(slots=True, kw_only=True)
 class Board:
     """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left
-    them."""
+    them. `expected`: arrivals of each model; `expectations`: how often that has changed."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -37,6 +38,8 @@ class Board:
     incarnations: dict[str, bool] = field(default_factory=dict)
     newest: dict[GroupKey, Group] = field(default_factory=dict)
     reopened: list[str] = field(default_factory=list)
+    expected: Mapping[str, Sequence[Rate]] = field(default_factory=dict)
+    expectations: int = 0
     plan_version: int = 0
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -67,6 +70,10 @@ class Board:
                 break
             count += group.waiting
         return count
+
+    def expect(self, rates: Mapping[str, Sequence[Rate]]) -> None:
+        self.expected = rates
+        self.expectations += 1
 
     def successor(self, group: Group) -> str:
         """The group behind an open one on its queue, "" for the last."""

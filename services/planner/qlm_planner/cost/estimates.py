@@ -83,6 +83,7 @@ class Estimates:
     _profiles: ProfileSnapshot | None = None
     _hardware: dict[tuple[InstanceFacts, str], HardwareProfile | None] = field(default_factory=dict)
     _services: dict[tuple[InstanceFacts, GroupKey, int, int], Service] = field(default_factory=dict)
+    _services_of_all: dict[tuple[InstanceFacts, str, int], Service] = field(default_factory=dict)
     _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)
@@ -98,9 +99,12 @@ class Estimates:
         begun = self.ready and any(self._drifting.get(key) != since_s for key, since_s in drifting.items())
         self._drifting = drifting
         self._catalogue = dict(catalogue)
+        for model in self._catalogue:
+            self.code(model)
         self._profiles = profiles
         self._hardware.clear()
         self._services.clear()
+        self._services_of_all.clear()
         self._engines.clear()
         self.version += 1
         return begun
@@ -112,6 +116,11 @@ class Estimates:
             code = self._codes[model] = len(self._names)
             self._names.append(model)
         return code
+
+    @property
+    def codes(self) -> int:
+        """How many models have a number."""
+        return len(self._names)
 
     def model(self, code: int) -> str:
         """The model of a number."""
@@ -134,6 +143,19 @@ class Estimates:
     def can_serve(self, slot: Slot, model: str) -> bool:
         """It may be given groups, and has the model and a profile of it."""
         return slot.serving and self.hardware(slot.facts, model) is not None
+
+    def service_of_all(self, slot: Slot, model: str) -> Service | None:
+        """Of a model's requests of all classes; None where the instance does not serve it."""
+        key = (slot.facts, model, slot.batch(model))
+        found = self._services_of_all.get(key)
+        if found is None:
+            hardware = self.hardware(slot.facts, model)
+            if hardware is None or self._profiles is None:
+                return None
+            workload = self._profiles.workload_for(model, "", "")
+            found = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, key[2])
+            self._services_of_all[key] = found
+        return found
 
     def class_of(self, slot: Slot, key: GroupKey, size: int) -> ClassFacts | None:
         """What all groups of a key with prompts of a size share on an instance; None where it does not serve their model."""
@@ -165,13 +187,11 @@ class Estimates:
         return kept[1]
 
     def _engine(self, slot: Slot) -> Engine:
-        hardware = self.hardware(slot.facts, slot.active_model)
+        hardware, any_class = self.hardware(slot.facts, slot.active_model), self.service_of_all(slot, slot.active_model)
         code = self.code(slot.active_model) if slot.active_model else -1
-        if hardware is None or self._profiles is None or slot.running == 0:
+        if hardware is None or any_class is None or self._profiles is None or slot.running == 0:
             return Engine(model_code=code)
         workload = self._profiles.workload_for(slot.active_model, "", "")
-        batch = slot.batch(slot.active_model)
-        any_class = service_of(workload.prompt_tokens_mean, workload.output_tokens, hardware, batch)
         left_s, left_variance, unknown = 0.0, 0.0, slot.running
         for _, kept in sorted(slot.runners.items()):
             served = self._running_as(slot, kept.traits.key)

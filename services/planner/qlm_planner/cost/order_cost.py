@@ -6,7 +6,7 @@ are columns (`service_times`); seconds are counted from now. Each request has it
 a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
 
     late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
-        + completion * request-seconds until completion
+        + completion * request-seconds until completion + evictions + models that leave (`leave_cost`)
 
 `search.order_state.walk` is the same cost one group at a time, for the search; tests hold them equal.
 """
@@ -29,15 +29,16 @@ Booleans = NDArray[np.bool_]
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
 """Rows of a group on its queue: engine time of all its requests and its variance; from a request's start to what its SLO bounds; from the
 group's last start to its last end."""
-(REQUESTS, DEADLINE, SPREAD, SWAP, WARM, MODEL, BAND, COUNT, SLO) = range(5, 14)
+(REQUESTS, DEADLINE, SPREAD, SWAP, WARM, LEAVE, MODEL, BAND, COUNT, SLO) = range(5, 15)
 """Requests by their weight; the deadline of the first, and what lies between that and the last; to make its model the active one, from
-where its weights are now and from host memory; the model's number; the rank; requests that wait; the SLO."""
-GROUP_ROWS = 14
+where its weights are now and from host memory; what it costs to serve another model after it; the model's number; the rank; requests
+that wait; the SLO."""
+GROUP_ROWS = 15
 
-(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, ACTIVE, HEAD_MODEL, HEAD_BAND) = range(8)
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, LEAVE_COST, ACTIVE) = range(7)
 """Rows of a queue: until a new request of the active model would start; until all that runs has ended; what it costs to evict all
-that for another model; numbers of the active model and of the head's (-1 for none); the head's rank."""
-QUEUE_ROWS = 8
+that for another model, and to serve another one first; the number of the active model (-1 for none)."""
+QUEUE_ROWS = 7
 
 FAR_S = 1e12
 """Stands for "no deadline": infinite values would make NaN of a product with 0."""
@@ -68,20 +69,20 @@ class OrderTimes:
 
     def costs(self, queues: slice = slice(None)) -> Costs:
         """Of some queues together."""
-        late, tardiness_s, swap_s, swaps, redo, displaced, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
+        late, tardiness_s, swap_s, swaps, redo, left, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
         return Costs(
             late=late,
             tardiness_s=tardiness_s,
             swap_s=swap_s,
             swaps=round(swaps),
             redo_cost=redo,
-            displaced_cost=displaced,
+            leave_cost=left,
             completion_s=completion_s,
             total=total,
         )
 
 
-(LATE, TARDINESS, SWAP_S, SWAPS, REDO, DISPLACED, COMPLETION, TOTAL) = range(8)
+(LATE, TARDINESS, SWAP_S, SWAPS, REDO, LEFT, COMPLETION, TOTAL) = range(8)
 """Parts of the cost of a queue, as `Costs` has them."""
 PARTS = 8
 
@@ -90,9 +91,7 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     """`rows` [GROUP_ROWS, groups]: queue after queue, each in its order; `queue` [groups]: where each stands, rising; `engines`
     [QUEUE_ROWS, queues]. Costs O(groups)."""
     parts = np.zeros((PARTS, engines.shape[1]))
-    parts[DISPLACED] = np.where(engines[HEAD_MODEL] >= 0.0, weights.head_gain, 0.0)
     if not len(queue):
-        parts[TOTAL] = parts[DISPLACED]
         nothing = np.zeros(0)
         return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, latest_s=nothing, parts=parts)
     model = rows[MODEL]
@@ -134,14 +133,16 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     parts[SWAP_S, of] = np.add.reduceat(swaps_s, which)
     parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - goes_on
     parts[REDO, of] = np.where(clears, engine[CLEAR_COST], 0.0)
-    parts[DISPLACED, of] = np.where(_displaces(heads, engine), weights.head_gain, 0.0)
+    left = rows[LEAVE, run_first - 1]
+    left[run_opens] = np.where(goes_on, 0.0, engine[LEAVE_COST])
+    parts[LEFT, of] = np.add.reduceat(left, which)
     parts[TOTAL] = (
         weights.late * parts[LATE]
         + weights.tardiness * parts[TARDINESS]
         + weights.work * parts[SWAP_S]
         + weights.completion * parts[COMPLETION]
         + parts[REDO]
-        + parts[DISPLACED]
+        + parts[LEFT]
     )
     return OrderTimes(
         start_s=start_s,
@@ -174,14 +175,6 @@ def _late_and_costs(groups: Floats, start_s: Floats, variance: Floats | float) -
     gap_s, spread = reached_s - groups[DEADLINE], variance + groups[OWN_VARIANCE]
     late, tardiness_s = _lateness(gap_s, work_s - groups[SPREAD], spread, groups[WORK_VARIANCE])
     return late, groups[REQUESTS] * np.array((late, tardiness_s, reached_s + 0.5 * work_s))
-
-
-def _displaces(heads: Floats, engine: Floats) -> Booleans:
-    """The first group changes what the engine does next: another model than the head's and the active one, for the sake of its own band (a
-    higher one needs no gain)."""
-    changes = (engine[HEAD_MODEL] >= 0.0) & (heads[BAND] >= engine[HEAD_BAND])
-    found: Booleans = changes & (heads[MODEL] != engine[HEAD_MODEL]) & (heads[MODEL] != engine[ACTIVE])
-    return found
 
 
 def _within(values: Floats, begins: Booleans) -> Floats:

@@ -11,7 +11,7 @@ import numpy as np
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
-from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.estimates import Engine, Estimates
 from qlm_planner.cost.order_cost import ACTIVE, LEAD, MODEL, QUEUE_ROWS, WORK, Floats, OrderTimes, order_times
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.search.problem import Costs
@@ -27,6 +27,7 @@ class Line:
     rows: Floats
     engine: tuple[float, ...]
     crowd: float
+    leaving: Floats
 
     @property
     def work_s(self) -> float:
@@ -55,10 +56,12 @@ def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[
     on = np.arange(len(slots), dtype=np.int64).repeat([len(queue) for queue in queues])
     columns = table.columns([group for queue in queues for group in queue])
     crowd = crowd_of(slots, columns.count)
-    rows = table.rows(slots, on, columns, crowd, now_s)
+    leaving = table.leave_costs(board, slots)
+    rows = table.rows(slots, on, columns, crowd, now_s, leaving)
+    engines = engine_rows(table.estimates, slots, crowd, leaving)
     return [
-        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine_row(table.estimates, slot, queue, crowd), crowd=crowd)
-        for slot, queue, (begin, end) in zip(slots, queues, pairwise(bounds), strict=True)
+        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine, crowd=crowd, leaving=costs)
+        for slot, queue, engine, costs, (begin, end) in zip(slots, queues, engines, leaving, pairwise(bounds), strict=True)
     ]
 
 
@@ -67,20 +70,25 @@ def crowd_of(slots: Sequence[Slot], waiting: Floats) -> float:
     return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
 
 
-def engine_row(estimates: Estimates, slot: Slot, queue: Sequence[Group], crowd: float) -> tuple[float, ...]:
-    """The column of a queue. Its head is the group that is served now, or next."""
-    engine = estimates.engine(slot)
-    head = queue[0] if queue and estimates.can_serve(slot, queue[0].traits.key.model) else None
-    return (
-        engine.lead_s(crowd),
-        engine.left_variance,
-        engine.drain_s,
-        engine.drain_variance,
-        engine.clear_cost,
-        engine.model_code,
-        -1.0 if head is None else estimates.code(head.traits.key.model),
-        0.0 if head is None else head.rank,
-    )
+def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowd: float, leaving: Floats) -> list[tuple[float, ...]]:
+    """The columns of queues (QUEUE_ROWS)."""
+    return [
+        (
+            engine.lead_s(crowd),
+            engine.left_variance,
+            engine.drain_s,
+            engine.drain_variance,
+            engine.clear_cost,
+            leave_cost_of(engine, costs),
+            engine.model_code,
+        )
+        for engine, costs in zip(map(estimates.engine, slots), leaving, strict=True)
+    ]
+
+
+def leave_cost_of(engine: Engine, leaving: Floats) -> float:
+    """For the active model of an instance; `leaving`: its costs for all models."""
+    return float(leaving[engine.model_code]) if 0 <= engine.model_code < len(leaving) else 0.0
 
 
 def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> Floats:
@@ -88,7 +96,7 @@ def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     slots = [line.slot for line in lines]
     on = np.arange(len(slots), dtype=np.int64)
     alone = table.columns([group]).take(np.zeros(len(slots), dtype=np.int64))
-    return table.rows(slots, on, alone, lines[0].crowd, now_s)
+    return table.rows(slots, on, alone, lines[0].crowd, now_s, np.array([line.leaving for line in lines]))
 
 
 def times_of(lines: Sequence[Line], table: ClassTable) -> OrderTimes:
@@ -118,8 +126,9 @@ def plan_costs(board: Board, table: ClassTable, now_s: float, plans: Sequence[Ma
     orders = np.array([place[group_id] for queue in queues for group_id in queue], dtype=np.int64)
     queue = np.arange(len(queues)).repeat([len(each) for each in queues])
     crowd = crowd_of(slots, columns.count)
-    rows = table.rows(slots, queue % len(slots), columns.take(orders), crowd, now_s)
-    heads = [engine_row(table.estimates, slot, board.queue_groups(name), crowd) for slot, name in zip(slots, names, strict=True)]
+    leaving = table.leave_costs(board, slots)
+    rows = table.rows(slots, queue % len(slots), columns.take(orders), crowd, now_s, leaving)
+    heads = engine_rows(table.estimates, slots, crowd, leaving)
     engines = np.tile(np.array(heads).reshape(len(slots), QUEUE_ROWS).T, len(plans))
     times = order_times(rows, queue, engines, table.estimates.policy.weights)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]

@@ -56,7 +56,9 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self.model.x = pyo.Var(self.seats(), domain=pyo.Binary)
-        self.model.s = pyo.Var(range(self.problem.queues), range(1, self.positions), range(self.problem.models), bounds=(0.0, 1.0))
+        places = range(self.problem.queues), range(1, self.positions), range(self.problem.models)
+        self.model.s = pyo.Var(*places, bounds=(0.0, 1.0))
+        self.model.left = pyo.Var(*places, bounds=(0.0, 1.0))
         self.model.rules = pyo.ConstraintList()
 
     def groups(self, queue: int) -> list[int]:
@@ -94,7 +96,9 @@ class _Builder:
                     rules.add(self.at(queue, position - 1, high) + self.at(queue, position, low) <= 1)
                 for model in {int(packed.model[group]) for group in groups}:
                     own = {group: 1.0 for group in groups if packed.model[group] == model}
-                    rules.add(self.model.s[queue, position, model] >= self.at(queue, position, own) - self.at(queue, position - 1, own))
+                    here, before = self.at(queue, position, own), self.at(queue, position - 1, own)
+                    rules.add(self.model.s[queue, position, model] >= here - before)
+                    rules.add(self.model.left[queue, position, model] >= before - here + self.at(queue, position) - 1)
 
     def switch(self, queue: int, position: int) -> pyo.Expression:
         models = {int(self.packed.model[group]) for group in self.groups(queue)}
@@ -104,8 +108,12 @@ class _Builder:
         models = {int(self.packed.model[group]) for group in self.groups(queue)}
         return sum(float(self.packed.swap[queue, model]) * self.model.s[queue, position, model] for model in models)
 
+    def leave_cost(self, queue: int, position: int) -> pyo.Expression:
+        models = {int(self.packed.model[group]) for group in self.groups(queue)}
+        return sum(float(self.packed.leave[queue, model]) * self.model.left[queue, position, model] for model in models)
+
     def front(self) -> pyo.Expression:
-        """What swaps and openings cost, with displaced heads."""
+        """What swaps and openings cost, with models that are left."""
         packed, weights = self.packed, self.problem.weights
         cost = 0.0
         for queue in range(self.problem.queues):
@@ -117,8 +125,7 @@ class _Builder:
             if groups:
                 cost += self.at(queue, 0, first)
                 cost += weights.work * sum(self.swap_s(queue, position) for position in range(1, self.positions))
-            if packed.head[queue] >= 0:
-                cost += weights.head_gain * (1.0 - self.at(queue, 0))
+                cost += sum(self.leave_cost(queue, position) for position in range(1, self.positions))
         return cost
 
     def starts(self, name: str, scenario: Scenario) -> pyo.Var:

@@ -14,6 +14,7 @@ from typing import assert_never
 from qlm_core.overload import Overload
 from qlm_planner.board.arrivals import ArrivalBuffer
 from qlm_planner.board.board import Board
+from qlm_planner.board.demand import Demand
 from qlm_planner.board.history import History
 from qlm_planner.board.sweeps import Sweeps
 from qlm_planner.board.tenant_shares import TenantShares
@@ -62,7 +63,6 @@ from qlm_planner.machine.events import (
     Tick,
     UnplacedRead,
 )
-from qlm_planner.overload.demand import Demand
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges
 from qlm_planner.plan.chunks import ChunkPipeline, apply_to_board
@@ -238,6 +238,7 @@ class PlannerMachine:
         self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
         self.sweeps.see(self.board)
         self.arrivals.compare(unplaced)
+        self.board.expect(self.demand.by_model(now_s))
         if self.estimates.ready:
             self.changes.consider(
                 self.board,

@@ -18,8 +18,9 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates, Likeness
+from qlm_planner.cost.order_cost import Floats
 from qlm_planner.cost.service_times import BATCH, ClassTable, GroupColumns, service_times
-from qlm_planner.cost.virtual_queues import crowd_of
+from qlm_planner.cost.virtual_queues import crowd_of, leave_cost_of
 from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
@@ -66,7 +67,7 @@ def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -
     columns = table.columns(groups)
     orders, heads = standing(estimates, slots, queues)
     return Draft(
-        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, table, now_s),
+        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, table, now_s, table.leave_costs(board, slots)),
         groups=tuple(columns.ids),
         queues=tuple(slot.facts.name for slot in slots),
         able=tuple(_able(slot) for slot in slots),
@@ -91,6 +92,7 @@ def problem_of(
     heads: Sequence[str],
     table: ClassTable,
     now_s: float,
+    leaving: Floats,
 ) -> Problem:
     """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
     estimates = table.estimates
@@ -118,6 +120,8 @@ def problem_of(
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
         head=np.array([begin if head else -1 for begin, head in zip(orders.first.tolist(), heads, strict=False)], dtype=np.int32),
         clear_cost=np.array([engine.clear_cost for engine in engines]),
+        leave_cost=leaving[:, [estimates.code(name) for name in names]],
+        leave_active_cost=np.array([leave_cost_of(engine, costs) for engine, costs in zip(engines, leaving, strict=True)]),
         weights=estimates.policy.weights,
     )
 

@@ -33,7 +33,7 @@ def anneal(
 ) -> tuple[NDArray[np.int64], Integers, float]:
     """From valid orders, beginning at a temperature in the unit of the objective: the best orders seen and their cost."""
     plan = plan_of(packed, first, groups, capacity)
-    cost = plan_cost(packed, plan)
+    cost = plan_cost(plan)
     best_first, best_groups, best = first, groups, cost
     if len(groups) == 0:
         return best_first, best_groups, best

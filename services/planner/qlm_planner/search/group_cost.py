@@ -19,10 +19,10 @@ from qlm_planner.search.packing import (
     DEADLINE,
     DRAIN_LEAD,
     DRAIN_LEAD_VARIANCE,
-    HEAD_GAIN,
     LATE,
     LEAD,
     LEAD_VARIANCE,
+    LEAVE_COST,
     OWN,
     OWN_VARIANCE,
     REQUESTS,
@@ -128,16 +128,6 @@ def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float
 
 
 @lean
-def displaces(packed: Packed, queue: int, group: int) -> bool:
-    """First on the queue it changes what the engine does next: another model than the head's and the active one, for the sake of its own
-    band (a higher one needs no gain)."""
-    head = packed.head[queue]
-    if head < 0 or packed.band[group] < packed.band[head]:
-        return False
-    return bool(packed.model[group] != packed.model[head] and packed.model[group] != packed.active[queue])
-
-
-@lean
 def front_cost(packed: Packed, queue: int, group: int, swap_s: float, gives_way: bool) -> float:
     """What it costs to open the queue with the group, beside the group's own cost. The first load of an empty engine keeps nobody
     waiting."""
@@ -146,12 +136,6 @@ def front_cost(packed: Packed, queue: int, group: int, swap_s: float, gives_way:
         cost += packed.weights[WORK_WEIGHT] * swap_s
     if gives_way:
         cost += packed.queue[queue, CLEAR_COST]
-    if displaces(packed, queue, group):
-        cost += packed.weights[HEAD_GAIN]
+    if packed.model[group] != packed.active[queue]:
+        cost += packed.queue[queue, LEAVE_COST]
     return cost
-
-
-@lean
-def empty_cost(packed: Packed, queue: int) -> float:
-    """Of a queue without groups: a head that was moved away gave way too."""
-    return float(packed.weights[HEAD_GAIN]) if packed.head[queue] >= 0 else 0.0

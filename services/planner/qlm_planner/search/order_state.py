@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.search.compile_cache import compiled, lean
-from qlm_planner.search.group_cost import empty_cost, front_cost, lateness, opening
+from qlm_planner.search.group_cost import front_cost, lateness, opening
 from qlm_planner.search.packing import (
     COMPLETION,
     DEADLINE,
@@ -103,16 +103,15 @@ def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity
 
 
 @lean
-def queue_cost(packed: Packed, plan: OrderState, queue: int) -> float:
-    size = plan.size[queue]
-    return float(plan.cost[queue, size]) if size > 0 else empty_cost(packed, queue)
+def queue_cost(plan: OrderState, queue: int) -> float:
+    return float(plan.cost[queue, plan.size[queue]])
 
 
 @lean
-def plan_cost(packed: Packed, plan: OrderState) -> float:
+def plan_cost(plan: OrderState) -> float:
     total = 0.0
     for queue in range(len(plan.size)):
-        total += queue_cost(packed, plan, queue)
+        total += queue_cost(plan, queue)
     return total
 
 
@@ -139,9 +138,10 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     size, kind = plan.size[queue], packed.kind[queue]
     was_start, was_variance, was_run, was_cost = plan.start_s[queue], plan.variance[queue], plan.run_s[queue], plan.cost[queue]
     on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
+    leaving = packed.leave[queue]
     late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
     work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
-    total_before = queue_cost(packed, plan, queue)
+    total_before = queue_cost(plan, queue)
     most = total_before + allowance
     aligned_from = length - sketch.at[KEPT]
     same_size = size == begin + length
@@ -161,7 +161,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
             swap_s = max(warms[model], swaps[model] - (end_s - run_s))
             start_s = run_s = end_s + swap_s
             variance += drain_variance
-            total += work_weight * swap_s
+            total += work_weight * swap_s + leaving[before_model]
         before_model = model
         work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
         drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]
@@ -189,7 +189,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
                     return float(more)
     sketch.at[WALKED] = length
     sketch.busy_s[0] = busy_s
-    return (total if begin + length > 0 else empty_cost(packed, queue)) - total_before
+    return float(total - total_before)
 
 
 @lean

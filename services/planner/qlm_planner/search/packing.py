@@ -14,14 +14,14 @@ from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 """Columns of a group on a kind."""
 (REQUESTS, DEADLINE, SPREAD) = range(3)
 """Columns of a group: requests by their weight; the deadline of the first and what lies between that and the last."""
-(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST) = range(5)
+(LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, LEAVE_COST) = range(6)
 """Columns of a queue."""
-(LATE, TARDINESS, WORK_WEIGHT, COMPLETION, HEAD_GAIN) = range(5)
+(LATE, TARDINESS, WORK_WEIGHT, COMPLETION) = range(4)
 """Weights."""
 
 
 class Packed(NamedTuple):
-    """`on_kind` [K, G, 5], `group` [G, 3], `queue` [Q, 6], `swap` [Q, M], `warm` [K, M], `weights` [5]; `serves` [K, G]."""
+    """`on_kind` [K, G, 5], `group` [G, 3], `queue` [Q, 6], `swap`, `leave` [Q, M], `warm` [K, M], `weights` [4]; `serves` [K, G]."""
 
     on_kind: Floats
     group: Floats
@@ -34,6 +34,7 @@ class Packed(NamedTuple):
     head: Integers
     swap: Floats
     warm: Floats
+    leave: Floats
     weights: Floats
 
 
@@ -60,13 +61,15 @@ def packed(problem: Problem) -> Packed:
             problem.drain_lead_s,
             problem.drain_lead_variance,
             problem.clear_cost,
+            problem.leave_active_cost,
         ),
         kind=kind,
         active=problem.active.astype(np.int32),
         head=problem.head.astype(np.int32),
         swap=np.minimum(swap, FAR_S),
         warm=np.minimum(problem.warm_s, FAR_S),
-        weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion, weights.head_gain], dtype=np.float64),
+        leave=np.ascontiguousarray(problem.leave_cost),
+        weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion], dtype=np.float64),
     )
 
 

@@ -34,7 +34,6 @@ class Weights:
     tardiness: float = 1.0
     work: float = 10.0
     completion: float = 0.3
-    head_gain: float = 500.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -54,9 +53,10 @@ class Problem:
     it), `own_s`, `own_variance` (from a request's start to what its SLO bounds), `drain_s` (from its last start to its last end).
     Kinds [K, M]: `cold_s`, `warm_s` (to make the model the active one, from disk and from host memory).
     Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model would start);
-    `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now and stays first unless
-    giving way pays, -1 for none); `clear_cost` (in the unit of the
-    objective, of evicting the running batch for another model; infinite where it cannot be evicted). `warm` [Q, M]: models in host memory.
+    `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now, -1 for none); `clear_cost`
+    (in the unit of the objective, of evicting the running batch for another model; infinite where it cannot be evicted);
+    `leave_active_cost` (of serving another model than the active one first). [Q, M]: `warm` (models in host memory), `leave_cost` (of
+    serving another model after it).
     """
 
     model: Integers
@@ -82,6 +82,8 @@ class Problem:
     warm: Booleans
     head: Integers
     clear_cost: Floats
+    leave_cost: Floats
+    leave_active_cost: Floats
     weights: Weights = field(default_factory=Weights)
 
     @property
@@ -140,6 +142,8 @@ FIELDS: dict[str, tuple[str, float, bool]] = {
     "warm": ("qm", 0.0, False),
     "head": ("q", -1.0, False),
     "clear_cost": ("q", 0.0, True),
+    "leave_cost": ("qm", 0.0, False),
+    "leave_active_cost": ("q", 0.0, False),
 }
 """By field: the letters of its shape, the least value, and whether it may be infinite. A group goes on a kind only where all is finite."""
 
@@ -192,14 +196,14 @@ class Orders:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Of all queues. `late`, `tardiness_s`, `completion_s`: expected, each request by its weight. `swap_s`: without the first load of an
-    empty engine. `redo_cost`: of what gives way; `displaced_cost`: heads that give way, `head_gain` each. `total`: the objective."""
+    empty engine. `redo_cost`: of what gives way; `leave_cost`: of models that leave an instance. `total`: the objective."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
     swap_s: float = 0.0
     swaps: int = 0
     redo_cost: float = 0.0
-    displaced_cost: float = 0.0
+    leave_cost: float = 0.0
     completion_s: float = 0.0
     total: float = 0.0
 

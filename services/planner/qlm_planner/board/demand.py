@@ -88,6 +88,13 @@ class Demand:
             if stream.count > 0.0
         ]
 
+    def by_model(self, now_s: float) -> dict[str, list[Rate]]:
+        """The rates of each model's keys."""
+        found: dict[str, list[Rate]] = {}
+        for rate in self.rates(now_s):
+            found.setdefault(rate.key.model, []).append(rate)
+        return found
+
     def _forget(self, now_s: float) -> None:
         """The half that came least."""
         for stream in self.streams.values():
