@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 
 from qlm_agent.engine import (
-    ChatPrompt,
     EngineFailure,
     EngineOutput,
     EngineRequest,
@@ -29,6 +28,7 @@ from qlm_agent.openai import run as run_module
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
 from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer, shared_text_server
@@ -231,7 +231,7 @@ async def test_output_ends_before_a_stop_string(engine: OpenAiEngine) -> None:
 
 async def test_what_it_cannot_serve_is_refused(engine: OpenAiEngine) -> None:
     answers = Answers(engine)
-    chat = ChatPrompt(messages=(("user", "hello [5 words]"),))
+    chat = ChatPrompt(messages=({"role": "user", "content": "hello [5 words]"},))
     await engine.add(run("ids", prompt=TokenPrompt(ids=(1, 2, 3))))
     await engine.add(run("extra", sampling=Sampling(top_k=4)))
     await engine.add(run("chat", prompt=chat))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest, NotFound
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestKey, Slo, SloKind
@@ -42,13 +43,17 @@ def slo(kind: int, seconds: float = 0.0, priority: int = 0) -> RequestDraft:
     return replace(GOOD, slo=SloDraft(kind=kind, seconds=seconds, priority=priority))
 
 
+def chat(*turns: tuple[str, str]) -> ChatPrompt:
+    return ChatPrompt(messages=tuple({"role": role, "content": content} for role, content in turns))
+
+
 def tokens(*ids: int, model: str = "m") -> RequestDraft:
     return RequestDraft(model=model, token_ids=ids)
 
 
 ADMITTED = {
     "text": GOOD,
-    "chat": RequestDraft(model="m", chat=(("system", ""), ("user", "hi"))),
+    "chat": RequestDraft(model="m", chat=chat(("system", ""), ("user", "hi"))),
     "tokens": tokens(0, VOCABULARY - 1),
     "length token last": tokens(5, LENGTH_TOKEN_BASE + 7),
     "length token alone": tokens(LENGTH_TOKEN_BASE + ANSWER_TOKENS_MAX),
@@ -101,8 +106,8 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "length token not last": (tokens(LENGTH_TOKEN_BASE + 7, 5), "tokens.ids"),
     "length token too long": (tokens(5, LENGTH_TOKEN_BASE + ANSWER_TOKENS_MAX + 1), "tokens.ids"),
     "length token of a real model": (tokens(5, LENGTH_TOKEN_BASE + 7, model="exact"), "tokens.ids"),
-    "role": (RequestDraft(model="m", chat=(("boss", "hi"),)), "chat.messages.role"),
-    "messages": (RequestDraft(model="m", chat=(("user", "h"),) * 4097), "chat.messages"),
+    "role": (RequestDraft(model="m", chat=chat(("boss", "hi"))), "chat.messages.role"),
+    "messages": (RequestDraft(model="m", chat=chat(*[("user", "h")] * 4097)), "chat.messages"),
     "prompt bytes": (draft(model="exact", text="x" * 501), "prompt"),
 }
 
@@ -151,7 +156,7 @@ def test_unknown_model() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [draft(text=""), draft(text=None), tokens(), RequestDraft(model="m", chat=()), RequestDraft(model="m", chat=(("user", ""),))],
+    [draft(text=""), draft(text=None), tokens(), RequestDraft(model="m", chat=chat()), RequestDraft(model="m", chat=chat(("user", "")))],
 )
 def test_empty_prompts(request_: RequestDraft) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
-from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engine import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
+from qlm_core.errors import InvalidRequest
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
+from qlm_process.chat_wire import chat_from_proto
 from qlm_process.tracing import context_of
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
@@ -111,6 +113,10 @@ def _refusal(message: request_pb2.Request, slo: Slo | None) -> str:
         return "the stored request has no prompt"
     if message.admission.prompt_tokens < 1 or message.admission.output_tokens_max < 1 or slo is None:
         return "the stored request was not admitted by a gateway"
+    try:
+        _prompt(message)
+    except InvalidRequest as error:
+        return f"the stored request cannot be read: {error.message}"
     return ""
 
 
@@ -145,9 +151,9 @@ def _prompt(message: request_pb2.Request) -> Prompt:
         case "tokens":
             return TokenPrompt(ids=tuple(message.tokens.ids))
         case "chat":
-            return ChatPrompt(messages=tuple((part.role, part.content) for part in message.chat.messages))
+            return chat_from_proto(message)
         case _:
-            return TextPrompt(text=message.text)
+            return TextPrompt(text=message.text, control_tokens=message.control_tokens_in_text)
 
 
 def _sampling(params: request_pb2.SamplingParams) -> Sampling:

@@ -134,16 +134,15 @@ def _check_prompt(draft: RequestDraft, entry: ModelEntry, limits: AdmissionLimit
             raise invalid_field("tokens.ids", f"below the model's vocabulary size, {entry.spec.vocabulary_size}")
         return
     if draft.chat is not None:
-        if len(draft.chat) > MESSAGES_MAX:
+        if len(draft.chat.messages) > MESSAGES_MAX:
             raise invalid_field("chat.messages", f"at most {MESSAGES_MAX}")
-        for role, _ in draft.chat:
-            if role not in ROLES:
-                raise invalid_field("chat.messages.role", f"one of {', '.join(ROLES)}")
-        prompt_bytes = sum(len(content.encode()) for _, content in draft.chat)
-    else:
-        prompt_bytes = len((draft.text or "").encode())
-    if not prompt_bytes:
+        if not any(message["content"] or len(message) > 2 for message in draft.chat.messages):
+            raise empty_prompt()
+        if any(message["role"] not in ROLES for message in draft.chat.messages):
+            raise invalid_field("chat.messages.role", f"one of {', '.join(ROLES)}")
+    elif not draft.text:
         raise empty_prompt()
+    prompt_bytes = len(draft.plain_text().encode())
     if prompt_bytes > limits.prompt_bytes_max:
         raise invalid_field("prompt", f"at most {limits.prompt_bytes_max} bytes")
     # So many tokens there are at least: a hopeless prompt is refused before anyone tokenizes it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlm_core.chat import ChatPrompt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDraft:
@@ -33,11 +35,11 @@ class SloDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDraft:
-    """`Request` of request.proto. One of `text`, `chat` (role, content) and `token_ids` is set, or none."""
+    """`Request` of request.proto. One of `text`, `chat` and `token_ids` is set, or none."""
 
     model: str
     text: str | None = None
-    chat: tuple[tuple[str, str], ...] | None = None
+    chat: ChatPrompt | None = None
     token_ids: tuple[int, ...] | None = None
     sampling: SamplingDraft | None = None
     slo: SloDraft | None = None
@@ -46,3 +48,8 @@ class RequestDraft:
     request_id: str = ""
     expire_after_s: float | None = None
     expected_output_tokens: int = 0
+    control_tokens_in_text: bool = False
+
+    def plain_text(self) -> str:
+        """All text of the prompt, a chat as models without a template read it."""
+        return self.chat.plain_text() if self.chat is not None else self.text or ""

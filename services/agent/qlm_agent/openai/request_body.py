@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from qlm_agent.engine import Sampling
 from qlm_agent.openai.errors import NotServable
+from qlm_core.chat import ChatPrompt
 
 PLAIN = Sampling()
 
@@ -38,6 +39,19 @@ def completion_body(
         body["structured_outputs"] = structure
     if unknown := [name for name in asked if name not in known]:
         raise NotServable(f"its server does not know {', '.join(unknown)} (agent.openai.parameters)")
+    return body
+
+
+def chat_body(chat: ChatPrompt) -> dict[str, object]:
+    """A chat as OpenAI has it and, for what it does not have, vLLM. A server applies rules of its own to control tokens in text."""
+    body: dict[str, object] = {"messages": list(chat.messages)}
+    variables = dict(chat.variables)
+    if "tools" in variables:
+        body["tools"] = variables.pop("tools")
+    if chat.continue_final_message:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if variables:
+        body["chat_template_kwargs"] = variables
     return body
 
 

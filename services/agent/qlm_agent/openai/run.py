@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
 from qlm_agent.logprobs import Records
 from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
 from qlm_agent.openai.logprobs import records_of
-from qlm_agent.openai.request_body import completion_body
+from qlm_agent.openai.request_body import chat_body, completion_body
 from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.stop_strings import Found, Piece, StopStrings
-from qlm_core.simulated_model import TOKEN_BYTES, chat_text
+from qlm_core.chat import ChatPrompt
+from qlm_core.simulated_model import TOKEN_BYTES
 
 T = TypeVar("T")
 
@@ -117,13 +118,12 @@ class Run:
                 raise NotServable(
                     f"its server takes only text: {self.model.name} must have no tokenizer in QLM, or agent.openai.output=tokens"
                 )
-            text = chat_text(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt.text
+            text = prompt.plain_text() if isinstance(prompt, ChatPrompt) else prompt.text
             return text + "".join(request.produced_pieces)
         if isinstance(prompt, TokenPrompt):
             ids = list(prompt.ids)
         elif isinstance(prompt, ChatPrompt):
-            messages = [{"role": role, "content": content} for role, content in prompt.messages]
-            ids = await self._tokenized({"messages": messages, "add_generation_prompt": True})
+            ids = await self._tokenized(chat_body(prompt))
         else:
             ids = await self._tokenized({"prompt": prompt.text, "add_special_tokens": True})
         self.prompt_tokens = len(ids)
