@@ -98,7 +98,7 @@ def request_key(tenant: str, request_id: str) -> RequestKey:
 def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
     """The catalogue's entry. Raises InvalidRequest for "", NotFound UNKNOWN_MODEL."""
     if not name:
-        raise invalid_field("model", "required")
+        raise invalid_field("model", "the name of a served model (see ListModels)")
     entry = catalogue.get(name)
     if entry is None:
         raise NotFound(f"model {name[:128]!r} is not served here (see ListModels)", reason="UNKNOWN_MODEL", details={"model": name})
