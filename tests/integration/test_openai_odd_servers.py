@@ -313,7 +313,7 @@ async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:
             client.connect_ex(full.getsockname())
         server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", timeouts, 4)
         await server.open()
-        for call in (server.models(), anext(server.stream({}))):
+        for call in (server.models(), anext(server.stream("/v1/completions", {}))):
             with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as told:
                 await call
             assert told.value.passing

@@ -12,6 +12,7 @@ from qlm.api.v1 import request_pb2
 from qlm_agent.engine import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
@@ -72,7 +73,9 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         first_token=slo is not None and slo.kind is SloKind.FIRST_TOKEN,
         priority=slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else None,
         slo_class=held.slo_class,
-        resumable=held.request is None or held.request.sampling.resumable,
+        # A server of chats in text begins a new message, if it cannot go on with one.
+        resumable=held.request is None
+        or (held.request.sampling.resumable and not (held.output.text and isinstance(held.request.prompt, ChatPrompt))),
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
     )
 
