@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
 from qlm_gateway.drafts import RequestDraft
-from qlm_gateway.exact_text import ExactText
+from qlm_gateway.exact_text import WINDOW_TOKENS_MAX, ExactText
 from qlm_gateway.model_text import ApproximateText, open_text
 from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
 
@@ -55,6 +55,19 @@ def byte_fallback_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama2") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+def byte_token(text: ExactText, byte: int) -> int:
+    """The token of a byte, which either kind of tokenizer has."""
+    fallback = text._tokenizer.token_to_id(f"<0x{byte:02X}>")
+    if fallback is not None:
+        return fallback
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {**{number: chr(number) for number in plain}}
+    letters |= {number: chr(256 + place) for place, number in enumerate(number for number in range(256) if number not in plain)}
+    found = text._tokenizer.token_to_id(letters[byte])
+    assert found is not None
+    return found
 
 
 def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> str:
@@ -115,6 +128,32 @@ def test_output_of_random_tokens_is_the_same_in_parts(tokenizer_path: Path) -> N
     text = ExactText(str(tokenizer_path), "")
     ids = [(index * 37) % 256 for index in range(300)]  # bytes that are mostly no characters
     assert pieces(text, ids, list(range(300))) == text.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer_path", "byte_fallback_path"])
+@pytest.mark.parametrize("byte", [0x80, 0xC3, 0xE6, 0xF0, 0xFF])
+def test_bytes_that_are_no_characters_are_given_as_they_come_at_a_bounded_cost(
+    kind: str, byte: int, request: pytest.FixtureRequest
+) -> None:
+    text = ExactText(request.getfixturevalue(kind), "")
+    token = byte_token(text, byte)
+    detokenizer = text.detokenizer()
+    given_ = [detokenizer.feed([token]) for _ in range(2_000)]
+    assert len("".join(given_)) > 1_900
+    assert max(len(each) for each in given_) <= 2 * WINDOW_TOKENS_MAX
+    assert len(detokenizer._window) <= WINDOW_TOKENS_MAX  # type: ignore[attr-defined]
+    assert "".join(given_) + detokenizer.flush() == text.decode([token] * 2_000) == "\ufffd" * 2_000
+    ids = text.encode_text("é", control_tokens=False)
+    assert ids is not None
+    assert detokenizer.feed([*ids, *(text.encode_text(" the fox", control_tokens=False) or ())]).endswith("fox")
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=40))
+def test_any_bytes_are_the_same_in_parts(tokenizer_path: Path, content: bytes, cuts: list[int]) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = [byte_token(text, byte) for byte in content]
+    assert pieces(text, ids, cuts) == pieces(text, ids, list(range(len(ids)))) == text.decode(ids)
 
 
 async def test_prompts_of_real_models_are_stored_as_tokens(tokenizer_path: Path) -> None:

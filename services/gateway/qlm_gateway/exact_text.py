@@ -45,6 +45,10 @@ class ExactText:
         return text
 
 
+WINDOW_TOKENS_MAX = 4 * CONTEXT_TOKENS
+"""A longer window without a character at its end holds none that more tokens could complete."""
+
+
 class _ExactDetokenizer:
     """Decodes a short window of the last tokens, and gives what the new ones add to it: decoders strip or add blanks at the start of a
     text and need several tokens for one character, so tokens cannot be decoded one by one. Some make replacement characters of all bytes
@@ -65,6 +69,18 @@ class _ExactDetokenizer:
             self._given = text
         if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode(self._window).endswith(REPLACEMENT):
             self._begin(self._window[-CONTEXT_TOKENS:])
+        elif len(self._window) > WINDOW_TOKENS_MAX:
+            new += self._give_up()
+        return new
+
+    def _give_up(self) -> str:
+        """The text of a window of bytes that are no characters, but for those at its end that may be the beginning of one."""
+        whole = self._decode(self._window)
+        for kept in (*range(CHARACTER_TOKENS_MAX - 1, CONTEXT_TOKENS), CHARACTER_TOKENS_MAX - 1):
+            text = self._decode(self._window[:-kept])
+            if text + self._decode(self._window[-kept:]) == whole:
+                break  # no character was cut
+        new, self._window, self._given = text[len(self._given) :], self._window[-kept:], ""
         return new
 
     def flush(self) -> str:
