@@ -263,6 +263,7 @@ async def test_a_chat_goes_to_the_chat_endpoint(server: RunningTextServer, engin
     await answers.end("text")
     await answers.end("chat")
     assert answers.text["chat"] == answers.text["text"] != ""
+    assert answers.ends["chat"].finish is FinishReason.STOP
     assert json.loads((await calls(server))[-1]) == list(hello().messages)
 
 

@@ -220,12 +220,11 @@ class Run:
         if choices == []:
             return Piece(""), None
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
-        said, name = choice, "text"
+        text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
         if self.model.tells_text and isinstance(self.request.prompt, ChatPrompt):
-            said, name = choice.get("delta"), "content"
-        said = said if isinstance(said, dict) else {}
-        text, reason, ids = said.get(name), choice.get("finish_reason"), choice.get("token_ids")
-        if text is None and (reason or name in said or "role" in said):
+            delta = choice.get("delta")
+            text = (delta.get("content") or "") if isinstance(delta, dict) else None  # others tell of roles and reasoning
+        if text is None and (reason or "text" in choice):
             text = ""  # some servers leave out, or null, what is empty
         if not isinstance(text, str) or not isinstance(reason, str | None):
             raise ServerNonsense(f"{url}: a chunk without text")
