@@ -8,7 +8,7 @@ Of a chat the last message is the prompt, or the last but one where `continue_fi
 `POST /fault {"name": ..., "count": N}`: the next N completions go wrong: `busy` (503), `limited` (429, Retry-After), `refused` (400),
 `broken` (500), `drop` (the connection, after a few words), `refuse_connection` (before any answer), `stall` (silence after a few words),
 `silent` (no answer), `nonsense`, `no_choice`, `error_event`, `abort` (a finish reason), `no_finish`,
-`strict` (400 where prompt and `max_tokens` are more than the context). `GET /open`: how many run.
+`echo` (400 with the prompt), `strict` (400 where prompt and `max_tokens` are more than the context). `GET /open`: how many run.
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
 (says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on), `no_info`
@@ -149,6 +149,8 @@ class TextServer:
                 return _error(503, "overloaded")
             case "limited":
                 return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": str(LIMITED_S)})
+            case "echo":
+                return _error(400, f"cannot take {body}")
             case "refused":
                 return _error(400, "no such thing")
             case "broken":

@@ -135,3 +135,40 @@ def test_overrides_are_parsed() -> None:
 def test_the_bounds_are_those_of_the_queue() -> None:
     assert {field.name for field in fields(Bounds)} == set(BoundsSettings.model_fields)
     assert BoundsSettings().bounds() == Bounds()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("queue: {name: a}\ntelemetry: {}\nqueue: {name: b}\n", "'queue' is given twice, in lines 1 and 3"),
+        ("queue:\n  name: a\n  url: redis://h\n  name: b\n", "'name' is given twice, in lines 2 and 4"),
+        ("models:\n- name: a\n  profile: x\n  name: b\n", "'name' is given twice, in lines 2 and 4"),
+        ("queue:\n  bounds:\n    queue_max: 1\n    queue_max: 1\n", "'queue_max' is given twice, in lines 3 and 4"),
+        ("queue: {name: a,\n  name: b}\n", "'name' is given twice, in lines 1 and 2"),
+        ("queue: {name: a, name: b}\n", "'name' is given twice, in lines 1 and 1"),
+        ("? [a]\n: b\n", "unhashable key"),
+        ("[" * 100_000, "too deep"),
+        ("a: 2026-99-99\n", "ValueError"),
+        ("queue: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("queue: *a\n", "undefined alias 'a'"),
+        ("queue:\n\tname: a\n", r"line 2"),
+        ("a\0b", "special characters are not allowed|ReaderError"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_lines(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "qlm.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as wrong:
+        load_config(AgentConfig, str(path), environment={})
+    assert wrong.value.message.startswith(str(path))
+
+
+def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
+    path = tmp_path / "qlm.yaml"
+    path.write_text("load: &base {name: a, url: 'redis://h'}\nup: &more {<<: *base, name: c}\nqueue: {<<: *more, name: b}\n")
+    assert load_config(AgentConfig, str(path), environment={}).queue.name == "b"
+
+
+def test_a_setting_given_twice_in_one_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"queue: .*'name' is given twice"):
+        load_config(AgentConfig, None, overrides={"queue": "{name: a, url: '',\n name: b}"}, environment={})
