@@ -9,7 +9,8 @@ import yaml
 
 
 def parse_yaml(text: str) -> object:
-    """A document. Raises ValueError for what is none, is too deep or has a key twice; it quotes none of the text, which may hold passwords."""
+    """A document. Raises ValueError for what is none, is too deep or has a key twice; it quotes none of the text, which may
+    hold passwords."""
     try:
         document: object = yaml.load(text, _Loader)
     except RecursionError as error:
