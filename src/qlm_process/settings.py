@@ -18,7 +18,10 @@ PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 """A whole number of at least one."""
 
-ListenAddress = Annotated[str, Field(pattern=r"^(.+:\d{1,5}|unix:.+)$")]
+PORT = r"(\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+"""0 to 65535: grpc takes what is above modulo 65536."""
+
+ListenAddress = Annotated[str, Field(pattern=rf"^(.+:{PORT}|unix:.+)$")]
 """Where a gRPC server listens: "host:port" (port 0: any free one) or "unix:path"."""
 
 

@@ -91,3 +91,13 @@ def test_every_machine_is_held_to_purity() -> None:
     machines = {f"{path.parent.name}.machine" for path in ROOT.glob("services/*/*/machine*")}  # a module or a package
     assert len(machines) == 4
     assert machines | {"qlm_core"} <= set(pure)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"), [("> /dev/full", "Error: [Errno 28] No space left on device"), (">&-", ""), ("| true", "")]
+)
+def test_output_that_cannot_be_written_is_told_in_a_line(redirection: str, said: str) -> None:
+    command = f"{sys.executable} -m qlm.cli --help {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr.strip()) == ("", said)
+    assert done.returncode == 1 or not said

@@ -164,7 +164,7 @@ async def test_prompts_of_real_models_are_stored_as_tokens(tokenizer_path: Path)
     long = "the fox " * INLINE_BYTES_MAX
     assert (await prepare(RequestDraft(model="m", text=long), text)).token_ids == text.encode_text(long, control_tokens=False)
     given_ = await prepare(RequestDraft(model="m", token_ids=(1, 2, 3)), text)
-    assert (given_.tokens, given_.token_ids) == (3, [1, 2, 3])
+    assert (given_.tokens, given_.token_ids) == (3, (1, 2, 3))
 
 
 async def test_prompts_of_simulated_models_are_approximated_and_stored_as_text() -> None:

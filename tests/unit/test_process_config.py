@@ -6,10 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from qlm_core.errors import ConfigError
 from qlm_process.config import BoundsSettings, ModelSettings, QueueSettings, Section, load_config, parse_override
+from qlm_process.settings import ListenAddress
 from qlm_queue.values import Bounds, Durability
 
 
@@ -172,3 +173,16 @@ def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
 def test_a_setting_given_twice_in_one_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"queue: .*'name' is given twice"):
         load_config(AgentConfig, None, overrides={"queue": "{name: a, url: '',\n name: b}"}, environment={})
+
+
+@pytest.mark.parametrize("port", ["65536", "99999", "70000", "65600", "-1", "", "x"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(ListenAddress).validate_python(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    "address", ["h:0", "h:9", "h:50051", "[::]:59999", "h:64999", "h:65499", "h:65529", "h:65535", "unix:/tmp/a:99999"]
+)
+def test_a_port_up_to_65535_is_taken(address: str) -> None:
+    assert TypeAdapter(ListenAddress).validate_python(address) == address

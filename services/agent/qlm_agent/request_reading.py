@@ -117,7 +117,8 @@ def _refusal(message: request_pb2.Request, slo: Slo | None) -> str:
     if message.admission.prompt_tokens < 1 or message.admission.output_tokens_max < 1 or slo is None:
         return "the stored request was not admitted by a gateway"
     try:
-        _prompt(message)
+        if message.HasField("chat"):
+            chat_from_proto(message)
     except InvalidRequest as error:
         return f"the stored request cannot be read: {error.message}"
     return ""

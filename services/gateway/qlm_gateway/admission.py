@@ -25,6 +25,8 @@ LOGPROBS_MAX = 20
 LOGPROB_VALUES_MAX = 1 << 20
 """Log probabilities with one answer, (logprobs + 1) * its most tokens: some 9 MB of queue memory and of a result."""
 MESSAGES_MAX = 4_096
+IDS_AT_ONCE = 65_536
+"""Token ids of a prompt are checked in parts, between which another thread may run."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -130,7 +132,9 @@ def _check_prompt(draft: RequestDraft, entry: ModelEntry, limits: AdmissionLimit
             raise _too_long(len(draft.token_ids), entry.spec.context_tokens_max)
         last = draft.token_ids[-1]
         # Only the last id may state the answer's length.
-        if max(draft.token_ids[:-1], default=0) >= entry.spec.vocabulary_size or not entry.admits_token(last):
+        length = len(draft.token_ids) - 1
+        before = (draft.token_ids[start : min(start + IDS_AT_ONCE, length)] for start in range(0, length, IDS_AT_ONCE))
+        if any(max(ids) >= entry.spec.vocabulary_size for ids in before) or not entry.admits_token(last):
             raise invalid_field("tokens.ids", f"below the model's vocabulary size, {entry.spec.vocabulary_size}")
         return
     if draft.chat is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.chat import ChatPrompt
@@ -40,7 +41,7 @@ class RequestDraft:
     model: str
     text: str | None = None
     chat: ChatPrompt | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: Sequence[int] | None = None
     sampling: SamplingDraft | None = None
     slo: SloDraft | None = None
     tenant: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.simulated_model import text_token_count
@@ -18,14 +19,14 @@ class PreparedPrompt:
     """`tokens`: how many. One of `token_ids`, which the agent gets, and `text` is set; a text stands for a prompt that stays as it is."""
 
     tokens: int
-    token_ids: list[int] | None = None
+    token_ids: Sequence[int] | None = None
     text: str | None = None
 
 
 async def prepare(draft: RequestDraft, model: ModelText) -> PreparedPrompt:
     """Counts and, where the model has a tokenizer, tokenizes. Raises InvalidRequest where a chat template refuses the messages."""
     if draft.token_ids is not None:
-        return PreparedPrompt(tokens=len(draft.token_ids), token_ids=list(draft.token_ids))
+        return PreparedPrompt(tokens=len(draft.token_ids), token_ids=draft.token_ids)
     text = draft.plain_text()
     if model.exact and (len(text) > INLINE_BYTES_MAX or model.holds_control_text(text)):
         return await asyncio.to_thread(_prepare_text, draft, text, model)

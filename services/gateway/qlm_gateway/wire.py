@@ -45,7 +45,7 @@ def draft_of(request: Request) -> RequestDraft:
         model=request.model,
         text=request.text if prompt == "text" else None,
         chat=chat_from_proto(request) if prompt == "chat" else None,
-        token_ids=tuple(request.tokens.ids) if prompt == "tokens" else None,
+        token_ids=request.tokens.ids if prompt == "tokens" else None,
         sampling=_sampling_of(request) if request.HasField("sampling") else None,
         slo=_slo_of(request) if request.HasField("slo") else None,
         tenant=request.tenant,
