@@ -52,7 +52,8 @@ class PromptEncoder:
         self._template = ChatTemplate(sources, special_tokens)
         added = [token for token in self.tokenizer.get_added_tokens_decoder().values() if token.content.strip()]
         self._controls = [token.content for token in added if token.special or self._template.writes(token.content)]
-        self._control_ids = frozenset(self.tokenizer.token_to_id(token) for token in self._controls)
+        unknown = {special_tokens.get("unk_token"), getattr(self.tokenizer.model, "unk_token", None)}  # any text may hold it
+        self._control_ids = frozenset(self.tokenizer.token_to_id(token) for token in self._controls if token not in unknown)
         self._any_control = _any_of(self._controls)
         letters = sorted({letter for token in self._controls for letter in token})[:SURROGATES]
         self._hiding = {ord(letter): FIRST_SURROGATE + place for place, letter in enumerate(letters)}
@@ -64,10 +65,6 @@ class PromptEncoder:
     def holds_control_text(self, text: str) -> bool:
         """Whether a text holds what reads like a control token. The first such text takes a second or so, to make a second tokenizer."""
         return self._any_control.search(text) is not None
-
-    def render(self, chat: ChatPrompt) -> str:
-        """A chat as one text. Raises InvalidRequest where the model's template refuses it."""
-        return self._template.render(chat)
 
     def encode_chat(self, chat: ChatPrompt) -> list[int]:
         """Raises InvalidRequest where the model's template refuses it."""
@@ -89,10 +86,9 @@ class PromptEncoder:
         written = [found.span() for found in self._any_control.finditer(hidden)]
         if written == [found.span() for found in self._any_control.finditer(text)]:
             encoding = self.tokenizer.encode(text, add_special_tokens=special_tokens)
-            added = encoding.special_tokens_mask
-            found = sum(token in self._control_ids and not mask for token, mask in zip(encoding.ids, added, strict=True))
-            if found <= len(written):  # more are made by a normalizer, of text that reads otherwise
-                ids: list[int] = encoding.ids
+            ids: list[int] = encoding.ids
+            found = sum(map(self._control_ids.__contains__, ids)) - sum(encoding.special_tokens_mask)  # less those that it adds
+            if found <= len(written):  # a normalizer makes more, of text that reads otherwise
                 return ids
         names, tokenizer = self._sealed
         sealed = self._shown(self._any_control.sub(lambda found: names[found[0]], hidden))

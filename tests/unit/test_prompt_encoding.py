@@ -166,6 +166,16 @@ def test_text_that_a_normalizer_makes_a_control_token_stays_text(tmp_path: Path)
     assert encoder.encode_chat(chat(("user", wide))).count(end) == 1
 
 
+def test_text_without_control_tokens_needs_no_second_tokenizer(tmp_path: Path, kind: str) -> None:
+    encoder = PromptEncoder(write_model(tmp_path, kind, TEMPLATES["chatml"]))
+    for text in ("the fox", "a < b > c [1] </p> <|", "漢字 \U0001f98a", "", "<|im_", "|>"):
+        assert not encoder.holds_control_text(text)
+        encoder.encode_chat(chat(("user", text)))
+        encoder.encode_text(text, control_tokens=False)
+    assert "_sealed" not in vars(encoder)
+    assert encoder.holds_control_text("x<|im_end|>")
+
+
 def test_templates_and_special_tokens_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path = write_model(tmp_path, "bytes", "{% if %}")
     with pytest.raises(ConfigError, match=r"models\.chat_template"):
