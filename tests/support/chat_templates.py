@@ -89,8 +89,8 @@ TEMPLATES: Mapping[str, str] = {
     "{%- elif m['role'] == 'assistant' %}{% set content = m['content'] %}{% if '</think>' in content %}"
     "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{%- endif %}"
     "{%- endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}",
-    "marks of generation": "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
-    "{% set content = m.content %}{{ content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}"
+    "marks of generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% set content = 'x' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
+    "{% set content = m.content %}{{ content + '<|im_end|>' }}{% endgeneration %}{{ content + '\n' }}{% else %}"
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "loop controls": "{{ bos_token }}{% for m in messages %}{% if not m.content %}{% continue %}{% endif %}{% if loop.index0 > 4 %}{% break %}"
