@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import aiohttp
 import pytest
 
 from qlm_agent.engine import (
     EngineFailure,
-    EngineOutput,
-    EngineRequest,
     FailureKind,
     FinishReason,
     ModelLoadFailed,
-    Prompt,
     Sampling,
-    TextPrompt,
     Tier,
     TokenPrompt,
 )
 from qlm_agent.openai import run as run_module
-from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
-from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer, shared_text_server
-from text_server import CONTEXT_WORDS, KEY, LIMITED_S, MODEL, OTHER_MODEL, text_prompt
+from text_server import KEY, LIMITED_S, MODEL
 
-DEADLINE_S = 30.0
-PATIENT = {"call_timeout_s": 20.0, "first_token_timeout_s": 20.0, "stall_timeout_s": 20.0, "poll_s": 0.2, "tell_every_s": 0.001}
+from .openai_rig import DEADLINE_S, Answers, fault, run, text_engine
+
 SHORT_S = 1.0
 """For what must not answer in time: never for what must."""
 
@@ -60,10 +51,7 @@ def make(monkeypatch: pytest.MonkeyPatch, server: RunningTextServer) -> Callable
     monkeypatch.setenv("SERVER_KEY", KEY)
 
     def make(**settings: object) -> OpenAiEngine:
-        values = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "parameters": [], **PATIENT, **settings}
-        values.setdefault("models", {"m": {"remote": MODEL}, "n": {"remote": OTHER_MODEL}})
-        specs = {name: ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=2048) for name in ("m", "n")}
-        return openai_engine(OpenAiSettings.model_validate(values), specs, dict.fromkeys(specs, 10_000), 32)
+        return text_engine(server, **settings)
 
     return make
 
@@ -77,58 +65,11 @@ async def engine(make: Callable[..., OpenAiEngine]) -> AsyncIterator[OpenAiEngin
     await engine.stop()
 
 
-class Answers:
-    """Reads an engine."""
-
-    def __init__(self, engine: OpenAiEngine) -> None:
-        self.engine = engine
-        self.text: dict[str, str] = {}
-        self.ends: dict[str, EngineOutput] = {}
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                for output in await self.engine.outputs():
-                    self.text[output.run_id] = self.text.get(output.run_id, "") + "".join(output.pieces)
-                    if output.finish is not None or output.failure is not None:
-                        assert output.run_id not in self.ends
-                        self.ends[output.run_id] = output
-
-    async def end(self, run_id: str) -> EngineOutput:
-        await self.until(lambda: run_id in self.ends)
-        return self.ends[run_id]
-
-
-def run(run_id: str, *, answer: int = 20, prompt: Prompt | None = None, **fields: object) -> EngineRequest:
-    values: dict[str, object] = {
-        "run_id": run_id,
-        "model": "m",
-        "prompt": prompt or TextPrompt(text=text_prompt(1, 10, answer)),
-        "prompt_tokens": 10,
-        "output_tokens_max": 1000,
-    }
-    return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
-
-
-async def fault(server: RunningTextServer, name: str, count: int = 1) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        await session.post(f"{server.url}/fault", json={"name": name, "count": count})
-
-
 async def still_open(server: RunningTextServer) -> int:
     headers = {"Authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{server.url}/open") as answer:
         found = (await answer.json())["open"]
     assert isinstance(found, int)
-    return found
-
-
-async def calls(server: RunningTextServer) -> list[str]:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{server.url}/calls") as answer:
-        found = (await answer.json())["calls"]
-    assert isinstance(found, list)
     return found
 
 
@@ -250,61 +191,6 @@ async def test_what_it_cannot_serve_is_refused(engine: OpenAiEngine) -> None:
         assert isinstance(failure, EngineFailure)
         assert (failure.kind, said in failure.message) == (FailureKind.REFUSED, True), failure
     assert (await answers.end("chat")).failure is None
-
-
-def hello(answer: int = 5, **fields: Any) -> ChatPrompt:
-    return ChatPrompt(messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": f"hello [{answer} words]"}), **fields)
-
-
-async def test_a_chat_goes_to_the_chat_endpoint(server: RunningTextServer, engine: OpenAiEngine) -> None:
-    answers = Answers(engine)
-    await engine.add(run("text", prompt=TextPrompt(text="hello [5 words]")))
-    await engine.add(run("chat", prompt=hello()))
-    await answers.end("text")
-    await answers.end("chat")
-    assert answers.text["chat"] == answers.text["text"] != ""
-    assert answers.ends["chat"].finish is FinishReason.STOP
-    assert json.loads((await calls(server))[-1]) == list(hello().messages)
-
-
-async def test_a_chat_goes_on_where_its_server_can(make: Callable[..., OpenAiEngine]) -> None:
-    for continues in (False, True):
-        engine = make(continues_chats=continues)
-        await engine.start()
-        await engine.load_model("m", Tier.ACTIVE)
-        answers = Answers(engine)
-        await engine.add(run("whole", prompt=hello(30)))
-        await answers.end("whole")
-        half = tuple(f" {word}" for word in answers.text["whole"].split(" ")[1:13])
-        await engine.add(run("half", prompt=hello(30), produced_pieces=half))
-        await engine.add(run("tools", prompt=hello(variables={"tools": []})))
-        end = await answers.end("half")
-        if continues:
-            assert "".join(half) + answers.text["half"] == answers.text["whole"]
-        else:
-            assert end.failure is not None
-            assert (end.failure.kind, "continues_chats" in end.failure.message) == (FailureKind.REFUSED, True)
-        refused = (await answers.end("tools")).failure
-        assert refused is not None
-        assert "tools" in refused.message
-        await engine.stop()
-
-
-@pytest.mark.parametrize("prompt", [TextPrompt(text="a b c d e f g h [5 words]"), hello(), TextPrompt(text="x " * 1800 + "[5 words]")])
-async def test_a_limit_that_the_context_has_no_room_for_is_made_smaller(
-    server: RunningTextServer, engine: OpenAiEngine, prompt: TextPrompt | ChatPrompt
-) -> None:
-    """A gateway counts text as a quarter of its bytes, here a prompt's words are twice that or more."""
-    await fault(server, "strict", count=20)
-    answers = Answers(engine)
-    await engine.add(run("long", prompt=prompt, prompt_tokens=1, output_tokens_max=CONTEXT_WORDS))
-    assert (await answers.end("long")).finish is FinishReason.STOP
-    assert len(answers.text["long"].split()) == 5
-    await fault(server, "refused")
-    await engine.add(run("wrong", prompt=prompt, prompt_tokens=1, output_tokens_max=CONTEXT_WORDS))
-    failure = (await answers.end("wrong")).failure
-    assert failure is not None
-    assert (failure.kind, "no such thing" in failure.message) == (FailureKind.REFUSED, True)
 
 
 async def test_a_model_is_loaded_where_its_server_has_it(make: Callable[..., OpenAiEngine]) -> None:

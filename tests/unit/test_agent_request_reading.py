@@ -274,3 +274,13 @@ def test_the_head_as_the_machine_sees_it() -> None:
     assert head_of(slo_kind="first_token").first_token
     assert head_of(slo_kind="priority", priority="-2").priority == -2
     assert head_of(slo_kind="priority").priority is None  # a record of another version
+
+
+@pytest.mark.parametrize("text_engine", [False, True])
+def test_a_chat_of_a_text_server_is_not_evicted_once_output_came(text_engine: bool) -> None:
+    chat, text = message(), message()
+    chat.chat.messages.add(role="user", content="hi")
+    text.text = "hi"
+    for asked, resumable in ((chat, not text_engine), (text, True)):
+        held = read(asked.SerializeToString(), tells_text=text_engine)
+        assert pulled_run(held, 0).resumable is resumable
