@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.campaign import OVERRIDES, Assault, print_campaign, run_campaign
 from qlm_load.interruptible import run_interruptible
@@ -58,7 +58,7 @@ def campaign(
 
     The last line is one JSON object. Exit codes: 0 nothing was lost, doubled, wrong, hung, failed or refused; 1 otherwise; 2 wrong use.
     """
-    console = Console()
+    console = plain_console()
     path = str(Path(config_path or demo_config_path()).resolve())
     given = {
         "load.requests": requests,

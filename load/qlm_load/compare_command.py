@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_load.comparison import NAMES, PolicyRun, print_policies
 from qlm_load.simulations import NoRun, simulated_runs
 from qlm_load.workload_options import Choice, workload_options
@@ -43,4 +43,4 @@ def compare(choice: Choice, policies: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(run) for run in runs]))
     else:
-        print_policies(Console(), runs)
+        print_policies(plain_console(), runs)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import QlmError
 from qlm_load.chaos import Role
 from qlm_load.comparison import CAPTION, NOTE, PolicyRun, live_run, print_comparison
@@ -37,7 +38,7 @@ def demo(choice: Choice, out: Path, compare: bool) -> None:
 
     Exit codes: 0 nothing was lost or doubled, and models were swapped and requests recovered; 1 otherwise; 2 wrong use or configuration.
     """
-    console = Console()
+    console = plain_console()
     load, workload = choice.config.load, choice.workload
     out.mkdir(parents=True, exist_ok=True)
     for note in workload.notes:

@@ -14,6 +14,7 @@ import click
 import yaml
 from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.comparison import LIVE_CAPTION, PolicyRun, live_run, print_comparison
 from qlm_load.demo import Outcome, draw_outcome, print_outcome, run_demo, write_summary
@@ -62,7 +63,7 @@ def demo_vllm(
         raise click.ClickException("vLLM is not installed here: `make demo-vllm` does that on a machine without a GPU")
     # For all processes of the cluster: nothing is asked of a hub.
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TQDM_DISABLE="1")
-    console = Console()
+    console = plain_console()
     models = (f"{MADE_UP}-a", f"{MADE_UP}-b") if made_up_only else (REAL, MADE_UP)
     given = {"load.requests": requests, "load.seed": seed}
     try:

@@ -8,8 +8,8 @@ import uuid
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm.cli.options import address_option, tenant_option
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.against import run_replay, served_models
@@ -101,7 +101,7 @@ def replay(
 
     Exit codes: 0 nothing was lost, doubled or wrong; 1 otherwise; 2 wrong use.
     """
-    console = Console()
+    console = plain_console()
     settings = ReplaySettings(
         addresses=addresses, time_scale=time_scale, in_flight_max=in_flight_max, drain_timeout_s=drain_timeout_s, tenant=tenant
     )

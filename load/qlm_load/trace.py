@@ -16,6 +16,7 @@ import csv
 import gzip
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -83,7 +84,7 @@ def read_trace(path: str | Path, rows_max: int = ROWS_MAX) -> Trace:
     try:
         with _open_text(path) as lines:
             return _read(path.name, lines, min(rows_max, ROWS_MAX))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
 
 
@@ -96,8 +97,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _read(name: str, lines: TextIO, rows_max: int) -> Trace:
-    header_line = lines.readline(LINE_CHARACTERS_MAX)
-    columns = [column.strip() for column in header_line.rstrip("\r\n").split(",")]
+    columns = [column.strip() for column in next(csv.reader([lines.readline(LINE_CHARACTERS_MAX)]), [])]
     read_row = _row_reader(name, columns)
     rows: list[TraceRow] = []
     notes: list[str] = []

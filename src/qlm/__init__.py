@@ -7,8 +7,12 @@ async with qlm.AsyncClient("127.0.0.1:50051") as client:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+# Before grpc starts: its handlers of forks are not for asyncio, start its threads again in a forked child, and crash there.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
     from qlm import errors

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import Self, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
 from qlm import messages
 from qlm.api.v1 import gateway_pb2, request_pb2
-from qlm.errors import ConfigError, InvalidRequest, QlmError
+from qlm.errors import ConfigError, QlmError
 from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
 from qlm.messages import Prompt, Sampling
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestState, Result, Slo
+from qlm_core.errors import invalid_field
+
+Named = TypeVar("Named", gateway_pb2.ResultRequest, gateway_pb2.CancelRequest, gateway_pb2.QueueStatusRequest, gateway_pb2.StreamRequest)
 
 WAIT_SLICE_S = 20.0
 """Longest wait of one call; a longer one takes several."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside model and prompt (see request.proto). `slo_s`: short for `slo=Slo.completion(slo_s)`. `traceparent`,
+    """What a request may say beside model and prompt (see request.proto). `tools`, `chat_variables`: `variables_json`
+    of a chat. `slo_s`: short for `slo=Slo.completion(slo_s)`. `traceparent`,
     `tracestate`: the W3C context of the caller, by default that of the current span."""
 
     slo_s: float | None
@@ -33,7 +37,7 @@ class RequestOptions(TypedDict, total=False):
     top_p: float | None
     top_k: int
     min_p: float
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     seed: int | None
     presence_penalty: float
     frequency_penalty: float
@@ -45,6 +49,10 @@ class RequestOptions(TypedDict, total=False):
     request_id: str | None
     expire_after_s: float | None
     expected_output_tokens: int
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_variables: Mapping[str, Any] | None
+    control_tokens_in_text: bool
     tenant: str | None
     application: str | None
     traceparent: str
@@ -150,8 +158,9 @@ class AsyncClient:
         """The output of an accepted request from token `offset` on; outlooks as in `generate`. Iteration raises NotFound, and
         OffsetOutOfRange beyond the output."""
         checked_seconds("timeout_s", timeout_s)
+        self._named(gateway_pb2.StreamRequest(), request_id, tenant)
         if not 0 <= offset < 1 << 32:
-            raise InvalidRequest("offset: from 0 to 2**32 - 1", details={"field": "offset", "rule": "from 0 to 2**32 - 1"})
+            raise invalid_field("offset", "from 0 to 2**32 - 1")
         return TokenStream(
             self._link,
             tenant=tenant or self._tenant,
@@ -169,7 +178,7 @@ class AsyncClient:
         while True:
             left_s = max(0.0, deadline_s - clock())
             slice_s = min(left_s, WAIT_SLICE_S)
-            message = gateway_pb2.ResultRequest(tenant=tenant or self._tenant, request_id=request_id, wait_s=slice_s)
+            message = self._named(gateway_pb2.ResultRequest(wait_s=slice_s), request_id, tenant)
             response = await self._link.call(lambda stub, timeout_s, m=message: stub.Result(m, timeout=timeout_s), extra_s=slice_s)  # type: ignore[misc]
             if response.HasField("result"):
                 return messages.result_value(response.result)
@@ -178,7 +187,7 @@ class AsyncClient:
 
     async def cancel(self, request_id: str, *, tenant: str | None = None) -> RequestState:
         """Ends a request as CANCELLED, unless it has ended; returns its terminal state. Raises NotFound."""
-        message = gateway_pb2.CancelRequest(tenant=tenant or self._tenant, request_id=request_id)
+        message = self._named(gateway_pb2.CancelRequest(), request_id, tenant)
         response = await self._link.call(lambda stub, timeout_s: stub.Cancel(message, timeout=timeout_s))
         return messages.STATES[response.state]
 
@@ -191,26 +200,31 @@ class AsyncClient:
         """The queue now, and one request in it: its place, the requests before it and the expected wait. Raises NotFound."""
         message = gateway_pb2.QueueStatusRequest()
         if request_id is not None:
-            message.request_id = request_id
-            message.tenant = tenant or self._tenant
+            self._named(message, request_id, tenant)
         response = await self._link.call(lambda stub, timeout_s: stub.QueueStatus(message, timeout=timeout_s))
         return messages.queue_status_value(response)
 
+    def _named(self, message: Named, request_id: str, tenant: str | None) -> Named:
+        """With the key of a request. Raises InvalidRequest."""
+        return messages.filled(message, tenant=tenant or self._tenant, request_id=request_id)
+
     def _request(self, model: str, prompt: Prompt, options: RequestOptions) -> tuple[request_pb2.Request, Metadata, Span]:
-        fields = dict(options)
+        unknown = options.keys() - RequestOptions.__annotations__.keys()
+        if unknown:
+            raise invalid_field(min(unknown), f"absent: options are {', '.join(RequestOptions.__annotations__)}")
         slo, slo_s = options.get("slo"), options.get("slo_s")
         if slo is not None and slo_s is not None:
-            raise InvalidRequest("slo_s: not beside slo", details={"field": "slo_s", "rule": "not beside slo"})
+            raise invalid_field("slo_s", "absent beside slo")
         request = messages.request_message(
             model,
             prompt,
-            Sampling(**{name: value for name, value in fields.items() if name not in _NOT_SAMPLING}),  # type: ignore[arg-type]
+            Sampling(**{name: value for name, value in options.items() if name not in _NOT_SAMPLING}),  # type: ignore[arg-type]
             slo=Slo.completion(slo_s) if slo_s is not None else slo,
             tenant=options.get("tenant") or self._tenant,
             application=options.get("application") or self._application,
             request_id=options.get("request_id") or self._new_request_id(),
             expire_after_s=options.get("expire_after_s"),
-            expected_output_tokens=options.get("expected_output_tokens", 0),
+            **{name: value for name, value in options.items() if name in _OF_REQUEST},  # type: ignore[arg-type]
         )
         parent = context_of(options.get("traceparent", ""), options.get("tracestate", ""))
         span = self._link.start_span(model, request.request_id, request.tenant, parent)
@@ -220,6 +234,5 @@ class AsyncClient:
         return request, tuple(carrier.items()), span
 
 
-_NOT_SAMPLING = frozenset(
-    {"slo_s", "slo", "request_id", "expire_after_s", "expected_output_tokens", "tenant", "application", "traceparent", "tracestate"}
-)
+_OF_REQUEST = frozenset({"expected_output_tokens", "continue_final_message", "tools", "chat_variables", "control_tokens_in_text"})
+_NOT_SAMPLING = _OF_REQUEST | {"slo_s", "slo", "request_id", "expire_after_s", "tenant", "application", "traceparent", "tracestate"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Channels:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._current = 0
         self._closed = False
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -39,7 +41,8 @@ class Channels:
         return self._addresses[self._current]
 
     def stub(self) -> GatewayAsyncStub:
-        """The gateway at `address`; connects when it is used. Raises InternalError after `close`."""
+        """The gateway at `address`; connects when it is used. Raises InternalError after `close`, and in a forked child."""
+        check_process(self._pid)
         if self._closed:
             raise client_closed()
         channel = self._channels.get(self.address)
@@ -56,9 +59,17 @@ class Channels:
     async def close(self) -> None:
         """Safe twice."""
         self._closed = True
+        if os.getpid() != self._pid:
+            return
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(None)
+
+
+def check_process(pid: int) -> None:
+    """Raises InternalError in a child of the process where a client was made: neither its thread nor its connections live there."""
+    if os.getpid() != pid:
+        raise InternalError("the client was made in another process: make one in each process, after the fork")
 
 
 def client_closed() -> InternalError:

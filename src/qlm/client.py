@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar, Unpack
@@ -10,7 +11,8 @@ from typing import Any, Self, TypeVar, Unpack
 from opentelemetry.trace import TracerProvider
 
 from qlm.async_client import AsyncClient, RequestOptions
-from qlm.channels import client_closed
+from qlm.channels import check_process, client_closed
+from qlm.errors import InternalError
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
 from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestState, Result, TokenChunk
@@ -19,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class Client:
-    """As `AsyncClient`, call for call; use it as a context manager, from any thread."""
+    """As `AsyncClient`, call for call; use it as a context manager, from any thread of the process that made it."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="qlm-client", daemon=True)
         self._thread.start()
         self._closed = False
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +57,7 @@ class Client:
 
     def close(self) -> None:
         """Closes all connections and ends the thread. Safe twice."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._wait(self._client.close())
@@ -122,10 +125,14 @@ class Client:
         return self._run(self._client.status(request_id, tenant=tenant))
 
     def _run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-        """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled. Raises InternalError after `close`."""
-        if self._closed:
+        """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled. Raises InternalError after `close`, and in a forked child."""
+        try:
+            check_process(self._pid)
+            if self._closed:
+                raise client_closed()
+        except InternalError:
             coroutine.close()
-            raise client_closed()
+            raise
         return self._wait(coroutine)
 
     def _wait(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
@@ -201,6 +208,6 @@ class SyncTokenStream:
         self.close()
 
     def close(self) -> None:
-        """Breaks the call off; the request goes on. Safe twice, and after the client's end."""
-        if not self._client._closed:
+        """Breaks the call off; the request goes on. Safe twice, after the client's end and in a forked child."""
+        if not self._client._closed and os.getpid() == self._client._pid:
             self._client._run(self._stream.aclose())

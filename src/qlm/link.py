@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +16,7 @@ from qlm.channels import Channels, client_closed
 from qlm.errors import InternalError, QlmError
 from qlm.retry import Backoff
 from qlm.wire_errors import from_rpc_error
+from qlm_core.errors import invalid_field
 
 if TYPE_CHECKING:
     from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub  # known to the type stubs alone
@@ -112,7 +112,7 @@ def context_of(traceparent: str, tracestate: str) -> Context | None:
 
 
 def checked_seconds(name: str, seconds: float) -> float:
-    """A duration >= 0, perhaps infinite. Raises ValueError."""
-    if math.isnan(seconds) or seconds < 0.0:
-        raise ValueError(f"{name}: seconds >= 0, got {seconds}")
+    """A duration >= 0, perhaps infinite. Raises InvalidRequest."""
+    if not isinstance(seconds, (int, float)) or not seconds >= 0.0:
+        raise invalid_field(name, "seconds >= 0")
     return seconds

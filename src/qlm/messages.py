@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from qlm import values
 from qlm.api.v1 import gateway_pb2, prediction_pb2, request_pb2
-from qlm.errors import InvalidRequest
+from qlm_core.errors import invalid_field
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or chat messages: mappings with "role" and "content"."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages: mappings with "role", "content" (text) and perhaps other fields, such as "tool_calls", that the
+model's chat template reads."""
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+RULES = {
+    FieldDescriptor.CPPTYPE_STRING: "text that UTF-8 can encode",
+    FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0 to 4,294,967,295",
+    FieldDescriptor.CPPTYPE_INT32: "a whole number of 32 bits",
+    FieldDescriptor.CPPTYPE_INT64: "a whole number of 64 bits",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+}
 
 STATES: Mapping[int, values.RequestState] = {
     request_pb2.REQUEST_STATE_ACCEPTED: values.RequestState.ACCEPTED,
@@ -32,14 +49,14 @@ FINISH_REASONS: Mapping[int, str] = {request_pb2.FINISH_REASON_STOP: "stop", req
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters by their names in request.proto; None or empty: the model's default."""
+    """Sampling parameters by their names in request.proto; None or empty: the model's default. `stop`: one string or several."""
 
     max_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int = 0
     min_p: float = 0.0
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -61,63 +78,90 @@ def request_message(
     request_id: str,
     expire_after_s: float | None,
     expected_output_tokens: int = 0,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_variables: Mapping[str, Any] | None = None,
+    control_tokens_in_text: bool = False,
 ) -> request_pb2.Request:
     """The message of a request, without trace context. Raises InvalidRequest for what no message can hold."""
-    try:
-        message = request_pb2.Request(
-            model=model,
-            tenant=tenant,
-            application=application,
-            request_id=request_id,
-            expire_after_s=expire_after_s,
-            expected_output_tokens=expected_output_tokens,
-        )
-        _put_prompt(message, prompt)
-        if sampling != Sampling():
-            message.sampling.CopyFrom(_sampling_message(sampling))
-        if slo is not None:
-            message.slo.CopyFrom(_slo_message(slo))
-    except (TypeError, ValueError, KeyError) as error:
-        raise InvalidRequest(f"the request cannot be sent: {error}", details={"field": "request", "rule": str(error)}) from error
+    message = filled(
+        request_pb2.Request(),
+        model=model,
+        tenant=tenant,
+        application=application,
+        request_id=request_id,
+        expire_after_s=expire_after_s,
+        expected_output_tokens=expected_output_tokens,
+        control_tokens_in_text=control_tokens_in_text,
+    )
+    variables = {**(chat_variables or {}), **({} if tools is None else {"tools": list(tools)})}
+    _put_prompt(message, prompt, continue_final_message=continue_final_message, variables_json=_json("chat_variables, tools", variables))
+    if sampling != Sampling():
+        message.sampling.CopyFrom(_sampling_message(sampling))
+    if slo is not None:
+        if slo.kind not in SLO_KINDS:
+            raise invalid_field("slo.kind", f"one of {', '.join(SLO_KINDS)}")
+        message.slo.kind = SLO_KINDS[slo.kind]
+        filled(message.slo, "slo.", seconds=slo.seconds, priority=slo.priority)
     return message
 
 
-def _put_prompt(message: request_pb2.Request, prompt: Prompt) -> None:
+def filled(message: AnyMessage, prefix: str = "", **fields: object) -> AnyMessage:
+    """The message with these fields, None for absent. Raises InvalidRequest for a value that a field cannot hold; `prefix`: of its name."""
+    for name, value in fields.items():
+        if value is None:
+            continue
+        try:
+            if isinstance(value, (list, tuple)):
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        except (TypeError, ValueError) as error:
+            rule = RULES[message.DESCRIPTOR.fields_by_name[name].cpp_type]
+            raise invalid_field(prefix + name, f"a list, each {rule}" if isinstance(value, (list, tuple)) else rule) from error
+    return message
+
+
+def _put_prompt(message: request_pb2.Request, prompt: Prompt, **chat: object) -> None:
     if isinstance(prompt, str):
-        message.text = prompt
-    elif prompt and isinstance(prompt[0], Mapping):
-        turns = [request_pb2.ChatMessage(**turn) for turn in prompt]  # type: ignore[arg-type]
-        message.chat.messages.extend(turns)
-    else:
-        message.tokens.CopyFrom(request_pb2.TokenPrompt(ids=prompt))  # type: ignore[arg-type]
+        filled(message, text=prompt)
+        return
+    parts = _listed("prompt", prompt, "text, token ids or chat messages")
+    if not parts or not isinstance(parts[0], Mapping):
+        message.tokens.SetInParent()
+        filled(message.tokens, "prompt.", ids=parts)
+        return
+    filled(message.chat, "prompt.", **chat)
+    for turn in parts:
+        role, content = (turn.get("role"), turn.get("content") or "") if isinstance(turn, Mapping) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise invalid_field("prompt", 'chat messages, each a mapping with "role" and "content", both text')
+        more = {name: value for name, value in turn.items() if name not in ("role", "content")}
+        filled(message.chat.messages.add(), "prompt.", role=role, content=content, more_json=_json("prompt", more))
+
+
+def _json(field: str, value: Mapping[str, Any]) -> str:
+    """ "" for an empty one."""
+    try:
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid_field(field, f"values that JSON has ({error})") from error
 
 
 def _sampling_message(sampling: Sampling) -> request_pb2.SamplingParams:
-    message = request_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        stop=sampling.stop,
-        seed=sampling.seed,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs,
-    )
+    fields = asdict(sampling)
     if sampling.json_schema is not None and sampling.regex is not None:
-        raise ValueError("at most one of json_schema and regex")
-    if sampling.json_schema is not None:
-        message.json_schema = sampling.json_schema
-    if sampling.regex is not None:
-        message.regex = sampling.regex
-    return message
+        raise invalid_field("sampling.regex", "absent beside json_schema")
+    fields["stop"] = (
+        [sampling.stop] if isinstance(sampling.stop, str) else _listed("sampling.stop", sampling.stop, "a string or a list of strings")
+    )
+    return filled(request_pb2.SamplingParams(), "sampling.", **fields)
 
 
-def _slo_message(slo: values.Slo) -> request_pb2.Slo:
-    return request_pb2.Slo(kind=SLO_KINDS[slo.kind], seconds=slo.seconds, priority=slo.priority)
+def _listed(field: str, value: object, rule: str) -> list[Any]:
+    if isinstance(value, (bytes, bytearray, memoryview, Mapping)) or not isinstance(value, Iterable):
+        raise invalid_field(field, f"{rule}, not {type(value).__name__}")
+    return list(value)
 
 
 def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:

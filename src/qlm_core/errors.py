@@ -23,17 +23,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from qlm_core.masking import masked
+
 
 class QlmError(Exception):
-    """Base of all errors that QLM raises on purpose."""
+    """Base of all errors that QLM raises on purpose. Messages and details hold no secrets of URLs."""
 
     default_reason: ClassVar[str] = "INTERNAL"
 
     def __init__(self, message: str, *, reason: str | None = None, details: Mapping[str, str] | None = None) -> None:
+        message = masked(message)
         super().__init__(message)
         self.message = message
         self.reason = reason or self.default_reason
-        self.details: dict[str, str] = dict(details or {})
+        self.details: dict[str, str] = {name: masked(value) for name, value in (details or {}).items()}
 
     @property
     def retry_after_s(self) -> float | None:

@@ -87,11 +87,6 @@ def text_token_ids(text: str, vocabulary_size: int) -> list[int]:
     return [int(token) for token in _mixed(pieces) % np.uint64(vocabulary_size)]
 
 
-def chat_text(messages: Sequence[tuple[str, str]]) -> str:
-    """The chat template of simulated models: (role, content) messages as one text."""
-    return "".join(f"<|{role}|>{content}\n" for role, content in messages) + "<|assistant|>"
-
-
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """splitmix64's output function; unsigned arithmetic wraps on purpose."""
     mixed = (values ^ (values >> np.uint64(30))) * _MIX_1

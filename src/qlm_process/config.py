@@ -8,12 +8,12 @@ convert; those that begin with "[" or "{" are read as YAML.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from qlm_core.errors import ConfigError
@@ -25,6 +25,7 @@ from qlm_process.settings import (
     Section,
     TelemetrySettings,
 )
+from qlm_process.yaml_text import parse_yaml
 
 __all__ = [
     "BoundsSettings",
@@ -57,6 +58,8 @@ KNOWN_SECTIONS = frozenset(
 """Top-level names of the file. A process ignores those of others and refuses every other name."""
 
 FILE_VARIABLE = "QLM_CONFIG"
+OVERRIDES_VARIABLE = "QLM_OVERRIDES"
+"""A JSON object of overrides, which `qlm up` gives to its processes: everybody on the machine can read command lines."""
 ENVIRONMENT_PREFIX = "QLM_"
 ENVIRONMENT_SEPARATOR = "__"
 
@@ -81,7 +84,8 @@ def load_config(
     tree = _read(path or environment.get(FILE_VARIABLE) or None)
     settings: list[tuple[list[str], object]] = []
     settings += _environment_overrides(environment)
-    settings += [(key.split("."), value) for key, value in (overrides or {}).items()]
+    given = json.loads(environment.get(OVERRIDES_VARIABLE, "{}")) | dict(overrides or {})
+    settings += [(key.split("."), value) for key, value in given.items()]
     # What is set for the one section wins over its list entry, so it comes after the merge; all else, lists included, before it.
     single = section.removesuffix("s") if section is not None and entry is not None else None
     for parts, value in settings:
@@ -113,8 +117,8 @@ def _read(path: str | None) -> Tree:
     if path is None:
         return {}
     try:
-        document: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = parse_yaml(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if document is None:
         return {}
@@ -164,8 +168,8 @@ def _put(tree: Tree, parts: list[str], value: object) -> None:
     setting = ".".join(parts)
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+            value = parse_yaml(value)
+        except ValueError as error:
             raise ConfigError(f"{setting}: cannot be read as YAML: {error}") from error
     node: Tree = tree
     for depth, part in enumerate(parts[:-1], start=1):
@@ -181,14 +185,15 @@ def _put(tree: Tree, parts: list[str], value: object) -> None:
 
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """Every wrong setting: its name, what is wrong, what it may be, what was given."""
+    """Every wrong setting: its name, what is wrong, what it may be and, but for URLs, which may hold passwords, what was given."""
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown setting; may be one of {', '.join(_names_beside(cls, problem['loc']))}")
         else:
-            given = "" if problem["type"] == "missing" else f" (given: {problem['input']!r})"
+            shown = isinstance(problem["input"], (str, int, float)) and not where.endswith("url") and problem["type"] != "missing"
+            given = f" (given: {problem['input']!r})" if shown else ""
             lines.append(f"{where}: {problem['msg']}{given}")
     return "; ".join(lines)
 

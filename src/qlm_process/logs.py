@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from qlm_core.masking import masked
 from qlm_process.settings import TelemetrySettings
 
 
@@ -42,10 +44,17 @@ def configure_logging(settings: TelemetrySettings, service: str, instance: str) 
 
 
 def _rendering(settings: TelemetrySettings) -> list[Processor]:
+    """Tracebacks without the locals of their frames, which hold prompts and settings; lines without secrets."""
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if settings.log_format == "json":
-        return [strip, structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
-    return [strip, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+        return [strip, tracebacks, structlog.processors.JSONRenderer(), _mask]
+    plain = structlog.dev.plain_traceback
+    return [strip, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _mask]
+
+
+def _mask(_logger: WrappedLogger, _method: str, line: Any) -> str:
+    return masked(str(line))
 
 
 def _add_trace(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -24,6 +24,7 @@ from qlm_core.importable_profiles import importable
 from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import parse_hardware_profiles
+from qlm_process.yaml_text import parse_yaml
 
 FORMAT = 1
 """Version of the format."""
@@ -63,10 +64,7 @@ def parse_profiles(text: str) -> ProfileSnapshot:
     this format, unknown or missing fields, wrong types, figures that no profile may have, or that contradict each other."""
     if len(text) > TEXT_BYTES_MAX:
         raise ValueError(f"longer than {TEXT_BYTES_MAX:,} bytes")
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+    document = parse_yaml(text)
     if not isinstance(document, Mapping):
         raise ValueError("not a file of profiles: it has no parts by name")
     if "sources" in document:

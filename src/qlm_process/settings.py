@@ -18,7 +18,10 @@ PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 """A whole number of at least one."""
 
-ListenAddress = Annotated[str, Field(pattern=r"^(.+:\d{1,5}|unix:.+)$")]
+PORT = r"(\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+"""0 to 65535: grpc takes what is above modulo 65536."""
+
+ListenAddress = Annotated[str, Field(pattern=rf"^(.+:{PORT}|unix:.+)$")]
 """Where a gRPC server listens: "host:port" (port 0: any free one) or "unix:path"."""
 
 
@@ -98,7 +101,7 @@ class ModelSettings(Section):
     context_tokens_max: Count = Field(8192, description="Most tokens of prompt and output together.")
     vocabulary_size: Count = Field(32_000, description="Token ids are below this.")
     tokenizer: str = Field("", description="Path of its tokenizer.json. Empty: UTF-8 bytes / 4, for simulated models.")
-    chat_template: str = Field("", description="Path of its Jinja chat template, beside a tokenizer. Empty: a plain rendering.")
+    chat_template: str = Field("", description="Path of its Jinja chat template. Empty: the one that lies beside its tokenizer.")
     weights: str = Field("", description="Folder of its weights, for real engines; empty: none.")
     facts: ModelFactsSettings | None = Field(
         None, description="Its shape, for GPUs on which it was never measured. Absent: that of the profile's name, if QLM knows it."

@@ -17,7 +17,7 @@ from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.keys import Keys
 from qlm_queue.redis_dump import dump_queue
 from qlm_queue.redis_link import RedisLink
-from qlm_queue.redis_server_check import check_server
+from qlm_queue.redis_server_check import check_server, refusals_are_config_errors
 from qlm_queue.scripts import Library, library_source
 from qlm_queue.values import (
     BATCH_MAX,
@@ -85,10 +85,12 @@ class RedisQueue:
         return self._name
 
     async def start(self) -> None:
-        await self._link.start()
+        """Raises Unavailable, and ConfigError for a server that refuses what the settings say."""
         try:
-            await check_server(self._link, self._durability)
-            await self._make_consumer_group()
+            with refusals_are_config_errors():
+                await self._link.start()
+                await check_server(self._link, self._durability)
+                await self._make_consumer_group()
         except BaseException:
             await self.stop()
             raise

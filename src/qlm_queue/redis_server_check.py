@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import redis.asyncio as redis
 import structlog
 
-from qlm_core.errors import ConfigError
+from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue.redis_link import RedisLink
 from qlm_queue.values import Durability
 
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
+
+
+@contextmanager
+def refusals_are_config_errors() -> Iterator[None]:
+    """Of a server that answers, but never will to these settings: a wrong password, a database or a protocol that it does not have."""
+    try:
+        yield
+    except redis.ResponseError as error:
+        raise ConfigError(f"queue.url: the server refuses it: {error}") from error
+    except Unavailable as error:
+        if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse)):
+            raise ConfigError(f"queue.url: the server refuses it: {error.__cause__}") from error
+        raise
 
 
 async def check_server(link: RedisLink, durability: Durability) -> None:

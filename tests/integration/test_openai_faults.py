@@ -12,30 +12,23 @@ import aiohttp
 import pytest
 
 from qlm_agent.engine import (
-    ChatPrompt,
     EngineFailure,
-    EngineOutput,
-    EngineRequest,
     FailureKind,
     FinishReason,
     ModelLoadFailed,
-    Prompt,
     Sampling,
-    TextPrompt,
     Tier,
     TokenPrompt,
 )
 from qlm_agent.openai import run as run_module
-from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
-from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer, shared_text_server
-from text_server import KEY, LIMITED_S, MODEL, OTHER_MODEL, text_prompt
+from text_server import KEY, LIMITED_S, MODEL
 
-DEADLINE_S = 30.0
-PATIENT = {"call_timeout_s": 20.0, "first_token_timeout_s": 20.0, "stall_timeout_s": 20.0, "poll_s": 0.2, "tell_every_s": 0.001}
+from .openai_rig import DEADLINE_S, Answers, fault, run, text_engine
+
 SHORT_S = 1.0
 """For what must not answer in time: never for what must."""
 
@@ -58,10 +51,7 @@ def make(monkeypatch: pytest.MonkeyPatch, server: RunningTextServer) -> Callable
     monkeypatch.setenv("SERVER_KEY", KEY)
 
     def make(**settings: object) -> OpenAiEngine:
-        values = {"base_url": server.url, "api_key_env": "SERVER_KEY", "output": "text", "parameters": [], **PATIENT, **settings}
-        values.setdefault("models", {"m": {"remote": MODEL}, "n": {"remote": OTHER_MODEL}})
-        specs = {name: ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=2048) for name in ("m", "n")}
-        return openai_engine(OpenAiSettings.model_validate(values), specs, dict.fromkeys(specs, 10_000), 32)
+        return text_engine(server, **settings)
 
     return make
 
@@ -73,45 +63,6 @@ async def engine(make: Callable[..., OpenAiEngine]) -> AsyncIterator[OpenAiEngin
     await engine.load_model("m", Tier.ACTIVE)
     yield engine
     await engine.stop()
-
-
-class Answers:
-    """Reads an engine."""
-
-    def __init__(self, engine: OpenAiEngine) -> None:
-        self.engine = engine
-        self.text: dict[str, str] = {}
-        self.ends: dict[str, EngineOutput] = {}
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                for output in await self.engine.outputs():
-                    self.text[output.run_id] = self.text.get(output.run_id, "") + "".join(output.pieces)
-                    if output.finish is not None or output.failure is not None:
-                        assert output.run_id not in self.ends
-                        self.ends[output.run_id] = output
-
-    async def end(self, run_id: str) -> EngineOutput:
-        await self.until(lambda: run_id in self.ends)
-        return self.ends[run_id]
-
-
-def run(run_id: str, *, answer: int = 20, prompt: Prompt | None = None, **fields: object) -> EngineRequest:
-    values: dict[str, object] = {
-        "run_id": run_id,
-        "model": "m",
-        "prompt": prompt or TextPrompt(text=text_prompt(1, 10, answer)),
-        "prompt_tokens": 10,
-        "output_tokens_max": 1000,
-    }
-    return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
-
-
-async def fault(server: RunningTextServer, name: str, count: int = 1) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        await session.post(f"{server.url}/fault", json={"name": name, "count": count})
 
 
 async def still_open(server: RunningTextServer) -> int:
@@ -231,7 +182,7 @@ async def test_output_ends_before_a_stop_string(engine: OpenAiEngine) -> None:
 
 async def test_what_it_cannot_serve_is_refused(engine: OpenAiEngine) -> None:
     answers = Answers(engine)
-    chat = ChatPrompt(messages=(("user", "hello [5 words]"),))
+    chat = ChatPrompt(messages=({"role": "user", "content": "hello [5 words]"},))
     await engine.add(run("ids", prompt=TokenPrompt(ids=(1, 2, 3))))
     await engine.add(run("extra", sampling=Sampling(top_k=4)))
     await engine.add(run("chat", prompt=chat))

@@ -12,13 +12,14 @@ from contextlib import ExitStack
 import pytest
 from aiohttp import web
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, TextPrompt, Tier
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Prompt, Sampling, TextPrompt, Tier
 from qlm_agent.openai import run as run_module
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.errors import ServerFull
 from qlm_agent.openai.server import OpenAiServer, Timeouts
 from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.chat import ChatPrompt
 from qlm_core.model import ModelSpec
 
 DEADLINE_S = 30.0
@@ -43,6 +44,7 @@ class OddServer:
     async def start(self) -> OddServer:
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
+        app.add_routes([web.post("/v1/chat/completions", self._completions)])
         app.add_routes([web.post("/tokenize", self._tokenize), web.post("/detokenize", self._detokenize)])
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -110,9 +112,9 @@ def engine_of(server: OddServer, **settings: object) -> OpenAiEngine:
     return openai_engine(OpenAiSettings.model_validate(values), specs, {"m": 10_000}, 32)
 
 
-async def answer(engine: OpenAiEngine, *, stop: tuple[str, ...] = ()) -> tuple[str, EngineOutput]:
+async def answer(engine: OpenAiEngine, *, stop: tuple[str, ...] = (), prompt: Prompt | None = None) -> tuple[str, EngineOutput]:
     """The text (or the tokens as text) of a run and its last output."""
-    prompt = TextPrompt(text="say something")
+    prompt = prompt or TextPrompt(text="say something")
     await engine.add(
         EngineRequest(run_id="r", model="m", prompt=prompt, prompt_tokens=2, output_tokens_max=100, sampling=Sampling(stop=stop))
     )
@@ -313,8 +315,22 @@ async def test_a_server_that_takes_no_connection_may_take_one_soon() -> None:
             client.connect_ex(full.getsockname())
         server = OpenAiServer(f"http://127.0.0.1:{full.getsockname()[1]}", "", timeouts, 4)
         await server.open()
-        for call in (server.models(), anext(server.stream({}))):
+        for call in (server.models(), anext(server.stream("/v1/completions", {}))):
             with pytest.raises(ServerFull, match=r"no connection within 0\.2 s") as told:
                 await call
             assert told.value.passing
         await server.close()
+
+
+async def test_chunks_of_a_chat_without_content_are_no_fault(server: OddServer, engine: OpenAiEngine) -> None:
+    deltas: list[object] = [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": None}, {"content": "yes"}, {}]
+    server.says(*({"choices": [{"delta": delta, "finish_reason": "stop" if delta == {} else None}]} for delta in deltas))
+    text, end = await answer(engine, prompt=ChatPrompt(messages=({"role": "user", "content": "say something"},)))
+    assert (text, end.finish) == ("yes", FinishReason.STOP)
+
+
+async def test_events_may_begin_with_a_byte_order_mark(server: OddServer, engine: OpenAiEngine) -> None:
+    server.says(*words("one", " two", finish=[None, "stop"]))
+    server.body = b"\xef\xbb\xbf" + server.body.replace(b"\n", b"\r\n")
+    text, end = await answer(engine)
+    assert (text, end.finish) == ("one two", FinishReason.STOP)

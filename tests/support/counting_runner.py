@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from qlm_agent.engine import TextPrompt
 from qlm_agent.logprobs import record
 from qlm_agent.vllm.runner import EngineGone, Made, RunnerStats, RunPlan
+from qlm_core.chat import ChatPrompt
 
 
 @dataclass
@@ -38,10 +40,10 @@ class CountingRunner:
         if self.gone:
             raise EngineGone("it is gone")
 
-    def text_prompt(self, text: str) -> list[int]:
-        return list(text.encode())
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
+        return list(prompt.text.encode())
 
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
         raise ValueError("no template")
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qlm_agent.engine import TextPrompt
 from qlm_agent.vllm.child import Child
 from qlm_agent.vllm.child_loop import ChildLoop
 from qlm_agent.vllm.frames import Frame
 from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
+from qlm_core.chat import ChatPrompt
 
 START_TIMEOUT_S = 10.0
 
@@ -137,10 +139,10 @@ class SleepingRunner:
 
     def check(self) -> None: ...
 
-    def text_prompt(self, text: str) -> list[int]:
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
         raise NotImplementedError
 
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
         raise NotImplementedError
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:

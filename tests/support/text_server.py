@@ -3,9 +3,12 @@
 A prompt is "<anything> [30 words]": the answer has so many words, each made from what stands before the bracket and from its place, so
 output is the same however often it is interrupted. What follows the bracket is output already. A word is a token.
 
+Of a chat the last message is the prompt, or the last but one where `continue_final_message` is set, which is output already then.
+
 `POST /fault {"name": ..., "count": N}`: the next N completions go wrong: `busy` (503), `limited` (429, Retry-After), `refused` (400),
 `broken` (500), `drop` (the connection, after a few words), `refuse_connection` (before any answer), `stall` (silence after a few words),
-`silent` (no answer), `nonsense`, `no_choice`, `error_event`, `abort` (a finish reason), `no_finish`. `GET /open`: how many run.
+`silent` (no answer), `nonsense`, `no_choice`, `error_event`, `abort` (a finish reason), `no_finish`,
+`echo` (400 with the prompt), `strict` (400 where prompt and `max_tokens` are more than the context). `GET /open`: how many run.
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
 (says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on), `no_info`
@@ -64,6 +67,7 @@ class TextServer:
             [
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._completions),
                 web.post("/fault", self._fault),
                 web.get("/open", self._opened),
                 web.get("/calls", self._called),
@@ -145,6 +149,8 @@ class TextServer:
                 return _error(503, "overloaded")
             case "limited":
                 return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": str(LIMITED_S)})
+            case "echo":
+                return _error(400, f"cannot take {body}")
             case "refused":
                 return _error(400, "no such thing")
             case "broken":
@@ -155,12 +161,16 @@ class TextServer:
                 await asyncio.sleep(3600)
             case "silent":
                 await asyncio.sleep(3600)
+        if "messages" in body:
+            said = [message["content"] for message in body["messages"]]
+            body["prompt"] = said[-2] + said[-1] if body.get("continue_final_message") else said[-1]
+            self._calls.append(json.dumps(body["messages"]))
         found = PROMPT.match(body["prompt"])
         if found is None or "return_token_ids" in body:
             return _error(400, "only text prompts of its own kind")
         made = len(found["made"].split())
         words = len(found["head"].split()) + 1
-        if words + made >= CONTEXT_WORDS:
+        if words + made >= CONTEXT_WORDS or (fault == "strict" and words + made + body.get("max_tokens", 0) > CONTEXT_WORDS):
             return _error(400, f"This model's maximum context length is {CONTEXT_WORDS} tokens")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -195,14 +205,15 @@ class TextServer:
                 if fault in ("abort", "no_finish"):
                     end, reason = place, "abort"
                     break
-            await _write(response, answer_word(body["model"], head, place), reason if place == end - 1 else None)
+            await _write(response, body, answer_word(body["model"], head, place), reason if place == end - 1 else None)
         if fault == "abort" or end <= made:
-            await _write(response, "", reason)
+            await _write(response, body, "", reason)
         await response.write(b"data: [DONE]\n\n")
 
 
-async def _write(response: web.StreamResponse, text: str, reason: str | None) -> None:
-    chunk = {"object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": reason}]}
+async def _write(response: web.StreamResponse, body: dict[str, Any], text: str, reason: str | None) -> None:
+    said = {"delta": {"content": text}} if "messages" in body else {"text": text}
+    chunk = {"choices": [{"index": 0, "finish_reason": reason, **said}]}
     await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
 
 

@@ -10,7 +10,7 @@ from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_agent.effects import CompleteItem
-from qlm_agent.engine import ChatPrompt, EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engine import EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.engine_policy import SequenceView, UrgencyFirst
 from qlm_agent.events import QueueHead
 from qlm_agent.frames_wire import output_piece
@@ -19,6 +19,7 @@ from qlm_agent.logprobs import record, record_bytes
 from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import Ending
+from qlm_core.chat import ChatPrompt
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import HeadGroup, Pulled
 
@@ -65,7 +66,26 @@ def test_text_and_chat_prompts() -> None:
     text.text = "hello"
     chat.chat.messages.add(role="user", content="hi")
     assert read(text.SerializeToString()).request.prompt == TextPrompt(text="hello")  # type: ignore[union-attr]
-    assert read(chat.SerializeToString()).request.prompt == ChatPrompt(messages=(("user", "hi"),))  # type: ignore[union-attr]
+    hi = {"role": "user", "content": "hi"}
+    assert read(chat.SerializeToString()).request.prompt == ChatPrompt(messages=(hi,))  # type: ignore[union-attr]
+    chat.chat.messages[0].more_json = '{"name": "f"}'
+    chat.chat.variables_json = '{"tools": []}'
+    chat.control_tokens_in_text = text.control_tokens_in_text = chat.chat.continue_final_message = True
+    assert read(text.SerializeToString()).request.prompt == TextPrompt(text="hello", control_tokens=True)  # type: ignore[union-attr]
+    assert read(chat.SerializeToString()).request.prompt == ChatPrompt(  # type: ignore[union-attr]
+        messages=({**hi, "name": "f"},), variables={"tools": []}, continue_final_message=True, control_tokens=True
+    )
+
+
+@pytest.mark.parametrize("field", ["more_json", "variables_json"])
+@pytest.mark.parametrize("said", ["[", "[]", '{"a": "\\ud800"}', '{"role": 1, "messages": 1}', "[" * 100_000])
+def test_a_chat_whose_json_is_none_is_refused(field: str, said: str) -> None:
+    chat = message()
+    chat.chat.messages.add(role="user", content="hi")
+    setattr(chat.chat if field == "variables_json" else chat.chat.messages[0], field, said)
+    held = read(chat.SerializeToString())
+    assert held.request is None
+    assert field in held.refusal
 
 
 def test_priority_has_no_deadline() -> None:
@@ -254,3 +274,13 @@ def test_the_head_as_the_machine_sees_it() -> None:
     assert head_of(slo_kind="first_token").first_token
     assert head_of(slo_kind="priority", priority="-2").priority == -2
     assert head_of(slo_kind="priority").priority is None  # a record of another version
+
+
+@pytest.mark.parametrize("text_engine", [False, True])
+def test_a_chat_of_a_text_server_is_not_evicted_once_output_came(text_engine: bool) -> None:
+    chat, text = message(), message()
+    chat.chat.messages.add(role="user", content="hi")
+    text.text = "hi"
+    for asked, resumable in ((chat, not text_engine), (text, True)):
+        held = read(asked.SerializeToString(), tells_text=text_engine)
+        assert pulled_run(held, 0).resumable is resumable

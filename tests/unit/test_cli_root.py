@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -81,7 +82,7 @@ def test_importing_the_sdk_loads_no_command_and_no_service() -> None:
         "import sys, qlm; qlm.AsyncClient; print([name for name in sys.modules if name.startswith(('qlm.cli', 'qlm_')) or name == 'click'])"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert output.strip() in ("['qlm_core', 'qlm_core.errors']", "['qlm_core.errors', 'qlm_core']")
+    assert set(ast.literal_eval(output)) == {"qlm_core", "qlm_core.errors", "qlm_core.masking"}
 
 
 def test_every_machine_is_held_to_purity() -> None:
@@ -90,3 +91,13 @@ def test_every_machine_is_held_to_purity() -> None:
     machines = {f"{path.parent.name}.machine" for path in ROOT.glob("services/*/*/machine*")}  # a module or a package
     assert len(machines) == 4
     assert machines | {"qlm_core"} <= set(pure)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"), [("> /dev/full", "Error: [Errno 28] No space left on device"), (">&-", ""), ("| true", "")]
+)
+def test_output_that_cannot_be_written_is_told_in_a_line(redirection: str, said: str) -> None:
+    command = f"{sys.executable} -m qlm.cli --help {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr.strip()) == ("", said)
+    assert done.returncode == 1 or not said

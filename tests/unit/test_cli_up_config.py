@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from qlm.cli.options import default_config_path
-from qlm.cli.up.config import UpConfig, process_specs
+from qlm.cli.up.config import ProcessSpec, UpConfig, process_specs
 from qlm_core.errors import ConfigError
-from qlm_process.config import load_config
+from qlm_process.config import OVERRIDES_VARIABLE, load_config
 
 
 def load(**overrides: str) -> UpConfig:
     return load_config(UpConfig, default_config_path(), overrides=overrides, environment={})
+
+
+def settings(spec: ProcessSpec) -> dict[str, object]:
+    found: dict[str, object] = json.loads(spec.environment[OVERRIDES_VARIABLE])
+    return found
 
 
 def test_the_shipped_configuration_has_two_gpus_and_one_of_each_service() -> None:
@@ -25,25 +32,29 @@ def test_the_shipped_configuration_has_two_gpus_and_one_of_each_service() -> Non
     ]
     command = specs[3].command
     assert command[1:7] == ("-m", "qlm_agent", "--config", "qlm.yaml", "--name", "a100-0")
-    assert "agent.batch_max=8" in command
+    assert settings(specs[3])["agent.batch_max"] == "8"
 
 
-def test_the_url_of_the_queue_stands_on_no_command_line() -> None:
-    given = {"queue.url": "redis://:secret@h:1", "agent.batch_max": "8"}
+def test_no_setting_stands_on_a_command_line() -> None:
+    given = {"queue.url": "redis://:secret@h:1", "agent.openai.base_url": "http://u:secret@h"}
     for spec in process_specs(load(), "qlm.yaml", given, "redis://:secret@h:1"):
         assert not any("secret" in part for part in spec.command)
-        assert spec.environment == {"QLM_QUEUE__URL": "redis://:secret@h:1"}
+        assert settings(spec).items() >= given.items()
+        assert load_config(UpConfig, None, environment=spec.environment).queue.url == "redis://:secret@h:1"
 
 
 def test_a_whole_queue_section_that_was_given_does_not_hide_the_url() -> None:
     (first, *_) = process_specs(load(), "qlm.yaml", {"queue": "{name: other}"}, "redis://h:1")
-    assert first.command.index("queue.url=redis://h:1") > first.command.index("queue={name: other}")
+    queue = load_config(UpConfig, None, environment=first.environment).queue
+    assert (queue.name, queue.url) == ("other", "redis://h:1")
+    (first, *_) = process_specs(load(), "qlm.yaml", {"queue.url": "redis://x", "queue": "{name: other}"}, "redis://h:1")
+    assert load_config(UpConfig, None, environment=first.environment).queue.url == "redis://h:1"
 
 
 def test_metrics_ports_follow_the_base() -> None:
     config = load(**{"up.metrics_port_base": "9100"})
-    ports = [part for spec in process_specs(config, "f", {}, "u") for part in spec.command if "metrics_port" in part]
-    assert ports == [f"telemetry.metrics_port={9100 + index}" for index in range(5)]
+    ports = [settings(spec)["telemetry.metrics_port"] for spec in process_specs(config, "f", {}, "u")]
+    assert ports == [9100, 9101, 9102, 9103, 9104]
 
 
 def test_two_processes_of_one_name_are_refused() -> None:

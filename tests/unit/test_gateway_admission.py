@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm.api.v1.request_pb2 import Request
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest, NotFound
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestKey, Slo, SloKind
 from qlm_core.simulated_model import ANSWER_TOKENS_MAX, LENGTH_TOKEN_BASE
-from qlm_gateway.admission import AdmissionLimits, Admitted, admit, check, request_key, slo_of
+from qlm_gateway.admission import IDS_AT_ONCE, AdmissionLimits, Admitted, admit, check, request_key, slo_of
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.wire import draft_of
 
 CONTEXT = 100
 VOCABULARY = 1_000
@@ -42,13 +46,17 @@ def slo(kind: int, seconds: float = 0.0, priority: int = 0) -> RequestDraft:
     return replace(GOOD, slo=SloDraft(kind=kind, seconds=seconds, priority=priority))
 
 
+def chat(*turns: tuple[str, str]) -> ChatPrompt:
+    return ChatPrompt(messages=tuple({"role": role, "content": content} for role, content in turns))
+
+
 def tokens(*ids: int, model: str = "m") -> RequestDraft:
     return RequestDraft(model=model, token_ids=ids)
 
 
 ADMITTED = {
     "text": GOOD,
-    "chat": RequestDraft(model="m", chat=(("system", ""), ("user", "hi"))),
+    "chat": RequestDraft(model="m", chat=chat(("system", ""), ("user", "hi"))),
     "tokens": tokens(0, VOCABULARY - 1),
     "length token last": tokens(5, LENGTH_TOKEN_BASE + 7),
     "length token alone": tokens(LENGTH_TOKEN_BASE + ANSWER_TOKENS_MAX),
@@ -101,8 +109,8 @@ REFUSED: dict[str, tuple[RequestDraft, str]] = {
     "length token not last": (tokens(LENGTH_TOKEN_BASE + 7, 5), "tokens.ids"),
     "length token too long": (tokens(5, LENGTH_TOKEN_BASE + ANSWER_TOKENS_MAX + 1), "tokens.ids"),
     "length token of a real model": (tokens(5, LENGTH_TOKEN_BASE + 7, model="exact"), "tokens.ids"),
-    "role": (RequestDraft(model="m", chat=(("boss", "hi"),)), "chat.messages.role"),
-    "messages": (RequestDraft(model="m", chat=(("user", "h"),) * 4097), "chat.messages"),
+    "role": (RequestDraft(model="m", chat=chat(("boss", "hi"))), "chat.messages.role"),
+    "messages": (RequestDraft(model="m", chat=chat(*[("user", "h")] * 4097)), "chat.messages"),
     "prompt bytes": (draft(model="exact", text="x" * 501), "prompt"),
 }
 
@@ -151,7 +159,7 @@ def test_unknown_model() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [draft(text=""), draft(text=None), tokens(), RequestDraft(model="m", chat=()), RequestDraft(model="m", chat=(("user", ""),))],
+    [draft(text=""), draft(text=None), tokens(), RequestDraft(model="m", chat=chat()), RequestDraft(model="m", chat=chat(("user", "")))],
 )
 def test_empty_prompts(request_: RequestDraft) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -228,3 +236,26 @@ def test_an_slo_is_sound_or_refused(seconds: float, priority: int, kind: int) ->
         assert abs(found.priority) <= 1000
     else:
         assert 0.001 <= found.seconds <= 30 * 86_400
+
+
+def test_a_long_prompt_of_ids_is_refused_before_it_is_read() -> None:
+    """A copy of two million ids takes a third of a second, of everybody's."""
+    message = Request(model="m")
+    message.tokens.ids.extend([1] * 2_000_000)
+    raw = message.SerializeToString()
+    started_s = time.perf_counter()
+    message = Request.FromString(raw)
+    parsed_s = time.perf_counter()
+    with pytest.raises(InvalidRequest, match="2000000 tokens"):
+        check(draft_of(message), CATALOGUE, LIMITS)
+    assert time.perf_counter() - parsed_s < parsed_s - started_s
+
+
+@pytest.mark.parametrize("place", [0, IDS_AT_ONCE - 1, IDS_AT_ONCE, 2 * IDS_AT_ONCE - 1, 2 * IDS_AT_ONCE])
+def test_an_id_beyond_the_vocabulary_is_found_wherever_it_is(place: int) -> None:
+    ids = [1] * (2 * IDS_AT_ONCE + 1)
+    catalogue = {"m": ModelEntry(spec=replace(SPEC, context_tokens_max=1 << 20))}
+    check(RequestDraft(model="m", token_ids=ids), catalogue, LIMITS)
+    ids[place] = VOCABULARY
+    with pytest.raises(InvalidRequest, match=r"tokens\.ids"):
+        check(RequestDraft(model="m", token_ids=ids), catalogue, LIMITS)

@@ -10,17 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from qlm_core.errors import ConfigError, InvalidRequest
-from qlm_gateway.chat_template import ChatTemplate
+from qlm_core.chat import ChatPrompt
+from qlm_core.errors import ConfigError
 from qlm_gateway.drafts import RequestDraft
-from qlm_gateway.exact_text import ExactText
+from qlm_gateway.exact_text import WINDOW_TOKENS_MAX, ExactText
 from qlm_gateway.model_text import ApproximateText, open_text
 from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
-
-TEMPLATE = """{%- for message in messages -%}
-{%- if message.role == "tool" -%}{{ raise_exception("no tools") }}{%- endif -%}
-[{{ message.role }}]{{ message.content }}
-{%- endfor -%}{%- if add_generation_prompt -%}[assistant]{%- endif -%}"""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +57,19 @@ def byte_fallback_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def byte_token(text: ExactText, byte: int) -> int:
+    """The token of a byte, which either kind of tokenizer has."""
+    fallback = text._tokenizer.token_to_id(f"<0x{byte:02X}>")
+    if fallback is not None:
+        return fallback
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {**{number: chr(number) for number in plain}}
+    letters |= {number: chr(256 + place) for place, number in enumerate(number for number in range(256) if number not in plain)}
+    found = text._tokenizer.token_to_id(letters[byte])
+    assert found is not None
+    return found
+
+
 def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> str:
     """The output from token `start` on, fed in parts."""
     detokenizer = text.detokenizer(ids[max(0, start - 8) : start])
@@ -74,7 +82,7 @@ def pieces(text: ExactText, ids: list[int], cuts: list[int], start: int = 0) -> 
 @given(content=st.text(max_size=60), cuts=st.lists(st.integers(0, 200), max_size=40))
 def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: list[int]) -> None:
     text = ExactText(str(tokenizer_path), "")
-    ids = text.encode(content, special_tokens=False)
+    ids = text.encode_text(content, control_tokens=False)
     assert ids is not None
     assert pieces(text, ids, cuts) == text.decode(ids)
 
@@ -83,7 +91,7 @@ def test_parts_joined_are_the_whole(tokenizer_path: Path, content: str, cuts: li
 @given(content=st.text(alphabet="aé😀\u0301", max_size=12), start=st.integers(0, 40))
 def test_a_stream_that_is_taken_up_elsewhere_goes_on_in_the_middle_of_a_character(tokenizer_path: Path, content: str, start: int) -> None:
     text = ExactText(str(tokenizer_path), "")
-    ids = text.encode(content, special_tokens=False)
+    ids = text.encode_text(content, control_tokens=False)
     assert ids is not None
     start = min(start, len(ids))
     first = text.detokenizer()
@@ -95,7 +103,7 @@ def test_a_stream_that_is_taken_up_elsewhere_goes_on_in_the_middle_of_a_characte
 @given(words=st.lists(st.sampled_from(["the", "fox", "dog", "over"]), min_size=1, max_size=12), start=st.integers(0, 30))
 def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str], start: int) -> None:
     text = ExactText(str(metaspace_path), "")
-    ids = text.encode(" ".join(words), special_tokens=False)
+    ids = text.encode_text(" ".join(words), control_tokens=False)
     assert ids is not None
     assert text.decode(ids) == " ".join(words)
     start = min(start, len(ids))
@@ -109,7 +117,7 @@ def test_characters_of_a_token_a_byte_are_whole_however_many_stand_in_a_row(
     byte_fallback_path: Path, content: str, cuts: list[int], start: int
 ) -> None:
     text = ExactText(str(byte_fallback_path), "")
-    ids = text.encode(content, special_tokens=False)
+    ids = text.encode_text(content, control_tokens=False)
     assert ids is not None
     assert pieces(text, ids, cuts) == pieces(text, ids, list(range(len(ids)))) == text.decode(ids) == content
     start = min(start, len(ids))
@@ -122,53 +130,58 @@ def test_output_of_random_tokens_is_the_same_in_parts(tokenizer_path: Path) -> N
     assert pieces(text, ids, list(range(300))) == text.decode(ids)
 
 
+@pytest.mark.parametrize("kind", ["tokenizer_path", "byte_fallback_path"])
+@pytest.mark.parametrize("byte", [0x80, 0xC3, 0xE6, 0xF0, 0xFF])
+def test_bytes_that_are_no_characters_are_given_as_they_come_at_a_bounded_cost(
+    kind: str, byte: int, request: pytest.FixtureRequest
+) -> None:
+    text = ExactText(request.getfixturevalue(kind), "")
+    token = byte_token(text, byte)
+    detokenizer = text.detokenizer()
+    given_ = [detokenizer.feed([token]) for _ in range(2_000)]
+    assert len("".join(given_)) > 1_900
+    assert max(len(each) for each in given_) <= 2 * WINDOW_TOKENS_MAX
+    assert len(detokenizer._window) <= WINDOW_TOKENS_MAX  # type: ignore[attr-defined]
+    assert "".join(given_) + detokenizer.flush() == text.decode([token] * 2_000) == "\ufffd" * 2_000
+    ids = text.encode_text("é", control_tokens=False)
+    assert ids is not None
+    assert detokenizer.feed([*ids, *(text.encode_text(" the fox", control_tokens=False) or ())]).endswith("fox")
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=40))
+def test_any_bytes_are_the_same_in_parts(tokenizer_path: Path, content: bytes, cuts: list[int]) -> None:
+    text = ExactText(str(tokenizer_path), "")
+    ids = [byte_token(text, byte) for byte in content]
+    assert pieces(text, ids, cuts) == pieces(text, ids, list(range(len(ids)))) == text.decode(ids)
+
+
 async def test_prompts_of_real_models_are_stored_as_tokens(tokenizer_path: Path) -> None:
     text = ExactText(str(tokenizer_path), "")
     short = await prepare(RequestDraft(model="m", text="the fox"), text)
-    assert short.token_ids == text.encode("the fox", special_tokens=True)
-    assert short.tokens == len(short.token_ids or ()) == text.count("the fox")
+    assert short.token_ids == text.encode_text("the fox", control_tokens=False)
+    assert short.tokens == len(short.token_ids or ())
     long = "the fox " * INLINE_BYTES_MAX
-    assert (await prepare(RequestDraft(model="m", text=long), text)).tokens == text.count(long)
+    assert (await prepare(RequestDraft(model="m", text=long), text)).token_ids == text.encode_text(long, control_tokens=False)
     given_ = await prepare(RequestDraft(model="m", token_ids=(1, 2, 3)), text)
-    assert (given_.tokens, given_.token_ids) == (3, [1, 2, 3])
+    assert (given_.tokens, given_.token_ids) == (3, (1, 2, 3))
 
 
 async def test_prompts_of_simulated_models_are_approximated_and_stored_as_text() -> None:
     text = ApproximateText()
     plain = await prepare(RequestDraft(model="m", text="12345"), text)
     assert (plain.tokens, plain.text, plain.token_ids) == (2, "12345", None)
-    chat = await prepare(RequestDraft(model="m", chat=(("user", "hi"),)), text)
+    chat = await prepare(RequestDraft(model="m", chat=ChatPrompt(messages=({"role": "user", "content": "hi"},))), text)
     assert chat.text == "<|user|>hi\n<|assistant|>"
     assert text.detokenizer().feed([1, 22]) == " t1 t22" == text.decode([1, 22])
-
-
-def test_chat_templates(tmp_path: Path) -> None:
-    path = tmp_path / "template.jinja"
-    path.write_text(TEMPLATE)
-    template = ChatTemplate(str(path))
-    assert template.render([("system", "be kind"), ("user", "{{ 7 * 7 }}")]) == "[system]be kind[user]{{ 7 * 7 }}[assistant]"
-    with pytest.raises(InvalidRequest, match="no tools"):
-        template.render([("tool", "x")])
-
-
-def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
-    path = tmp_path / "template.jinja"
-    path.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(InvalidRequest):
-        ChatTemplate(str(path)).render([("user", "x")])
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("{% if %}")
     alone = tmp_path / "template.jinja"
-    alone.write_text(TEMPLATE)
-    for wrong in (
-        lambda: open_text(str(broken), ""),
-        lambda: open_text("/nowhere", ""),
-        lambda: open_text("", str(alone)),
-        lambda: ChatTemplate(str(broken)),
-    ):
+    alone.write_text("x")
+    for tokenizer, template in ((str(broken), ""), ("/nowhere", ""), ("", str(alone))):
         with pytest.raises(ConfigError, match="models"):
-            wrong()
+            open_text(tokenizer, template)
     assert not open_text("", "").exact

@@ -119,3 +119,33 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     binary.write_bytes(b"arrival_s,input_tokens,output_tokens\n\xff\xfe,1,1\n")
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(binary)
+
+
+def test_a_quoted_header_is_read(tmp_path: Path) -> None:
+    rows = read_trace(write(tmp_path, '"arrival_s","input_tokens", "output_tokens"\n"0","10","3"\n'.replace(", ", ","))).rows
+    assert (rows[0].input_tokens, rows[0].output_tokens) == (10, 3)
+    azure = read_trace(write(tmp_path, '"TIMESTAMP","ContextTokens","GeneratedTokens"\n"2023-11-16 18:15:46.68",374,44\n')).rows
+    assert azure[0].input_tokens == 374
+
+
+def test_a_packed_trace_that_is_damaged_anywhere_is_a_trace_error(tmp_path: Path) -> None:
+    text = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{number},{number % 977 + 1},{number % 13 + 1}\n" for number in range(2_000))
+    packed = gzip.compress(text.encode())
+    path = tmp_path / "trace.csv.gz"
+    refused = 0
+    for place in range(2, len(packed), max(1, len(packed) // 200)):
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 0xFF]) + packed[place + 1 :])
+        try:
+            read_trace(path)
+        except TraceError:
+            refused += 1
+        path.write_bytes(packed[:place])
+        with pytest.raises(TraceError):
+            read_trace(path)
+    assert refused > 150
+
+
+@pytest.mark.parametrize("text", ["", "\n", '"', '"arrival_s', "\0"])
+def test_a_file_that_is_no_trace_is_a_trace_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError):
+        read_trace(write(tmp_path, text))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from qlm_agent.engine import EngineRequest, FailureKind, Sampling, TokenPrompt
 from qlm_agent.logprobs import record
 from qlm_agent.openai.errors import NotServable, ServerRefused
-from qlm_agent.openai.event_stream import LINE_BYTES_MAX, EventStream
+from qlm_agent.openai.event_stream import EVENT_BYTES_MAX, EventStream
 from qlm_agent.openai.logprobs import records_of
 from qlm_agent.openai.request_body import completion_body
 from qlm_agent.openai.run import RemoteModel, Run
@@ -23,22 +23,40 @@ from qlm_agent.openai.server_load import ServerLoad, read_load
 from qlm_agent.openai.settings import EXTRA_PARAMETERS
 from qlm_agent.stop_strings import Found, Piece, StopStrings
 
-STREAM = b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
+STREAM = (
+    b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\n\nid: 7\n\ndata: {"c":\ndata:  2}\n: more\n\n'
+    b'data: {"d": 3}\r\rdata: [DONE]\n\n'
+)
+EVENTS = [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b'{"c":\n 2}', b'{"d": 3}', b"[DONE]"]
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_events_are_the_same_however_the_bytes_come(cuts: list[int]) -> None:
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
+@pytest.mark.parametrize("ends", [b"", b"\n", b"\r", b"\r\n"], ids=["mixed", "LF", "CR", "CRLF"])
+@given(st.lists(st.integers(0, 2 * len(STREAM)), max_size=8))
+@example(list(range(2 * len(STREAM))))
+def test_events_are_the_same_however_the_bytes_come(bom: bytes, ends: bytes, cuts: list[int]) -> None:
+    sent = bom + (STREAM if not ends else b"".join(line + ends for line in STREAM.splitlines()))
     stream = EventStream()
-    places = [0, *sorted(cuts), len(STREAM)]
-    found = [event for start, end in pairwise(places) for event in stream.feed(STREAM[start:end])]
-    assert found == [b'{"a": 1}', b'{"b": "\xc3\xa9"}', b"[DONE]"]
+    places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
+    found = [event for start, end in pairwise(places) for event in stream.feed(sent[start:end])]
+    assert found + stream.end() == EVENTS
+    assert stream.beside == ""
+
+
+def test_a_stream_may_end_without_an_empty_line_but_not_within_a_line() -> None:
+    stream = EventStream()
+    assert stream.feed(b"data: [DONE]\n") == []
+    assert (stream.end(), stream.end()) == ([b"[DONE]"], [])
+    broken = EventStream()
+    assert broken.feed(b'data: {"a"') + broken.end() == []
 
 
 def test_an_event_without_end_is_refused() -> None:
-    stream = EventStream()
-    stream.feed(b"x" * LINE_BYTES_MAX)
-    with pytest.raises(ValueError, match="more than"):
-        stream.feed(b"x")
+    for line in (b"x" * 1000, b"data: " + b"x" * 1000 + b"\n"):
+        stream = EventStream()
+        stream.feed(line * (EVENT_BYTES_MAX // 1000 - 100))
+        with pytest.raises(ValueError, match="more than"):
+            stream.feed(line * 200)
 
 
 def _cut(text: str, stop: list[str]) -> str:
@@ -121,6 +139,7 @@ async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], 
         server=cast(OpenAiServer, Decoder(words, strips=strips)),
         context_tokens=100,
         tells_text=False,
+        continues_chats=False,
         parameters=(),
         ends=set(),
     )
@@ -146,11 +165,10 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         logprobs=2,
         json_schema='{"type": "object"}',
     )
-    body = completion_body("far", [1, 2], 9, sampling, EXTRA_PARAMETERS)
+    body = completion_body("far", [1, 2], sampling, EXTRA_PARAMETERS)
     assert body == {
         "model": "far",
         "prompt": [1, 2],
-        "max_tokens": 9,
         "stream": True,
         "return_token_ids": True,
         "temperature": 0.5,
@@ -166,15 +184,15 @@ def test_everything_that_was_asked_is_in_the_body() -> None:
         "logprobs": 2,
         "return_tokens_as_token_ids": True,
     }
-    assert completion_body("far", "text", 9, Sampling(regex="a+"), EXTRA_PARAMETERS)["structured_outputs"] == {"regex": "a+"}
-    assert completion_body("far", "text", 9, Sampling(), ()) == {"model": "far", "prompt": "text", "max_tokens": 9, "stream": True}
+    assert completion_body("far", "text", Sampling(regex="a+"), EXTRA_PARAMETERS)["structured_outputs"] == {"regex": "a+"}
+    assert completion_body("far", "text", Sampling(), ()) == {"model": "far", "prompt": "text", "stream": True}
 
 
 def test_what_is_off_is_not_left_to_the_defaults_of_the_model() -> None:
     """Of vLLM, which has them from the model's generation_config.json. Other servers have other words for "off"."""
-    assert {"top_k": 0, "min_p": 0.0}.items() <= completion_body("far", [1, 2], 9, Sampling(), EXTRA_PARAMETERS).items()
-    assert not {"top_k", "min_p"} & completion_body("far", [1, 2], 9, Sampling(), ()).keys()
-    assert not {"top_k", "min_p"} & completion_body("far", "text", 9, Sampling(), EXTRA_PARAMETERS).keys()
+    assert {"top_k": 0, "min_p": 0.0}.items() <= completion_body("far", [1, 2], Sampling(), EXTRA_PARAMETERS).items()
+    assert not {"top_k", "min_p"} & completion_body("far", [1, 2], Sampling(), ()).keys()
+    assert not {"top_k", "min_p"} & completion_body("far", "text", Sampling(), EXTRA_PARAMETERS).keys()
 
 
 def test_logprobs_of_a_chunk() -> None:
@@ -217,9 +235,9 @@ def test_logprobs_that_are_not_what_was_asked_for(said: object) -> None:
 )
 def test_what_the_server_does_not_know_is_refused_by_name(sampling: Sampling, named: str) -> None:
     with pytest.raises(NotServable, match=named):
-        completion_body("far", "text", 9, sampling, ())
+        completion_body("far", "text", sampling, ())
     with pytest.raises(NotServable, match="not JSON"):
-        completion_body("far", "text", 9, Sampling(json_schema="{"), EXTRA_PARAMETERS)
+        completion_body("far", "text", Sampling(json_schema="{"), EXTRA_PARAMETERS)
 
 
 def test_load_is_read_from_the_metrics_of_vllm() -> None:

@@ -6,10 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from qlm_core.errors import ConfigError
 from qlm_process.config import BoundsSettings, ModelSettings, QueueSettings, Section, load_config, parse_override
+from qlm_process.settings import ListenAddress
 from qlm_queue.values import Bounds, Durability
 
 
@@ -135,3 +136,53 @@ def test_overrides_are_parsed() -> None:
 def test_the_bounds_are_those_of_the_queue() -> None:
     assert {field.name for field in fields(Bounds)} == set(BoundsSettings.model_fields)
     assert BoundsSettings().bounds() == Bounds()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("queue: {name: a}\ntelemetry: {}\nqueue: {name: b}\n", "'queue' is given twice, in lines 1 and 3"),
+        ("queue:\n  name: a\n  url: redis://h\n  name: b\n", "'name' is given twice, in lines 2 and 4"),
+        ("models:\n- name: a\n  profile: x\n  name: b\n", "'name' is given twice, in lines 2 and 4"),
+        ("queue:\n  bounds:\n    queue_max: 1\n    queue_max: 1\n", "'queue_max' is given twice, in lines 3 and 4"),
+        ("queue: {name: a,\n  name: b}\n", "'name' is given twice, in lines 1 and 2"),
+        ("queue: {name: a, name: b}\n", "'name' is given twice, in lines 1 and 1"),
+        ("? [a]\n: b\n", "unhashable key"),
+        ("[" * 100_000, "too deep"),
+        ("a: 2026-99-99\n", "ValueError"),
+        ("queue: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("queue: *a\n", "undefined alias 'a'"),
+        ("queue:\n\tname: a\n", r"line 2"),
+        ("a\0b", "special characters are not allowed|ReaderError"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_lines(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "qlm.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as wrong:
+        load_config(AgentConfig, str(path), environment={})
+    assert wrong.value.message.startswith(str(path))
+
+
+def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
+    path = tmp_path / "qlm.yaml"
+    path.write_text("load: &base {name: a, url: 'redis://h'}\nup: &more {<<: *base, name: c}\nqueue: {<<: *more, name: b}\n")
+    assert load_config(AgentConfig, str(path), environment={}).queue.name == "b"
+
+
+def test_a_setting_given_twice_in_one_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"queue: .*'name' is given twice"):
+        load_config(AgentConfig, None, overrides={"queue": "{name: a, url: '',\n name: b}"}, environment={})
+
+
+@pytest.mark.parametrize("port", ["65536", "99999", "70000", "65600", "-1", "", "x"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(ListenAddress).validate_python(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    "address", ["h:0", "h:9", "h:50051", "[::]:59999", "h:64999", "h:65499", "h:65529", "h:65535", "unix:/tmp/a:99999"]
+)
+def test_a_port_up_to_65535_is_taken(address: str) -> None:
+    assert TypeAdapter(ListenAddress).validate_python(address) == address

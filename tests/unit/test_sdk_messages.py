@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ async def test_a_client_with_wrong_settings_is_refused() -> None:
     async with qlm.AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match="slo_s"):
             client.generate("m", "x", slo_s=1.0, slo=Slo.completion(1.0))
-        with pytest.raises(ValueError, match="timeout_s"):
+        with pytest.raises(InvalidRequest, match="timeout_s"):
             client.generate("m", "x", timeout_s=float("nan"))
         with pytest.raises(InternalError):
             await client.stream("r").wait_accepted()
@@ -125,3 +126,77 @@ def test_the_error_of_a_result_names_its_reason() -> None:
     error = ended_error(result_value(result))
     assert (type(error), error.reason, error.message) == (RequestEnded, "KV_CAPACITY_EXCEEDED", "too long")
     assert error.details == {"state": RequestState.FAILED.value, "tenant": "t", "request_id": "r"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"prompt": b"hi"}, "prompt"),
+        ({"prompt": bytearray(b"hi")}, "prompt"),
+        ({"prompt": memoryview(b"hi")}, "prompt"),
+        ({"prompt": {"role": "user", "content": "hi"}}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt.ids"),
+        ({"prompt": [1.5]}, "prompt.ids"),
+        ({"prompt": [1 << 32]}, "prompt.ids"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": b"hi"}]}, "prompt"),
+        ({"prompt": [{"content": "hi"}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "hi"}, "hi"]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "\udc80"}]}, "prompt.content"),
+        ({"prompt": [{"role": "user", "content": "hi", "more": object()}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "hi"}], "tools": [object()]}, "chat_variables, tools"),
+        ({"sampling": Sampling(stop=b"low")}, "sampling.stop"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(stop=["a", 1])}, "sampling.stop"),  # type: ignore[list-item]
+        ({"sampling": Sampling(stop=7)}, "sampling.stop"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(stop="\udc80")}, "sampling.stop"),
+        ({"sampling": Sampling(json_schema={"type": "object"})}, "sampling.json_schema"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(temperature="hot")}, "sampling.temperature"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(max_tokens=1.5)}, "sampling.max_tokens"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(json_schema="{}", regex="a")}, "sampling.regex"),
+        ({"slo": Slo(kind="soon")}, "slo.kind"),
+        ({"slo": Slo.completion("soon")}, "slo.seconds"),  # type: ignore[arg-type]
+        ({"tenant": 7}, "tenant"),
+        ({"expire_after_s": "soon"}, "expire_after_s"),
+        ({"control_tokens_in_text": "yes"}, "control_tokens_in_text"),
+    ],
+)
+def test_an_error_names_the_field_and_its_rule(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        message(**wrong)
+    assert refused.value.details["field"] == field
+    assert refused.value.message == f"{field}: must be {refused.value.details['rule']}"
+
+
+def test_a_stop_string_is_one_and_not_its_letters() -> None:
+    assert list(message(sampling=Sampling(stop="low")).sampling.stop) == ["low"]
+    assert list(message(sampling=Sampling(stop=("a", "b"))).sampling.stop) == ["a", "b"]
+    assert list(message(sampling=Sampling(stop=iter(["a"]))).sampling.stop) == ["a"]  # type: ignore[arg-type]
+
+
+def test_all_of_a_chat_is_sent() -> None:
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    turns: Prompt = [{"role": "user", "content": "hi"}, call]
+    sent = message(turns, continue_final_message=True, tools=[{"name": "f"}], chat_variables={"a": 1})
+    assert [(turn.role, turn.content, turn.more_json) for turn in sent.chat.messages] == [
+        ("user", "hi", ""),
+        ("assistant", "", '{"tool_calls": [{"name": "f"}]}'),
+    ]
+    assert sent.chat.continue_final_message
+    assert json.loads(sent.chat.variables_json) == {"a": 1, "tools": [{"name": "f"}]}
+    assert message(control_tokens_in_text=True).control_tokens_in_text
+
+
+async def test_calls_with_wrong_arguments_are_refused_by_name() -> None:
+    async with qlm.AsyncClient("127.0.0.1:1") as client:
+        for call in (client.result("\udc80"), client.cancel("\udc80"), client.status("\udc80"), client.cancel(7)):  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="request_id"):
+                await call
+        for seconds in (-1, float("nan"), "soon"):
+            with pytest.raises(InvalidRequest, match="wait_s"):
+                await client.result("r", seconds)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="request_id"):
+            client.stream("\udc80")
+        with pytest.raises(InvalidRequest, match="temprature"):
+            client.generate("m", "x", temprature=1.0)  # type: ignore[call-arg]

@@ -6,11 +6,12 @@ import struct
 
 import pytest
 
-from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engine import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.simulated.answers import answer_to
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest
 from qlm_core.model import ModelSpec
-from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_tokens, chat_text, prompt_digest, text_token_ids
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_tokens, prompt_digest, text_token_ids
 
 SPEC = ModelSpec(name="m", profile="Mistral-7B", context_tokens_max=1000, vocabulary_size=32_000)
 
@@ -32,7 +33,7 @@ def ask(prompt: Prompt, *, output_max: int = 800, produced: bytes = b"", ignore_
     [
         (TokenPrompt(ids=(1, 2, 3)), [1, 2, 3]),
         (TextPrompt(text="What is it?"), text_token_ids("What is it?", 32_000)),
-        (ChatPrompt(messages=(("user", "hi"),)), text_token_ids(chat_text([("user", "hi")]), 32_000)),
+        (ChatPrompt(messages=({"role": "user", "content": "hi"},)), text_token_ids("<|user|>hi\n<|assistant|>", 32_000)),
     ],
 )
 def test_each_kind_of_prompt_is_answered_by_its_tokens(prompt: Prompt, ids: list[int]) -> None:

@@ -15,7 +15,6 @@ from qlm_core.simulated_model import (
     answer_length,
     answer_token,
     answer_tokens,
-    chat_text,
     prompt_digest,
     text_token_count,
     text_token_ids,
@@ -60,7 +59,3 @@ def test_text_is_counted_as_stated(text: str) -> None:
     ids = text_token_ids(text, 32_000)
     assert len(ids) == text_token_count(text) == (len(text.encode()) + 3) // 4
     assert all(0 <= token < 32_000 for token in ids)
-
-
-def test_chat_is_rendered_with_its_roles() -> None:
-    assert chat_text([("user", "hi"), ("assistant", "yes")]) != chat_text([("user", "hi"), ("user", "yes")])

@@ -262,7 +262,7 @@ async def test_what_fails_says_why_and_the_process_goes_on(process: Process) -> 
         await process.child.call("reload", weights="x")
     with pytest.raises(CallFailed, match="unknown operation"):
         await process.child.call("dance")
-    process.child.send(Frame({"op": "add", "run": "c", "chat": [["user", "hi"]], "prompt": 0, "max": 5, "sampling": {}, "policy": {}}))
+    process.child.send(Frame({"op": "add", "run": "c", "chat": {"messages": []}, "prompt": 0, "max": 5, "sampling": {}, "policy": {}}))
     await process.until(lambda: bool(process.steps))
     assert process.steps[0].head["made"][0][5:] == ["", "refused", "the prompt: no template"]
     await process.child.call("ping")

@@ -13,7 +13,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from qlm_agent.engine import (
-    ChatPrompt,
     EngineOutput,
     EngineRequest,
     FailureKind,
@@ -27,6 +26,7 @@ from qlm_agent.engine import (
 from qlm_agent.vllm.engine import VllmEngine
 from qlm_agent.vllm.plans import VllmModel
 from qlm_agent.vllm.settings import VllmSettings
+from qlm_core.chat import ChatPrompt
 from vllm_nursery import QuickTemplate
 
 DEADLINE_S = 90.0
@@ -181,7 +181,7 @@ async def test_text_and_chat_are_the_tokens_that_the_gateway_counts(rig: Rig) ->
     greedy = Sampling(temperature=0.0, ignore_eos=True)
     text = "the quick brown fox"
     chat = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    for prompt, said in ((TextPrompt(text=text), text), (ChatPrompt(messages=(("user", text),)), chat)):
+    for prompt, said in ((TextPrompt(text=text), text), (ChatPrompt(messages=({"role": "user", "content": text},)), chat)):
         by_text, _ = await rig.run(greedy, 20, prompt=prompt)
         by_tokens, _ = await rig.run(greedy, 20, prompt=TokenPrompt(ids=rig.tokenizer.encode(said).ids))
         assert by_text == by_tokens

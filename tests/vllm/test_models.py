@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from qlm.cli.models.found_model import read_model
 from qlm.cli.root import root
+from qlm_core.chat import ChatPrompt
 from qlm_gateway.model_text import open_text
 
 
@@ -28,10 +29,11 @@ def test_gateways_read_its_tokenizer_and_its_chat_template(tiny_models: tuple[Pa
     model = read_model(tiny_models[0])
     assert (model.architecture, model.dtype, model.context_tokens, model.vocabulary_size) == ("LlamaForCausalLM", "float32", 2048, 2048)
     text = open_text(model.tokenizer, model.chat_template)
-    rendered = text.render([("user", "naïve question?")])
-    assert rendered == "<|im_start|>user\nnaïve question?<|im_end|>\n<|im_start|>assistant\n"
-    ids = text.encode(rendered, special_tokens=False)
+    chat = ChatPrompt(messages=({"role": "user", "content": "naïve question?"},))
+    rendered = "<|im_start|>user\nnaïve question?<|im_end|>\n<|im_start|>assistant\n"
+    ids = text.encode_chat(chat)
     assert ids is not None
+    assert ids == text.encode_text(rendered, control_tokens=True)
     assert (ids[0], max(ids) < model.vocabulary_size) == (1, True)
     assert text.detokenizer(()).feed(ids[1:5]) in rendered
 

@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from qlm_agent.engine import (
-    ChatPrompt,
     EngineOutput,
     EngineRequest,
     FailureKind,
@@ -24,6 +23,7 @@ from qlm_agent.engine import (
 from qlm_agent.openai.building import openai_engine
 from qlm_agent.openai.engine import OpenAiEngine
 from qlm_agent.openai.settings import OpenAiSettings
+from qlm_core.chat import ChatPrompt
 from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import TOKEN_BYTES
 from running_vllm_server import CONTEXT_TOKENS, KV_TOKENS, MODEL, RunningVllmServer, shared_vllm_server
@@ -89,7 +89,7 @@ async def test_text_and_chats_become_the_tokens_of_the_model(engine: OpenAiEngin
     chat_ids = tokenizer.encode("<|im_start|>user\nthe list<|im_end|>\n<|im_start|>assistant\n").ids
     for name, same in (
         ("text", TextPrompt(text="the list of names")),
-        ("chat", ChatPrompt(messages=(("user", "the list"),))),
+        ("chat", ChatPrompt(messages=({"role": "user", "content": "the list"},))),
     ):
         expected, _ = await answers.of(run(f"{name}-ids", TokenPrompt(ids=ids if name == "text" else chat_ids)))
         found, _ = await answers.of(run(name, same))

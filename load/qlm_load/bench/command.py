@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import QlmError
 from qlm_load.bench.collector import Collector
 from qlm_load.bench.figures import BY_KEY, LEASE_TTL_S, PARTS, document, parts_of, print_table
@@ -89,7 +89,7 @@ def queue(as_json: bool, only: tuple[str, ...], seed: int, quick: bool, out: Pat
     if as_json:
         click.echo(json.dumps(document(finished.values, context)))
     else:
-        print_table(Console(), finished.values)
+        print_table(plain_console(), finished.values)
     if failures:
         sys.exit(EXIT_FAILED)
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import grpc.aio
-from rich.console import Console
 
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm.cli.console import plain_console
 from qlm.internal.v1 import events_pb2
 from qlm_core.errors import Unavailable
 from qlm_load.bench.bulk_queue import BulkQueue
@@ -206,7 +206,7 @@ async def measure_campaign(bench: Bench) -> None:
     out = bench.out / "campaign"
     out.mkdir(parents=True, exist_ok=True)
     assault = Assault(seed=bench.seed, kills=sizes.campaign_kills, server_kills=sizes.campaign_server_kills)
-    outcome = await run_campaign(Console(stderr=True), config, workload, path, overrides, out, assault, bench.collector.environment)
+    outcome = await run_campaign(plain_console(stderr=True), config, workload, path, overrides, out, assault, bench.collector.environment)
     bench.values |= {
         "lost": outcome.report.lost,
         "doubled": outcome.report.doubled,

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.bench.figures import Figure, Values, document, print_table
 
@@ -37,7 +37,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = plain_console(stderr=True, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         self._console.print(f"{self.wall_s:6.1f} s  {text}", markup=False)
@@ -100,7 +100,7 @@ class Parts:
             }
             click.echo(json.dumps(document(self.values, whole, self.figures)))
         else:
-            print_table(Console(), self.values, self.figures, self.title)
+            print_table(plain_console(), self.values, self.figures, self.title)
         if self.failures:
             sys.exit(EXIT_FAILED)
 

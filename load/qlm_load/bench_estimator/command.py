@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 import numpy as np
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError
 from qlm_load.bench.figures import Value, Values, document, print_table
 from qlm_load.bench.parts import Progress
@@ -77,7 +77,7 @@ def estimator(
     if as_json:
         click.echo(json.dumps(document(values, context, FIGURES)))
     else:
-        print_table(Console(), values, FIGURES, "bench estimator")
+        print_table(plain_console(), values, FIGURES, "bench estimator")
 
 
 def _values(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
+from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError
 from qlm_load.bench.parts import Progress
 from qlm_load.comparison import NAMES
@@ -137,8 +137,8 @@ def _tell(found: Sequence[CellRuns], picture_path: Path | None) -> None:
     from qlm_load.matrix.picture import write_picture
     from qlm_load.matrix.table import print_table
 
-    console = Console()
-    print_table(console if console.is_terminal else Console(width=TABLE_WIDTH), found)
+    console = plain_console()
+    print_table(console if console.is_terminal else plain_console(width=TABLE_WIDTH), found)
     figures = document([each for each in found if each.runs], {})
     click.echo(json.dumps({key: value for key, value in figures.items() if key != "cells"}))
     if picture_path is not None:

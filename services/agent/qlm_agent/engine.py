@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Protocol
 
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import PreconditionFailed
 
 
@@ -52,16 +53,10 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Text for the model's own tokenizer."""
+    """Text for the model's own tokenizer. `control_tokens`: as `control_tokens_in_text` of request.proto."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """(role, content) messages for the model's own chat template."""
-
-    messages: tuple[tuple[str, str], ...]
+    control_tokens: bool = False
 
 
 Prompt = TokenPrompt | TextPrompt | ChatPrompt

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import request_pb2
-from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engine import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
 from qlm_agent.events import PulledRun, QueueHead, WaitingGroup
 from qlm_agent.held_run import HeldOutput, HeldRun, make_prefix, run_id_of
+from qlm_core.chat import ChatPrompt
+from qlm_core.errors import InvalidRequest
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
+from qlm_process.chat_wire import chat_from_proto
 from qlm_process.tracing import context_of
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
@@ -70,7 +73,9 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         first_token=slo is not None and slo.kind is SloKind.FIRST_TOKEN,
         priority=slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else None,
         slo_class=held.slo_class,
-        resumable=held.request is None or held.request.sampling.resumable,
+        # A server of chats in text begins a new message, if it cannot go on with one.
+        resumable=held.request is None
+        or (held.request.sampling.resumable and not (held.output.text and isinstance(held.request.prompt, ChatPrompt))),
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
     )
 
@@ -111,6 +116,11 @@ def _refusal(message: request_pb2.Request, slo: Slo | None) -> str:
         return "the stored request has no prompt"
     if message.admission.prompt_tokens < 1 or message.admission.output_tokens_max < 1 or slo is None:
         return "the stored request was not admitted by a gateway"
+    try:
+        if message.HasField("chat"):
+            chat_from_proto(message)
+    except InvalidRequest as error:
+        return f"the stored request cannot be read: {error.message}"
     return ""
 
 
@@ -145,9 +155,9 @@ def _prompt(message: request_pb2.Request) -> Prompt:
         case "tokens":
             return TokenPrompt(ids=tuple(message.tokens.ids))
         case "chat":
-            return ChatPrompt(messages=tuple((part.role, part.content) for part in message.chat.messages))
+            return chat_from_proto(message)
         case _:
-            return TextPrompt(text=message.text)
+            return TextPrompt(text=message.text, control_tokens=message.control_tokens_in_text)
 
 
 def _sampling(params: request_pb2.SamplingParams) -> Sampling:

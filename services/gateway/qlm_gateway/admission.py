@@ -25,6 +25,8 @@ LOGPROBS_MAX = 20
 LOGPROB_VALUES_MAX = 1 << 20
 """Log probabilities with one answer, (logprobs + 1) * its most tokens: some 9 MB of queue memory and of a result."""
 MESSAGES_MAX = 4_096
+IDS_AT_ONCE = 65_536
+"""Token ids of a prompt are checked in parts, between which another thread may run."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -98,7 +100,7 @@ def request_key(tenant: str, request_id: str) -> RequestKey:
 def model_of(name: str, catalogue: Mapping[str, ModelEntry]) -> ModelEntry:
     """The catalogue's entry. Raises InvalidRequest for "", NotFound UNKNOWN_MODEL."""
     if not name:
-        raise invalid_field("model", "required")
+        raise invalid_field("model", "the name of a served model (see ListModels)")
     entry = catalogue.get(name)
     if entry is None:
         raise NotFound(f"model {name[:128]!r} is not served here (see ListModels)", reason="UNKNOWN_MODEL", details={"model": name})
@@ -130,20 +132,21 @@ def _check_prompt(draft: RequestDraft, entry: ModelEntry, limits: AdmissionLimit
             raise _too_long(len(draft.token_ids), entry.spec.context_tokens_max)
         last = draft.token_ids[-1]
         # Only the last id may state the answer's length.
-        if max(draft.token_ids[:-1], default=0) >= entry.spec.vocabulary_size or not entry.admits_token(last):
+        length = len(draft.token_ids) - 1
+        before = (draft.token_ids[start : min(start + IDS_AT_ONCE, length)] for start in range(0, length, IDS_AT_ONCE))
+        if any(max(ids) >= entry.spec.vocabulary_size for ids in before) or not entry.admits_token(last):
             raise invalid_field("tokens.ids", f"below the model's vocabulary size, {entry.spec.vocabulary_size}")
         return
     if draft.chat is not None:
-        if len(draft.chat) > MESSAGES_MAX:
+        if len(draft.chat.messages) > MESSAGES_MAX:
             raise invalid_field("chat.messages", f"at most {MESSAGES_MAX}")
-        for role, _ in draft.chat:
-            if role not in ROLES:
-                raise invalid_field("chat.messages.role", f"one of {', '.join(ROLES)}")
-        prompt_bytes = sum(len(content.encode()) for _, content in draft.chat)
-    else:
-        prompt_bytes = len((draft.text or "").encode())
-    if not prompt_bytes:
+        if not any(message["content"] or len(message) > 2 for message in draft.chat.messages):
+            raise empty_prompt()
+        if any(message["role"] not in ROLES for message in draft.chat.messages):
+            raise invalid_field("chat.messages.role", f"one of {', '.join(ROLES)}")
+    elif not draft.text:
         raise empty_prompt()
+    prompt_bytes = len(draft.plain_text().encode())
     if prompt_bytes > limits.prompt_bytes_max:
         raise invalid_field("prompt", f"at most {limits.prompt_bytes_max} bytes")
     # So many tokens there are at least: a hopeless prompt is refused before anyone tokenizes it.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from qlm_core.chat import ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,12 @@ class SloDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDraft:
-    """`Request` of request.proto. One of `text`, `chat` (role, content) and `token_ids` is set, or none."""
+    """`Request` of request.proto. One of `text`, `chat` and `token_ids` is set, or none."""
 
     model: str
     text: str | None = None
-    chat: tuple[tuple[str, str], ...] | None = None
-    token_ids: tuple[int, ...] | None = None
+    chat: ChatPrompt | None = None
+    token_ids: Sequence[int] | None = None
     sampling: SamplingDraft | None = None
     slo: SloDraft | None = None
     tenant: str = ""
@@ -46,3 +49,8 @@ class RequestDraft:
     request_id: str = ""
     expire_after_s: float | None = None
     expected_output_tokens: int = 0
+    control_tokens_in_text: bool = False
+
+    def plain_text(self) -> str:
+        """All text of the prompt, a chat as models without a template read it."""
+        return self.chat.plain_text() if self.chat is not None else self.text or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
@@ -20,7 +21,7 @@ from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ModelText
 from qlm_gateway.outlook import Asked
 from qlm_gateway.overload import late_refusal
-from qlm_gateway.prompts import prepare
+from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
 from qlm_process import prediction_wire
@@ -103,7 +104,9 @@ class Entry:
         """`span`: what the request is traced under; `attributes`: takes what is to be told of it."""
         request.DiscardUnknownFields()
         draft = draft_of(request)
-        model = check(draft, self._catalogue, self._limits)
+        long = draft.token_ids is not None and len(draft.token_ids) > INLINE_BYTES_MAX
+        checking = partial(check, draft, self._catalogue, self._limits)
+        model = await asyncio.to_thread(checking) if long else checking()
         prompt = await prepare(draft, self._texts[draft.model])
         admitted = admit(draft, model, prompt.tokens, self._limits, self._new_request_id)
         attributes |= {"qlm.request_id": admitted.key.request_id, "qlm.tenant": admitted.key.tenant, "qlm.model": draft.model}

@@ -1,15 +1,14 @@
-"""Text of a model by its own tokenizer.json (the `tokenizers` library) and chat template (the `jinja2` library)."""
+"""Text of a model by its own files: `qlm_process.prompt_encoding`, and the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from qlm_core.errors import ConfigError
-from qlm_gateway.chat_template import ChatTemplate
+from qlm_core.chat import ChatPrompt
 from qlm_gateway.model_text import CONTEXT_TOKENS, Detokenizer
+from qlm_process.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
 """What a decoder makes of bytes that are no character yet."""
@@ -19,29 +18,24 @@ CHARACTER_TOKENS_MAX = 4
 
 
 class ExactText:
-    """A model's tokenizer.json and chat template. Raises ConfigError where they cannot be read."""
+    """A model's tokenizer.json and chat template, "" for its own. Raises ConfigError where they cannot be read."""
 
     exact = True
 
     def __init__(self, tokenizer_path: str, template_path: str) -> None:
-        try:
-            text = Path(tokenizer_path).read_text(encoding="utf-8")
-            self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"models.tokenizer: {tokenizer_path} cannot be read as a tokenizer.json: {error}") from error
-        self._template = ChatTemplate(template_path)
+        self._encoder = PromptEncoder(tokenizer_path, template_path)
+        self._tokenizer = self._encoder.tokenizer
         # Normalizers may shrink text, so a token can stand for more bytes than it has: leave a factor for that.
         self.token_bytes_max = 4 * max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=4)
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        return self._template.render(messages)
+    def encode_text(self, text: str, *, control_tokens: bool) -> list[int] | None:
+        return self._encoder.encode_text(text, control_tokens=control_tokens)
 
-    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
-        return ids
+    def encode_chat(self, chat: ChatPrompt) -> list[int] | None:
+        return self._encoder.encode_chat(chat)
 
-    def count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text).ids)
+    def holds_control_text(self, text: str) -> bool:
+        return self._encoder.holds_control_text(text)
 
     def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
         return _ExactDetokenizer(self._tokenizer, before)
@@ -49,6 +43,10 @@ class ExactText:
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(token_ids))
         return text
+
+
+WINDOW_TOKENS_MAX = 4 * CONTEXT_TOKENS
+"""A longer window without a character at its end holds none that more tokens could complete."""
 
 
 class _ExactDetokenizer:
@@ -71,6 +69,18 @@ class _ExactDetokenizer:
             self._given = text
         if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode(self._window).endswith(REPLACEMENT):
             self._begin(self._window[-CONTEXT_TOKENS:])
+        elif len(self._window) > WINDOW_TOKENS_MAX:
+            new += self._give_up()
+        return new
+
+    def _give_up(self) -> str:
+        """The text of a window of bytes that are no characters, but for those at its end that may be the beginning of one."""
+        whole = self._decode(self._window)
+        for kept in (*range(CHARACTER_TOKENS_MAX - 1, CONTEXT_TOKENS), CHARACTER_TOKENS_MAX - 1):
+            text = self._decode(self._window[:-kept])
+            if text + self._decode(self._window[-kept:]) == whole:
+                break  # no character was cut
+        new, self._window, self._given = text[len(self._given) :], self._window[-kept:], ""
         return new
 
     def flush(self) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
-from qlm_core.simulated_model import chat_text, text_token_count
 
 CONTEXT_TOKENS = 8
 """Tokens before a piece of output that its text may depend on: a character has at most four byte tokens."""
@@ -35,14 +35,14 @@ class ModelText(Protocol):
     @property
     def token_bytes_max(self) -> int: ...
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """A chat as one text. Raises InvalidRequest where the model's template refuses it."""
+    def encode_text(self, text: str, *, control_tokens: bool) -> list[int] | None:
+        """Token ids of a text prompt; None where only their number is known."""
 
-    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
-        """Token ids of a text; None where only their number is known."""
+    def encode_chat(self, chat: ChatPrompt) -> list[int] | None:
+        """As `encode_text`. Raises InvalidRequest where the model's template refuses the chat."""
 
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
+    def holds_control_text(self, text: str) -> bool:
+        """Whether it holds what reads like a control token: the first such text of a model takes long."""
 
     def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
         """For output that follows these tokens, the last `CONTEXT_TOKENS` of what came before."""
@@ -57,14 +57,14 @@ class ApproximateText:
     exact = False
     token_bytes_max = 4
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        return chat_text(messages)
-
-    def encode(self, text: str, *, special_tokens: bool) -> list[int] | None:
+    def encode_text(self, text: str, *, control_tokens: bool) -> list[int] | None:
         return None
 
-    def count(self, text: str) -> int:
-        return text_token_count(text)
+    def encode_chat(self, chat: ChatPrompt) -> list[int] | None:
+        return None
+
+    def holds_control_text(self, text: str) -> bool:
+        return False
 
     def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
         return _ApproximateDetokenizer()

@@ -20,6 +20,7 @@ from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.stream_events import FrameFacts
 from qlm_process import length_wire
+from qlm_process.chat_wire import chat_from_proto
 from qlm_process.slo_wire import slo_message
 from qlm_queue.values import AcceptReceipt
 
@@ -38,13 +39,13 @@ STATES: dict[State, RequestState.ValueType] = {
 
 
 def draft_of(request: Request) -> RequestDraft:
-    """What a client sent, as admission reads it."""
+    """What a client sent, as admission reads it. Raises InvalidRequest for a chat with JSON that is none."""
     prompt = request.WhichOneof("prompt")
     return RequestDraft(
         model=request.model,
         text=request.text if prompt == "text" else None,
-        chat=tuple((message.role, message.content) for message in request.chat.messages) if prompt == "chat" else None,
-        token_ids=tuple(request.tokens.ids) if prompt == "tokens" else None,
+        chat=chat_from_proto(request) if prompt == "chat" else None,
+        token_ids=request.tokens.ids if prompt == "tokens" else None,
         sampling=_sampling_of(request) if request.HasField("sampling") else None,
         slo=_slo_of(request) if request.HasField("slo") else None,
         tenant=request.tenant,
@@ -52,6 +53,7 @@ def draft_of(request: Request) -> RequestDraft:
         request_id=request.request_id,
         expire_after_s=request.expire_after_s if request.HasField("expire_after_s") else None,
         expected_output_tokens=request.expected_output_tokens,
+        control_tokens_in_text=request.control_tokens_in_text,
     )
 
 
@@ -90,9 +92,7 @@ def stored_body(request: Request, admitted: Admitted, prompt: PreparedPrompt, tr
     request.tenant = admitted.key.tenant
     request.request_id = admitted.key.request_id
     request.trace.CopyFrom(trace)
-    if prompt.text is not None:
-        request.text = prompt.text
-    elif request.WhichOneof("prompt") != "tokens":
+    if prompt.token_ids is not None and request.WhichOneof("prompt") != "tokens":
         request.tokens.CopyFrom(TokenPrompt(ids=prompt.token_ids))
     slo = slo_message(admitted.slo)
     request.admission.CopyFrom(

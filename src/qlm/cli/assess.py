@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.request_pb2 import SloKind
+from qlm.cli.console import plain_console
 from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option
@@ -51,7 +52,7 @@ def assess(instances: tuple[str, ...], groups_max: int, as_json: bool, estimator
         click.echo(json_text(_document(found, rows, unpredictable)))
         return
     note = Text(f"nothing is known of a model on {', '.join(unpredictable)}: not assessed", style="yellow")
-    Console().print(Group(_table(found, rows), *([note] if unpredictable else [])))
+    plain_console().print(Group(_table(found, rows), *([note] if unpredictable else [])))
 
 
 def _document(found: estimator_pb2.Assessment, rows: Sequence[Row], unpredictable: Sequence[str]) -> dict[str, object]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from qlm.cli.console import plain_console
 from qlm.cli.options import address_option, config_option, default_config_path, set_option
 from qlm_core.errors import QlmError
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -113,7 +113,7 @@ def profile(
     elif output == "-":
         click.echo(table_text(found), nl=False)
     else:
-        console = Console()
+        console = plain_console()
         for model in found:
             console.print(_table(model))
         console.print(f"{len(found)} rows in {output}; `qlm profiles import {output}` gives them to a running queue", soft_wrap=True)

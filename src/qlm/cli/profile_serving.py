@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from qlm import AsyncClient
+from qlm.cli.console import plain_console
 from qlm.cli.profile import write_rows
 from qlm.cli.profiles import read_profiles
 from qlm.cli.serving_load import ServedRow, measure_serving
@@ -81,7 +81,7 @@ def profile_serving(
     elif output == "-":
         click.echo(text, nl=False)
     else:
-        console = Console()
+        console = plain_console()
         console.print(_table(found))
         console.print(f"{len(found)} rows in {output}; `qlm profiles import {output}` gives them to a running queue", soft_wrap=True)
 

@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
 from qlm.api.v1 import estimator_pb2
+from qlm.cli.console import plain_console
 from qlm.cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm.cli.options import address_option
 from qlm_core.errors import InvalidRequest
@@ -53,7 +54,7 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
     if as_json:
         click.echo(json.dumps(_document(snapshot)))
         return
-    Console().print(Group(_pairs(snapshot), _instances(snapshot), _operations(snapshot), _classes(snapshot), _predicted(snapshot)))
+    plain_console().print(Group(_pairs(snapshot), _instances(snapshot), _operations(snapshot), _classes(snapshot), _predicted(snapshot)))
 
 
 @profiles.command("export")

@@ -15,6 +15,7 @@ from rich.text import Text
 
 import qlm
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
+from qlm.cli.console import plain_console
 from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option, tenant_option
 from qlm.values import GroupStatus
@@ -43,7 +44,7 @@ def status(
     if named is not None and request_id not in (None, named):
         raise click.UsageError("give REQUEST_ID or --request")
     request_id = request_id if request_id is not None else named
-    console = Console()
+    console = plain_console()
     with qlm.Client(list(addresses), tenant=tenant) as client:
         if as_json:
             document: dict[str, object] = asdict(client.status(request_id))

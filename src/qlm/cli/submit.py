@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict, dataclass
 
 import click
-from rich.console import Console
 
 import qlm
+from qlm.cli.console import plain_console
 from qlm.cli.options import address_option, tenant_option
 from qlm_core.errors import QlmError, RequestEnded
 from qlm_process.tracing import configure_tracing
@@ -122,11 +122,11 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
         return
     click.echo(accepted.request_id)
     text = f"{accepted.state}, {accepted.prompt_tokens} prompt tokens, {outlook(accepted.prediction)}"
-    Console(stderr=True, soft_wrap=True).print(text, highlight=False)
+    plain_console(stderr=True, soft_wrap=True).print(text, highlight=False)
 
 
 def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> None:
-    notes = Console(stderr=True, soft_wrap=True)
+    notes = plain_console(stderr=True, soft_wrap=True)
     text: list[str] = []
 
     def tell(waiting: qlm.Outlook) -> None:

@@ -30,6 +30,7 @@ class OpenAiSubject:
             server=server,
             context_tokens=self.context_tokens,
             tells_text=False,
+            continues_chats=False,
             parameters=EXTRA_PARAMETERS,
             ends=set(),
         )

@@ -29,6 +29,7 @@ class OpenAiTextSubject:
             server=server,
             context_tokens=self.context_tokens,
             tells_text=True,
+            continues_chats=False,
             parameters=("ignore_eos",),
             ends=set(),
         )

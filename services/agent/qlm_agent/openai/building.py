@@ -56,6 +56,7 @@ def openai_engine(
             server=servers[urls[name]],
             context_tokens=models[name].context_tokens_max,
             tells_text=settings.output == "text",
+            continues_chats=settings.continues_chats,
             parameters=frozenset(settings.parameters),
             ends=set(),
         )

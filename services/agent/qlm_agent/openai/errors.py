@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qlm_agent.engine import EngineFailure, FailureKind
+from qlm_core.masking import masked
 
 REFUSING = frozenset({400, 413, 422})
 """Statuses that say that the request itself is wrong."""
@@ -12,10 +13,13 @@ BUSY = frozenset({429, 503})
 
 
 class ServerError(Exception):
-    """A call that did not succeed; the message names the server."""
+    """A call that did not succeed; the message names the server, without secrets."""
 
     kind = FailureKind.BROKEN
     passing = False  # the same call may succeed in a moment
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
     def failure(self) -> EngineFailure:
         return EngineFailure(kind=self.kind, message=str(self))

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, TextPrompt, TokenPrompt
 from qlm_agent.logprobs import Records
 from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
 from qlm_agent.openai.logprobs import records_of
-from qlm_agent.openai.request_body import completion_body
+from qlm_agent.openai.request_body import chat_body, completion_body
 from qlm_agent.openai.server import OpenAiServer
 from qlm_agent.stop_strings import Found, Piece, StopStrings
-from qlm_core.simulated_model import TOKEN_BYTES, chat_text
+from qlm_core.chat import ChatPrompt
+from qlm_core.simulated_model import TOKEN_BYTES
 
 T = TypeVar("T")
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+TOO_LONG = re.compile(r"context|max_(new_|completion_)?tokens", re.IGNORECASE)
+"""In refusals of prompts that are, with their output, longer than a server's context."""
+
+REPAIRS_MAX = 4
+"""Smaller limits of the output that are tried then."""
+
+SPECIAL_TOKENS = 64
+"""At most so many tokens are assumed that a server adds to a prompt."""
 
 TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
@@ -31,13 +44,15 @@ BROKEN_FINISHES = frozenset({"abort", "error", "timeout", "cancelled"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """A model of QLM on its server. `context_tokens`: of prompt and output together; `ends`: token ids that were seen to end answers."""
+    """A model of QLM on its server. `context_tokens`: of prompt and output together; `continues_chats`: its chat endpoint goes on with a
+    message; `ends`: token ids that were seen to end answers."""
 
     name: str
     remote: str
     server: OpenAiServer
     context_tokens: int
     tells_text: bool
+    continues_chats: bool
     parameters: Collection[str]
     ends: set[int]
 
@@ -93,8 +108,28 @@ class Run:
             # An earlier attempt made all of it and was lost before it could say so.
             self._finish(FinishReason.LENGTH if left <= 0 else FinishReason.STOP)
             return
-        body = completion_body(self.model.remote, prompt, left, self.request.sampling, self.model.parameters)
-        await self._patiently(lambda: self._generate(body))
+        path = CHATS if isinstance(prompt, ChatPrompt) else COMPLETIONS
+        body = completion_body(self.model.remote, prompt, self.request.sampling, self.model.parameters)
+        for max_tokens in self._limits(left, prompt):
+            body["max_tokens"] = max_tokens
+            try:
+                await self._patiently(lambda: self._generate(path, body))
+                return
+            except ServerRefused as error:
+                refusal = error
+                if self._heard or error.kind is not FailureKind.REFUSED or not TOO_LONG.search(str(error)):
+                    raise
+        raise refusal
+
+    def _limits(self, left: int, prompt: str | Sequence[int] | ChatPrompt) -> Iterator[int]:
+        """`max_tokens` to try, one after the other. A text is counted in fours of bytes, so there may be less room than this; a text has at
+        most as many tokens as bytes."""
+        yield left
+        if isinstance(prompt, str | ChatPrompt):
+            text = prompt if isinstance(prompt, str) else prompt.plain_text()
+            sure = self.model.context_tokens - len(text.encode()) - SPECIAL_TOKENS
+            halves = [left >> shift for shift in range(1, REPAIRS_MAX + 1)]
+            yield from (smaller for smaller in (sure, *halves) if 0 < smaller < left)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Tries again what may pass, but never a stream that has begun."""
@@ -109,7 +144,7 @@ class Run:
                 await asyncio.sleep(max(asked_s, min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (attempt - 1))))
         raise AssertionError("the last try returns or raises")
 
-    async def _prompt(self) -> str | Sequence[int]:
+    async def _prompt(self) -> str | Sequence[int] | ChatPrompt:
         """Prompt and output so far, as the server takes them."""
         prompt, request = self.request.prompt, self.request
         if self.model.tells_text:
@@ -117,17 +152,28 @@ class Run:
                 raise NotServable(
                     f"its server takes only text: {self.model.name} must have no tokenizer in QLM, or agent.openai.output=tokens"
                 )
-            text = chat_text(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt.text
-            return text + "".join(request.produced_pieces)
+            made = "".join(request.produced_pieces)
+            return prompt.text + made if isinstance(prompt, TextPrompt) else self._continued(prompt, made)
         if isinstance(prompt, TokenPrompt):
             ids = list(prompt.ids)
         elif isinstance(prompt, ChatPrompt):
-            messages = [{"role": role, "content": content} for role, content in prompt.messages]
-            ids = await self._tokenized({"messages": messages, "add_generation_prompt": True})
+            ids = await self._tokenized(chat_body(prompt))
         else:
             ids = await self._tokenized({"prompt": prompt.text, "add_special_tokens": True})
         self.prompt_tokens = len(ids)
         return ids + list(_ids(request.produced))
+
+    def _continued(self, chat: ChatPrompt, made: str) -> ChatPrompt:
+        """A chat with what was made of its answer. Raises NotServable."""
+        if "tools" in chat.variables:
+            raise NotServable("its server tells only text: tools need agent.openai.output=tokens")
+        if (made or chat.continue_final_message) and not self.model.continues_chats:
+            what = "resume a chat whose answer has begun" if made else "continue a message"
+            raise NotServable(f"its server cannot {what} (agent.openai.continues_chats)")
+        if not made:
+            return chat
+        *before, last = chat.messages if chat.continue_final_message else (*chat.messages, {"role": "assistant", "content": ""})
+        return replace(chat, messages=(*before, {**last, "content": last["content"] + made}), continue_final_message=True)
 
     async def _tokenized(self, body: Mapping[str, object]) -> list[int]:
         return await self._patiently(lambda: self.model.server.tokenize({"model": self.model.remote, **body}))
@@ -141,9 +187,9 @@ class Run:
 
     # Output -----------------------------------------------------------------------------------------------------------
 
-    async def _generate(self, body: Mapping[str, object]) -> None:
+    async def _generate(self, path: str, body: Mapping[str, object]) -> None:
         finish: FinishReason | None = None
-        async with aclosing(self.model.server.stream(body)) as chunks:
+        async with aclosing(self.model.server.stream(path, body)) as chunks:
             async for chunk in chunks:
                 self._heard = True
                 await self._flowing.wait()
@@ -175,9 +221,12 @@ class Run:
             return Piece(""), None
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
+        if self.model.tells_text and isinstance(self.request.prompt, ChatPrompt):
+            delta = choice.get("delta")
+            text = (delta.get("content") or "") if isinstance(delta, dict) else None  # others tell of roles and reasoning
         if text is None and (reason or "text" in choice):
             text = ""  # some servers leave out, or null, what is empty
-        if not isinstance(text, str) or not isinstance(reason, str | None) or "delta" in choice:
+        if not isinstance(text, str) or not isinstance(reason, str | None):
             raise ServerNonsense(f"{url}: a chunk without text")
         reason = reason or None  # some servers say "" of an answer that goes on
         if self.model.tells_text:

@@ -106,10 +106,9 @@ class OpenAiServer:
             raise self._nonsense("/v1/completions", "no choice")
         return found[0]
 
-    async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The chunks of a streamed completion, to the end of the stream. Closing the iterator closes the connection, upon which servers
-        stop generating."""
-        path = "/v1/completions"
+    async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The chunks of a streamed answer, to the end of the stream. Closing the iterator closes the connection, upon which servers stop
+        generating."""
         events = EventStream()
         response: aiohttp.ClientResponse | None = None
         done = False
@@ -215,7 +214,7 @@ async def _events(response: aiohttp.ClientResponse, events: EventStream) -> list
     while data := await response.content.readany():
         if found := events.feed(data):
             return found
-    return []
+    return events.end()
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

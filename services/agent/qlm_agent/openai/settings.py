@@ -37,6 +37,9 @@ class OpenAiSettings(Section):
     models: dict[str, OpenAiModelSettings] = Field(
         {}, description="Where models have another name or server: their names, and for each remote (its name there) or base_url or both."
     )
+    continues_chats: bool = Field(
+        False, description="output text: its chats can go on with a message (continue_final_message, vLLM), so that they are resumed."
+    )
     sleep: bool = Field(
         False, description="Whether models that are not active sleep (vLLM --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1, a server each)."
     )

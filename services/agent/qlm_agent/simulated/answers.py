@@ -6,8 +6,9 @@ import math
 import struct
 from dataclasses import dataclass
 
-from qlm_agent.engine import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
+from qlm_agent.engine import EngineRequest, Prompt, TextPrompt, TokenPrompt
 from qlm_agent.logprobs import record
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest
 from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import (
@@ -16,7 +17,6 @@ from qlm_core.simulated_model import (
     answer_length,
     answer_token,
     answer_tokens,
-    chat_text,
     prompt_digest,
     text_token_ids,
 )
@@ -97,4 +97,4 @@ def _prompt_ids(prompt: Prompt, spec: ModelSpec) -> list[int]:
         case TextPrompt():
             return text_token_ids(prompt.text, spec.vocabulary_size)
         case ChatPrompt():
-            return text_token_ids(chat_text(prompt.messages), spec.vocabulary_size)
+            return text_token_ids(prompt.plain_text(), spec.vocabulary_size)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from qlm_agent.engine import FailureKind
+from qlm_agent.engine import FailureKind, TextPrompt
 from qlm_agent.vllm.in_process import FINISHES, engine_arguments, records_of, sampling_params
 from qlm_agent.vllm.prompts import ModelText
 from qlm_agent.vllm.runner import EngineGone, LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
+from qlm_core.chat import ChatPrompt
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 LOOK_EVERY_S = 1.0
@@ -55,7 +56,7 @@ class AsyncRunner:
         self._kv_capacity_tokens = (blocks - 1) * config.cache_config.block_size
         self.kv_limit_tokens: int = config.model_config.max_model_len
         self._defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
-        self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer(), plan.chat_template)
+        self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer().eos_token_id, plan.chat_template)
         self.eos_ids = self._text.eos_ids
         self._weights = plan.weights
         if plan.host_kv_bytes:
@@ -101,11 +102,11 @@ class AsyncRunner:
         if self._engine.errored:
             raise EngineGone("a process of vLLM's own has ended")
 
-    def text_prompt(self, text: str) -> list[int]:
-        return self._text.text_prompt(text)
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
+        return self._text.text_prompt(prompt)
 
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        return self._text.chat_prompt(messages)
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
+        return self._text.chat_prompt(prompt)
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
         return self._text.text_of(before)

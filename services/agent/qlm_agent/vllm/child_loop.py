@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from qlm_agent.engine import FailureKind
+from qlm_agent.engine import FailureKind, TextPrompt
 from qlm_agent.vllm.frames import Frame, FrameReader
 from qlm_agent.vllm.runner import LoadPlan, Made, Runner, RunPlan, Runs, bytes_of, ids_of
+from qlm_core.chat import ChatPrompt
 
 READ_BYTES = 1 << 20
 
@@ -121,9 +122,9 @@ class ChildLoop:
         prompt_bytes = 4 * head["prompt"]
         try:
             if "text" in head:
-                prompt = self._runner.text_prompt(head["text"])
+                prompt = self._runner.text_prompt(TextPrompt(**head["text"]))
             elif "chat" in head:
-                prompt = self._runner.chat_prompt([(role, content) for role, content in head["chat"]])
+                prompt = self._runner.chat_prompt(ChatPrompt(**head["chat"]))
             else:
                 prompt = ids_of(body[:prompt_bytes])
         except Exception as error:  # whatever a template raises

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import structlog
 
-from qlm_agent.engine import ChatPrompt, EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, TextPrompt, Tier
+from qlm_agent.engine import EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, TextPrompt, Tier
 from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
 from qlm_agent.vllm.frames import Frame, FrameBroken
 from qlm_agent.vllm.placement import Placement
@@ -20,6 +20,7 @@ from qlm_agent.vllm.sampling import sampling_document
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import Template
 from qlm_agent.vllm.versions import check_device
+from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError, QlmError
 
 RESTART_MIN_S = 0.5
@@ -278,9 +279,9 @@ def _add_frame(request: EngineRequest) -> Frame:
     body = b""
     match request.prompt:
         case TextPrompt():
-            head["text"] = request.prompt.text
+            head["text"] = asdict(request.prompt)
         case ChatPrompt():
-            head["chat"] = request.prompt.messages
+            head["chat"] = asdict(request.prompt)
         case _:
             body = bytes_of(request.prompt.ids)
             head["prompt"] = len(request.prompt.ids)

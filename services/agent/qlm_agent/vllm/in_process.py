@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from qlm_agent.engine import FailureKind, FinishReason
+from qlm_agent.engine import FailureKind, FinishReason, TextPrompt
 from qlm_agent.logprobs import likeliest, record
 from qlm_agent.vllm.kv_settings import offloading_config
 from qlm_agent.vllm.prompts import ModelText
@@ -15,6 +15,7 @@ from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
 from qlm_agent.vllm.sampling import vllm_arguments
 from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
 from qlm_agent.vllm.worker_memory import EXTENSION
+from qlm_core.chat import ChatPrompt
 
 
 def records_of(completion: Any, sampling: Any) -> bytes:
@@ -77,7 +78,7 @@ class InProcessRunner:
         self._kv_capacity_tokens = (self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self._block_size
         self.kv_limit_tokens: int = config.model_config.max_model_len
         self._defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
-        self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer(), plan.chat_template)
+        self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer().eos_token_id, plan.chat_template)
         self.eos_ids = self._text.eos_ids
         self._inner: dict[str, str] = {}  # run id -> vLLM's own id of it
         self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, where log probabilities are asked for
@@ -96,11 +97,11 @@ class InProcessRunner:
     def check(self) -> None:
         """Nothing can end but this process."""
 
-    def text_prompt(self, text: str) -> list[int]:
-        return self._text.text_prompt(text)
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
+        return self._text.text_prompt(prompt)
 
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        return self._text.chat_prompt(messages)
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
+        return self._text.chat_prompt(prompt)
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
         return self._text.text_of(before)

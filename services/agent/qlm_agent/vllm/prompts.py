@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from qlm_core.simulated_model import chat_text
+from qlm_agent.engine import TextPrompt
+from qlm_core.chat import ChatPrompt
+from qlm_process.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
 """What a decoder makes of bytes that are no character, or none yet."""
@@ -17,33 +18,21 @@ CHARACTER_TOKENS_MAX = 4
 
 
 class ModelText:
-    """`folder`: of the weights; `tokenizer`: as vLLM loaded it; `chat_template`: a path, "" for the model's own."""
+    """`folder`: of the weights; `eos_id`: of vLLM's tokenizer; `chat_template`: a path, "" for the model's own."""
 
-    def __init__(self, folder: Path, tokenizer: Any, chat_template: str) -> None:
-        from tokenizers import Tokenizer
+    def __init__(self, folder: Path, eos_id: int | None, chat_template: str) -> None:
+        self._encoder = PromptEncoder(str(folder / "tokenizer.json"), chat_template)
+        self.eos_ids = frozenset(eos_ids(folder, eos_id))
 
-        self._tokenizer = tokenizer
-        self._template = Path(chat_template).read_text(encoding="utf-8") if chat_template else None
-        self._fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.eos_ids = frozenset(eos_ids(folder, tokenizer.eos_token_id))
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
+        return self._encoder.encode_text(prompt.text, control_tokens=prompt.control_tokens)
 
-    def text_prompt(self, text: str) -> list[int]:
-        ids: list[int] = self._fast.encode(text, add_special_tokens=True).ids
-        return ids
-
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """As the gateway counts it: its rendering, without special tokens but those of the template."""
-        turns = [{"role": role, "content": content} for role, content in messages]
-        if self._template is None and self._tokenizer.chat_template is None:
-            text = chat_text(messages)
-        else:
-            text = self._tokenizer.apply_chat_template(turns, chat_template=self._template, add_generation_prompt=True, tokenize=False)
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
-        return ids
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
+        return self._encoder.encode_chat(prompt)
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
         """Decodes tokens that come after others, one by one; None while a character is not complete."""
-        return NewText(lambda ids: self._fast.decode(ids, skip_special_tokens=True), before).feed
+        return NewText(lambda ids: self._encoder.tokenizer.decode(ids, skip_special_tokens=True), before).feed
 
 
 class NewText:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from qlm_agent.engine import FailureKind, FinishReason
+from qlm_agent.engine import FailureKind, FinishReason, TextPrompt
 from qlm_agent.logprobs import Records
 from qlm_agent.vllm.stop_strings import TokenStops
+from qlm_core.chat import ChatPrompt
 
 TOKEN_TYPE = "I"  # four bytes on all platforms that vLLM has
 
@@ -115,9 +116,9 @@ class Runner(Protocol):
     def check(self) -> None:
         """Raises EngineGone where it can never serve again."""
 
-    def text_prompt(self, text: str) -> list[int]: ...
+    def text_prompt(self, prompt: TextPrompt) -> list[int]: ...
 
-    def chat_prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]: ...
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]: ...
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
         """What tokens add to a text, one after the other."""

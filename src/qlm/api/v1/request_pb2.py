@@ -24,45 +24,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/request.proto\x12\nqlm.api.v1\"\xad\x03\n\x07Request\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.qlm.api.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.qlm.api.v1.TokenPromptH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.qlm.api.v1.SamplingParams\x12\x1c\n\x03slo\x18\x06 \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x1b\n\x0e\x65xpire_after_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\'\n\x05trace\x18\x0b \x01(\x0b\x32\x18.qlm.api.v1.TraceContext\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0c \x01(\r\x12(\n\tadmission\x18\x0f \x01(\x0b\x32\x15.qlm.api.v1.AdmissionB\x08\n\x06promptB\x11\n\x0f_expire_after_s\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.qlm.api.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8e\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x05\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\r \x01(\tH\x00\x12\x0f\n\x05regex\x18\x0e \x01(\tH\x00\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"K\n\x03Slo\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x10\n\x08priority\x18\x03 \x01(\x05\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x8a\x01\n\tAdmission\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11output_tokens_max\x18\x02 \x01(\r\x12\x1c\n\x03slo\x18\x03 \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12-\n\x0clength_guess\x18\x04 \x01(\x0b\x32\x17.qlm.api.v1.LengthGuess\"\xb7\x01\n\x0bLengthGuess\x12\x15\n\rmedian_tokens\x18\x01 \x01(\x02\x12\x14\n\x0cmodel_tokens\x18\x02 \x01(\x02\x12\x17\n\x0f\x65xpected_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62y_model\x18\x04 \x01(\x08\x12\x13\n\x0bhint_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\r\x12\x14\n\x0chint_feature\x18\x07 \x01(\r\x12\x13\n\x0bmean_tokens\x18\x08 \x01(\r\"5\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\"\xaa\x03\n\x06Result\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.qlm.api.v1.Usage\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x17.qlm.api.v1.ResultError\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.qlm.api.v1.Timing\x12\x10\n\x08\x61ttempts\x18\t \x01(\r\x12\x10\n\x08queue_id\x18\n \x01(\t\x12\x13\n\x0bincarnation\x18\x0b \x01(\t\x12\x18\n\x10output_token_ids\x18\x0e \x03(\x07\x12\x15\n\routput_pieces\x18\x0f \x03(\t\x12\x13\n\x0boutput_text\x18\x10 \x01(\t\x12&\n\x08logprobs\x18\x11 \x01(\x0b\x32\x14.qlm.api.v1.Logprobs\"C\n\x08Logprobs\x12\x10\n\x08of_token\x18\x01 \x03(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x07\x12\x0e\n\x06of_top\x18\x03 \x03(\x02\".\n\x0bResultError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"Z\n\x06Timing\x12\x12\n\naccepted_s\x18\x01 \x01(\x01\x12\x11\n\tstarted_s\x18\x02 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x03 \x01(\x01\x12\x12\n\nfinished_s\x18\x04 \x01(\x01*m\n\x07SloKind\x12\x18\n\x14SLO_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SLO_KIND_COMPLETION\x10\x01\x12\x18\n\x14SLO_KIND_FIRST_TOKEN\x10\x02\x12\x15\n\x11SLO_KIND_PRIORITY\x10\x03*\xed\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATE_ACCEPTED\x10\x01\x12\x18\n\x14REQUEST_STATE_PLACED\x10\x02\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x03\x12\x1b\n\x17REQUEST_STATE_COMPLETED\x10\x04\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x05\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x06\x12\x19\n\x15REQUEST_STATE_EXPIRED\x10\x07*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/request.proto\x12\nqlm.api.v1\"\xcd\x03\n\x07Request\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.qlm.api.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.qlm.api.v1.TokenPromptH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.qlm.api.v1.SamplingParams\x12\x1c\n\x03slo\x18\x06 \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x1b\n\x0e\x65xpire_after_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\'\n\x05trace\x18\x0b \x01(\x0b\x32\x18.qlm.api.v1.TraceContext\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0c \x01(\r\x12\x1e\n\x16\x63ontrol_tokens_in_text\x18\r \x01(\x08\x12(\n\tadmission\x18\x0f \x01(\x0b\x32\x15.qlm.api.v1.AdmissionB\x08\n\x06promptB\x11\n\x0f_expire_after_s\"o\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.qlm.api.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x16\n\x0evariables_json\x18\x03 \x01(\t\"?\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\tmore_json\x18\x03 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8e\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x05\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\r \x01(\tH\x00\x12\x0f\n\x05regex\x18\x0e \x01(\tH\x00\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"K\n\x03Slo\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x10\n\x08priority\x18\x03 \x01(\x05\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x8a\x01\n\tAdmission\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11output_tokens_max\x18\x02 \x01(\r\x12\x1c\n\x03slo\x18\x03 \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12-\n\x0clength_guess\x18\x04 \x01(\x0b\x32\x17.qlm.api.v1.LengthGuess\"\xb7\x01\n\x0bLengthGuess\x12\x15\n\rmedian_tokens\x18\x01 \x01(\x02\x12\x14\n\x0cmodel_tokens\x18\x02 \x01(\x02\x12\x17\n\x0f\x65xpected_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62y_model\x18\x04 \x01(\x08\x12\x13\n\x0bhint_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\r\x12\x14\n\x0chint_feature\x18\x07 \x01(\r\x12\x13\n\x0bmean_tokens\x18\x08 \x01(\r\"5\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\"\xaa\x03\n\x06Result\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.qlm.api.v1.Usage\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x17.qlm.api.v1.ResultError\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.qlm.api.v1.Timing\x12\x10\n\x08\x61ttempts\x18\t \x01(\r\x12\x10\n\x08queue_id\x18\n \x01(\t\x12\x13\n\x0bincarnation\x18\x0b \x01(\t\x12\x18\n\x10output_token_ids\x18\x0e \x03(\x07\x12\x15\n\routput_pieces\x18\x0f \x03(\t\x12\x13\n\x0boutput_text\x18\x10 \x01(\t\x12&\n\x08logprobs\x18\x11 \x01(\x0b\x32\x14.qlm.api.v1.Logprobs\"C\n\x08Logprobs\x12\x10\n\x08of_token\x18\x01 \x03(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x07\x12\x0e\n\x06of_top\x18\x03 \x03(\x02\".\n\x0bResultError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"Z\n\x06Timing\x12\x12\n\naccepted_s\x18\x01 \x01(\x01\x12\x11\n\tstarted_s\x18\x02 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x03 \x01(\x01\x12\x12\n\nfinished_s\x18\x04 \x01(\x01*m\n\x07SloKind\x12\x18\n\x14SLO_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SLO_KIND_COMPLETION\x10\x01\x12\x18\n\x14SLO_KIND_FIRST_TOKEN\x10\x02\x12\x15\n\x11SLO_KIND_PRIORITY\x10\x03*\xed\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATE_ACCEPTED\x10\x01\x12\x18\n\x14REQUEST_STATE_PLACED\x10\x02\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x03\x12\x1b\n\x17REQUEST_STATE_COMPLETED\x10\x04\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x05\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x06\x12\x19\n\x15REQUEST_STATE_EXPIRED\x10\x07*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qlm.api.v1.request_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SLOKIND']._serialized_start=2158
-  _globals['_SLOKIND']._serialized_end=2267
-  _globals['_REQUESTSTATE']._serialized_start=2270
-  _globals['_REQUESTSTATE']._serialized_end=2507
-  _globals['_FINISHREASON']._serialized_start=2509
-  _globals['_FINISHREASON']._serialized_end=2604
+  _globals['_SLOKIND']._serialized_start=2265
+  _globals['_SLOKIND']._serialized_end=2374
+  _globals['_REQUESTSTATE']._serialized_start=2377
+  _globals['_REQUESTSTATE']._serialized_end=2614
+  _globals['_FINISHREASON']._serialized_start=2616
+  _globals['_FINISHREASON']._serialized_end=2711
   _globals['_REQUEST']._serialized_start=41
-  _globals['_REQUEST']._serialized_end=470
-  _globals['_CHATPROMPT']._serialized_start=472
-  _globals['_CHATPROMPT']._serialized_end=527
-  _globals['_CHATMESSAGE']._serialized_start=529
-  _globals['_CHATMESSAGE']._serialized_end=573
-  _globals['_TOKENPROMPT']._serialized_start=575
-  _globals['_TOKENPROMPT']._serialized_end=601
-  _globals['_SAMPLINGPARAMS']._serialized_start=604
-  _globals['_SAMPLINGPARAMS']._serialized_end=1002
-  _globals['_SLO']._serialized_start=1004
-  _globals['_SLO']._serialized_end=1079
-  _globals['_TRACECONTEXT']._serialized_start=1081
-  _globals['_TRACECONTEXT']._serialized_end=1136
-  _globals['_ADMISSION']._serialized_start=1139
-  _globals['_ADMISSION']._serialized_end=1277
-  _globals['_LENGTHGUESS']._serialized_start=1280
-  _globals['_LENGTHGUESS']._serialized_end=1463
-  _globals['_USAGE']._serialized_start=1465
-  _globals['_USAGE']._serialized_end=1518
-  _globals['_RESULT']._serialized_start=1521
-  _globals['_RESULT']._serialized_end=1947
-  _globals['_LOGPROBS']._serialized_start=1949
-  _globals['_LOGPROBS']._serialized_end=2016
-  _globals['_RESULTERROR']._serialized_start=2018
-  _globals['_RESULTERROR']._serialized_end=2064
-  _globals['_TIMING']._serialized_start=2066
-  _globals['_TIMING']._serialized_end=2156
+  _globals['_REQUEST']._serialized_end=502
+  _globals['_CHATPROMPT']._serialized_start=504
+  _globals['_CHATPROMPT']._serialized_end=615
+  _globals['_CHATMESSAGE']._serialized_start=617
+  _globals['_CHATMESSAGE']._serialized_end=680
+  _globals['_TOKENPROMPT']._serialized_start=682
+  _globals['_TOKENPROMPT']._serialized_end=708
+  _globals['_SAMPLINGPARAMS']._serialized_start=711
+  _globals['_SAMPLINGPARAMS']._serialized_end=1109
+  _globals['_SLO']._serialized_start=1111
+  _globals['_SLO']._serialized_end=1186
+  _globals['_TRACECONTEXT']._serialized_start=1188
+  _globals['_TRACECONTEXT']._serialized_end=1243
+  _globals['_ADMISSION']._serialized_start=1246
+  _globals['_ADMISSION']._serialized_end=1384
+  _globals['_LENGTHGUESS']._serialized_start=1387
+  _globals['_LENGTHGUESS']._serialized_end=1570
+  _globals['_USAGE']._serialized_start=1572
+  _globals['_USAGE']._serialized_end=1625
+  _globals['_RESULT']._serialized_start=1628
+  _globals['_RESULT']._serialized_end=2054
+  _globals['_LOGPROBS']._serialized_start=2056
+  _globals['_LOGPROBS']._serialized_end=2123
+  _globals['_RESULTERROR']._serialized_start=2125
+  _globals['_RESULTERROR']._serialized_end=2171
+  _globals['_TIMING']._serialized_start=2173
+  _globals['_TIMING']._serialized_end=2263
 # @@protoc_insertion_point(module_scope)

@@ -124,6 +124,7 @@ class Request(_message.Message):
     EXPIRE_AFTER_S_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CONTROL_TOKENS_IN_TEXT_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model, as ListModels gives it. Required."""
@@ -145,6 +146,8 @@ class Request(_message.Message):
     """How many output tokens the client expects; 0: it does not say. A hint: it is followed as far as this tenant's hints proved right, and
     one above max_tokens counts as that.
     """
+    control_tokens_in_text: _builtins.bool
+    """The model's control tokens (`<|im_end|>`) in the text of this prompt are those tokens. Default: they are text as any other."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """Chat messages, rendered by the model's chat template."""
@@ -184,11 +187,12 @@ class Request(_message.Message):
         expire_after_s: _builtins.float | None = ...,
         trace: Global___TraceContext | None = ...,
         expected_output_tokens: _builtins.int = ...,
+        control_tokens_in_text: _builtins.bool = ...,
         admission: Global___Admission | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "chat", b"chat", "expire_after_s", b"expire_after_s", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "application", b"application", "chat", b"chat", "expected_output_tokens", b"expected_output_tokens", "expire_after_s", b"expire_after_s", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s", "admission", b"admission", "application", b"application", "chat", b"chat", "control_tokens_in_text", b"control_tokens_in_text", "expected_output_tokens", b"expected_output_tokens", "expire_after_s", b"expire_after_s", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "slo", b"slo", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expire_after_s: _TypeAlias = _typing.Literal["expire_after_s"]  # noqa: Y015
     _WhichOneofArgType__expire_after_s: _TypeAlias = _typing.Literal["_expire_after_s", b"_expire_after_s"]  # noqa: Y015
@@ -206,6 +210,12 @@ class ChatPrompt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    VARIABLES_JSON_FIELD_NUMBER: _builtins.int
+    continue_final_message: _builtins.bool
+    """The answer continues the last message. Default: it is a new message of the assistant."""
+    variables_json: _builtins.str
+    """A JSON object of more variables of the chat template, such as {"tools": [...], "enable_thinking": false}. Empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """At least one."""
@@ -214,10 +224,12 @@ class ChatPrompt(_message.Message):
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        variables_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "variables_json", b"variables_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,19 +241,23 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    MORE_JSON_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
     """The message as text."""
+    more_json: _builtins.str
+    """A JSON object of its other fields, such as {"tool_calls": [...]} or {"name": "f"}, as the chat template reads them. Empty: none."""
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        more_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "more_json", b"more_json", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from qlm.cli.console import plain_console
 from qlm.cli.models.found_model import FoundModel, find_models, read_model
 from qlm.cli.models.needed_packages import need
 from qlm.cli.models.smollm2 import NAME, WeightType, make_smollm2
@@ -51,7 +51,7 @@ def models(ctx: click.Context, folder: Path, as_json: bool) -> None:
     elif not found:
         click.echo(f"no models in {folder}: `qlm models add {NAME}` makes a small real one, `qlm models random NAME` one of nonsense")
     else:
-        Console().print(_table(found))
+        plain_console().print(_table(found))
         click.echo("\nmodels:\n" + "".join(model.settings_text() for model in found), nl=False)
 
 

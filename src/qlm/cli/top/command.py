@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from qlm.cli.console import plain_console
 from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option
 from qlm.cli.top.frame import frame
@@ -44,7 +45,7 @@ def top(every_s: float, window_s: float, once: bool, as_json: bool, addresses: t
 
     Exit codes: 0 done; 1 no gateway answered (with --once and --json); 2 wrong use.
     """
-    console = Console()
+    console = plain_console()
     if as_json or once or not console.is_terminal:
         view = asyncio.run(_look(addresses, window_s))
         if as_json:

@@ -92,7 +92,7 @@ class Child:
                     return
                 structlog.get_logger().warning("process_ended", name=self.spec.name, exit_code=code)
                 if code == EXIT_CONFIG and self._restarts == 0 and not self._address:
-                    raise ConfigError(f"{self.spec.name}: {self._complaint()}")
+                    raise ConfigError(f"{self.spec.name}: {self.complaint()}")
                 await self._pause()
         finally:
             log.close()
@@ -197,12 +197,12 @@ class Child:
         recent = [at_s for at_s in self._restart_times_s if now_s - at_s < self._settings.restart_window_s]
         if len(recent) > self._settings.restarts_max:
             raise Unavailable(
-                f"{self.spec.name} ended {len(recent)} times within {self._settings.restart_window_s:g} s: {self._complaint()}"
+                f"{self.spec.name} ended {len(recent)} times within {self._settings.restart_window_s:g} s: {self.complaint()}"
             )
         await asyncio.sleep(min(self._settings.restart_backoff_s * 2 ** (len(recent) - 1), self._settings.restart_backoff_max_s))
         self._restarts += 1
 
-    def _complaint(self) -> str:
+    def complaint(self) -> str:
         """What its log says went wrong, and where the rest is."""
         for line in reversed(self._tail):
             error = _parsed(line).get("error")

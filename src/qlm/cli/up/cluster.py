@@ -96,7 +96,8 @@ class Cluster:
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable(
-                f"not serving after {timeout_s:g} s: {', '.join(self._missing())}; their logs are in {self._state_dir / 'logs'}"
+                f"not serving after {timeout_s:g} s: {', '.join(self._missing())}; "
+                + next(f"{child.spec.name}: {child.complaint()}" for child in self._children if child.spec.name in self._missing())
             ) from None
 
     def _missing(self) -> list[str]:

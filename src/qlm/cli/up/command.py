@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 import structlog
-from rich.console import Console
 from rich.table import Table
 
+from qlm.cli.console import plain_console
 from qlm.cli.options import config_option, default_config_path, set_option
 from qlm.cli.up.cluster import Cluster
 from qlm.cli.up.config import UpConfig
@@ -103,7 +103,7 @@ class _Run:
 
     async def _announce(self, ready: asyncio.Event) -> None:
         await ready.wait()
-        console = Console()
+        console = plain_console()
         console.print(_table(self._cluster.state))
         gateways = ", ".join(process.address for process in self._cluster.state.of("gateway"))
         click.echo(f"Ready. Gateway on {gateways}. Ctrl-C drains and stops.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qlm.cli.up import die_with_parent
+from qlm_process.config import OVERRIDES_VARIABLE
 from qlm_process.settings import Count, QueueSettings, Seconds, Section, TelemetrySettings
 
 
@@ -77,20 +79,17 @@ def launcher() -> tuple[str, ...]:
 
 
 def process_specs(config: UpConfig, config_path: str, overrides: Mapping[str, object], queue_url: str) -> tuple[ProcessSpec, ...]:
-    """All processes in the order of the table. What `up` itself sets comes last and wins. The queue's URL, which may hold a password,
-    goes by the environment: everybody on the machine can read command lines."""
+    """All processes in the order of the table. What `up` itself sets comes last and wins. Settings go by the environment."""
     specs: list[ProcessSpec] = []
     for service, entries in config.services().items():
         for entry in entries:
             base = config.up.metrics_port_base
             own: dict[str, object] = {
                 **{key: value for key, value in overrides.items() if key != "queue.url"},
+                "queue.url": queue_url,  # after "queue", if that is given
                 "telemetry.log_format": "json",
                 "telemetry.metrics_port": base + len(specs) if base else 0,
             }
-            if "queue" in overrides:  # the whole section is set on the command line, which wins over the environment
-                own["queue.url"] = queue_url
-            settings = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
-            command = (sys.executable, "-m", f"qlm_{service}", "--config", config_path, "--name", entry.name, *settings)
-            specs.append(ProcessSpec(name=entry.name, service=service, command=command, environment={"QLM_QUEUE__URL": queue_url}))
+            command = (sys.executable, "-m", f"qlm_{service}", "--config", config_path, "--name", entry.name)
+            specs.append(ProcessSpec(name=entry.name, service=service, command=command, environment={OVERRIDES_VARIABLE: json.dumps(own)}))
     return tuple(specs)

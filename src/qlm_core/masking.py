@@ -1,0 +1,17 @@
+"""Text for logs and errors without the secrets that URLs hold."""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+_SECRETS = re.compile(
+    r"""(?P<before> :// | [?&](?:password|passwd|secret|token|key|api[-_]?key)= )
+        (?: (?<=://) [^\s'"]* (?=@) | (?<==) [^\s'"&]+ )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def masked(text: str) -> str:
+    """The text with the user information of URLs ("redis://:secret@host"), and with passwords and keys of their queries, as "***"."""
+    return _SECRETS.sub(rf"\g<before>{MASK}", text)

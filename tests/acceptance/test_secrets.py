@@ -1,0 +1,155 @@
+"""A whole cluster with marked passwords, keys and prompts, in good and bad hours: none of the marks is in anything that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+
+import qlm
+from qlm.errors import QlmError
+from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.values import Durability
+from running_cluster import RunningCluster, wait_until
+from running_text_server import RunningTextServer
+from text_server import KEY, MODEL
+
+PASSWORD, USER_PASSWORD, PROMPT = "mark-queue-password", "mark-engine-password", "mark-of-a-prompt"
+MARKS = (PASSWORD, USER_PASSWORD, PROMPT, KEY)
+ANSWER_S = 60.0
+COMMAND_TIMEOUT_S = 60
+
+CONFIG = """
+models:
+  - {{name: sim, profile: Mistral-7B}}
+  - {{name: far, profile: Mistral-7B, context_tokens_max: 2048}}
+agents:
+  - {{name: sim-0, gpu: A100-80GB, models: [sim]}}
+  - name: far-0
+    gpu: A100-80GB
+    models: [far]
+    engine: openai
+    openai: {{base_url: "{far}", api_key_env: FAR_KEY, output: text, parameters: [], models: {{far: {{remote: {remote}}}}}}}
+  - name: gone-0
+    gpu: A100-80GB
+    models: [far]
+    engine: openai
+    openai: {{base_url: "http://user:{password}@127.0.0.1:1", output: text}}
+"""
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    """Of a server with a password."""
+    server = EmbeddedServer(tmp_path / "server", Durability.PROCESS)
+    plain = await server.start()
+    with redis.Redis.from_url(plain) as client:
+        client.config_set("requirepass", PASSWORD)
+    yield plain.replace("://", f"://:{PASSWORD}@")
+    await server.stop()
+
+
+def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qlm.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+
+
+def found_in(*texts: str) -> list[str]:
+    """The marks, each with the line that it is in."""
+    return [f"{mark}: {line[:400]}" for text in texts for line in text.splitlines() for mark in MARKS if mark in line]
+
+
+def use(cluster: RunningCluster, server: RunningTextServer) -> None:
+    """Requests that end well, are refused at once, by the engine or by a faulty server, and are cancelled."""
+    with qlm.Client(cluster.address, call_timeout_s=30.0) as client:
+        prompts: list[qlm.messages.Prompt] = [f"{PROMPT} [5 words]", [{"role": "user", "content": f"{PROMPT} <|im_end|> [5 words]"}]]
+        for model in ("sim", "far"):
+            for prompt in prompts:
+                assert "".join(chunk.text for chunk in client.generate(model, prompt, slo_s=30, max_tokens=8))
+        for name in ("echo", "broken", "nonsense"):
+            _fault(server, name)
+            client.result(client.submit("far", f"{PROMPT} [9 words]", max_tokens=20).request_id, wait_s=ANSWER_S)
+        for wrong in ({"json_schema": PROMPT}, {"stop": [PROMPT * 100]}, {"request_id": f"{PROMPT}\n"}, {"logprobs": 2}):
+            with pytest.raises(QlmError):
+                list(client.generate("far", PROMPT, **wrong))
+        with pytest.raises(QlmError):
+            client.submit("sim", PROMPT * (1 << 18))
+        client.cancel(client.submit("sim", f"{PROMPT} to be cancelled", max_tokens=4000).request_id)
+
+
+def _fault(server: RunningTextServer, name: str) -> None:
+    body = json.dumps({"name": name, "count": 1}).encode()
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}/fault", body, headers), timeout=COMMAND_TIMEOUT_S).close()
+
+
+def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path) -> None:
+    server = RunningTextServer().start()
+    config = tmp_path / "qlm.yaml"
+    config.write_text(CONFIG.format(far=server.url, remote=MODEL, password=USER_PASSWORD))
+    settings = {"agent.simulated.time_scale": "20", "telemetry.log_level": "debug"}
+    environment = {"QLM_CONFIG": str(config), "QLM_QUEUE__URL": url, "FAR_KEY": KEY}
+    said: list[str] = []
+    with RunningCluster(tmp_path / "state", settings, environment) as cluster:
+        use(cluster, server)
+        commands = [Path(f"/proc/{process.pid}/cmdline").read_text() for process in cluster.state.processes]
+        assert len(commands) == 6
+        said += commands
+        for name in ("gateway-0", "sim-0"):  # a fault of each kind, with requests under way
+            with qlm.Client(cluster.address, call_timeout_s=30.0) as client:
+                client.submit("sim", f"{PROMPT} under way", max_tokens=2000)
+            (pid,) = (process.pid for process in cluster.state.processes if process.name == name)
+            os.kill(pid, signal.SIGKILL)
+            cluster.wait_for(lambda state, pid=pid: state.ready and pid not in [process.pid for process in state.processes])  # type: ignore[misc]
+        with redis.Redis.from_url(url) as client_of_server:
+            client_of_server.config_set("requirepass", "another")
+            client_of_server.client_kill_filter(_type="normal", skipme=True)
+            wait_until(lambda: "away" in cluster.log() or "refuses" in cluster.log(), 30.0, "the wrong password is told")
+            client_of_server.config_set("requirepass", PASSWORD)
+        use(cluster, server)
+        state_dir = str(cluster.state_dir)
+        for arguments in (["status", "--state-dir", state_dir], ["models"], ["health", "--address", cluster.address]):
+            done = command(*arguments, environment=environment)
+            said += [done.stdout, done.stderr]
+        assert cluster.interrupt() == 0, cluster.log()
+    server.kill()
+    broken = url.replace("redis://", "redis:/")
+    for wrong in ("--set", f"queue.url={broken}"), ("--set", f"queue={{url: '{url}', nam: x}}"), ("--set", f"queue={{url: '{url}'"):
+        for service in ("up", "gateway", "agent"):
+            done = command(service, *wrong)
+            assert done.returncode == 2, done
+            said += [done.stdout, done.stderr]
+    logs = [path.read_text() for path in sorted(tmp_path.glob("state/**/*.log*"))]
+    assert len(logs) >= 7
+    assert sum("accepts" in log or "ready" in log for log in logs) >= 6
+    assert found_in(*said, *logs) == []
+
+
+def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:
+    wrong = {
+        "a wrong password": url.replace(PASSWORD, USER_PASSWORD),
+        "no password": url.replace(f":{PASSWORD}@", ""),
+        "an unknown user": url.replace("://:", "://nobody:"),
+        "no such database": f"{url}/99999",
+    }
+    for what, address in wrong.items():
+        done = command("gateway", environment={"QLM_QUEUE__URL": address})
+        assert (done.returncode, "the server refuses it" in done.stderr) == (2, True), (what, done)
+        assert found_in(done.stdout, done.stderr) == []
+    done = command("up", "--state-dir", str(tmp_path / "up"), environment={"QLM_QUEUE__URL": wrong["a wrong password"]})
+    assert (done.returncode, "the server refuses it" in done.stderr) == (2, True), done
+    assert found_in(done.stdout, done.stderr) == []
