@@ -40,6 +40,9 @@ class BoundsSettings(Section):
     frames_ttl_s: Seconds = Field(60.0, description="How long the frame stream of a gateway that is gone is kept.")
     control_max: Count = Field(10_000, description="Entries of an agent's control stream.")
     events_max: Count = Field(50_000, description="Entries of the event stream.")
+    memory_share: float = Field(
+        0.8, gt=0, lt=1, description="Share of the server's maxmemory above which nothing is accepted; the rest is for what was accepted."
+    )
 
     def bounds(self) -> Bounds:
         """These limits as the queue takes them."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio as redis
+import structlog
 
-from qlm_core.errors import NotFound, OffsetOutOfRange
+from qlm_core.errors import NotFound, OffsetOutOfRange, Unavailable
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
 from qlm_queue import redis_arguments as arguments
+from qlm_queue.damage import DAMAGED_RESULT, Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.keys import Keys
 from qlm_queue.redis_dump import dump_queue
-from qlm_queue.redis_link import RedisLink
-from qlm_queue.redis_server_check import check_server
+from qlm_queue.redis_link import RETRY_AFTER_S, RecordDamaged, RedisLink
+from qlm_queue.redis_repair import repair_queue
+from qlm_queue.redis_server_check import ServerWatch
 from qlm_queue.scripts import Library, library_source
 from qlm_queue.values import (
     BATCH_MAX,
@@ -28,7 +35,6 @@ from qlm_queue.values import (
     Bounds,
     Completion,
     ControlEntry,
-    ControlKind,
     Durability,
     Emission,
     GroupPlacement,
@@ -49,6 +55,8 @@ from qlm_queue.values import (
 )
 
 READ_MAX = 1_000
+REPAIR_GAP_S = 1.0
+"""Between two repairs of one process, which its calls began."""
 _CONSUMER_GROUP = "planner"
 _CONSUMER = "leader"
 
@@ -68,9 +76,11 @@ class RedisQueue:
     ) -> None:
         self._name = name
         self._keys = Keys(name)
-        self._durability = durability
         self._bounds = bounds or Bounds()
         self._link = RedisLink(url, Library(library or library_source()), call_timeout_s)
+        self._watch = ServerWatch(self._link, durability, self._bounds.memory_share)
+        self._repair: asyncio.Task[None] | None = None
+        self._repaired_s = -math.inf
         self._bound_args: list[Any] = [
             self._bounds.attempts_max,
             round(self._bounds.result_ttl_s * 1000),
@@ -87,13 +97,17 @@ class RedisQueue:
     async def start(self) -> None:
         await self._link.start()
         try:
-            await check_server(self._link, self._durability)
+            await self._watch.start()
             await self._make_consumer_group()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
+        repair, self._repair = self._repair, None
+        if repair is not None:
+            repair.cancel()
+            await asyncio.wait([repair])
         await self._link.stop()
 
     async def server_time_s(self) -> float:
@@ -103,8 +117,8 @@ class RedisQueue:
     # Leases -----------------------------------------------------------------------------------------------------------
 
     async def acquire_lease(self, role: str, nonce: str, ttl_s: float, address: str) -> Lease | None:
-        token = await self._call("acquire_lease", role, nonce, _ms(ttl_s), address)
-        return Lease(role=role, token=token.decode()) if token else None
+        token = await self._call("acquire_lease", role, nonce, _ms(ttl_s), address, read=answers.text_of)
+        return Lease(role=role, token=token) if token else None
 
     async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
         await self._call("renew_lease", lease.role, lease.token, _ms(ttl_s), within_s=within_s)
@@ -113,13 +127,13 @@ class RedisQueue:
         await self._call("release_lease", lease.role, lease.token)
 
     async def leader_address(self, role: str) -> str:
-        return answers.text_of(await self._call("leader_address", role))
+        return str(await self._call("leader_address", role, read=answers.text_of))
 
     # Instances --------------------------------------------------------------------------------------------------------
 
     async def register(self, instance: str, nonce: str, body: bytes, ttl_s: float) -> tuple[str, Lease]:
-        incarnation, token = await self._call("register", instance, nonce, body, _ms(ttl_s))
-        return incarnation.decode(), Lease(role=incarnation.decode(), token=token.decode())
+        incarnation, token = await self._call("register", instance, nonce, body, _ms(ttl_s), read=answers.texts_of)
+        return incarnation, Lease(role=incarnation, token=token)
 
     async def describe(self, lease: Lease, body: bytes) -> None:
         await self._call("describe", lease.role, lease.token, body)
@@ -135,8 +149,14 @@ class RedisQueue:
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         if len(acceptance.digest) != 16:
             raise ValueError(f"a digest has 16 bytes, not {len(acceptance.digest)}")
+        refusal = await self._watch.refusal()
+        if refusal is not None:
+            try:
+                await self.find(acceptance.key)  # what was accepted before is told again
+            except NotFound:
+                raise refusal from None
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
-        queue_id, number, accepted_ms, state, duplicate = await self._call(
+        receipt: AcceptReceipt = await self._call(
             "accept",
             self._keys.request(acceptance.key),
             acceptance.body,
@@ -148,37 +168,33 @@ class RedisQueue:
             self._bounds.queue_max,
             self._bounds.tenant_max,
             self._bounds.class_max,
+            read=answers.receipt,
         )
-        return AcceptReceipt(
-            queue_id=queue_id.decode(),
-            acceptance_number=int(number),
-            accepted_s=int(accepted_ms) / 1000,
-            state=RequestState(state.decode()),
-            duplicate=duplicate == b"1",
-        )
+        await self._watch.confirm()
+        return receipt
+
+    async def refusal(self) -> str:
+        refusal = await self._watch.refusal()
+        return "" if refusal is None else str(refusal)
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         if offset < 0:
             raise OffsetOutOfRange("an offset is at least 0", details={"offset": str(offset)})
         try:
-            kind, record, output, produced, form = await self._call("attach", self._keys.request(key), gateway, offset)
+            attached: Attached = await self._call(
+                "attach", self._keys.request(key), gateway, offset, read=partial(answers.attached, self._keys)
+            )
         except OffsetOutOfRange as error:
             error.details["offset"] = str(offset)
             raise
         except NotFound as error:
             raise _not_found(key) from error
-        progress, logprobs = answers.output_parts(output) if form.decode() == answers.LOGPROBS else (output, b"")
-        return Attached(
-            ended=answers.terminal_record(record) if kind == b"ended" else None,
-            live=answers.live_request(self._keys, record) if kind == b"live" else None,
-            progress=progress,
-            produced=int(produced),
-            logprobs=logprobs,
-        )
+        return attached
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         try:
-            return RequestState(answers.text_of(await self._call("cancel", self._keys.request(key), result)))
+            state: RequestState = await self._call("cancel", self._keys.request(key), result, read=answers.state_of)
+            return state
         except NotFound as error:
             raise _not_found(key) from error
 
@@ -203,9 +219,10 @@ class RedisQueue:
     async def _read_arrivals(self, block_s: float, count: int) -> list[LiveRequest]:
         found: list[LiveRequest] = []
         while len(found) < count:  # reads on only where requests that were placed unread took up the room
-            entries = await self._link.read_group(self._keys("queue"), _CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
-            page = await self._call("arrived", *(entry_id for entry_id, _ in entries)) if entries else []
-            found += (answers.live_request(self._keys, answer) for answer in page)
+            read = partial(self._link.read_group, self._keys("queue"), _CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
+            entries = await self._sound(read)
+            page = await self._call("arrived", *(entry_id for entry_id, _ in entries), read=self._live) if entries else []
+            found += page
             if len(page) == len(entries):
                 break
             block_s = 0.0 if found else block_s
@@ -215,9 +232,10 @@ class RedisQueue:
         _check_batch(count)
         found: list[LiveRequest] = []
         while len(found) < count:  # a page may hold few requests that are not placed; the end of the queue ends it
-            cursor, *page = await self._call("unplaced", after, count)
-            found += (answers.live_request(self._keys, answer) for answer in page)
-            after = answers.text_of(cursor)
+            after, page = await self._call(
+                "unplaced", after, count, read=lambda answer: (answers.text_of(answer[0]), self._live(answer[1:]))
+            )
+            found += page
             if not after:
                 break
         return found[:count]
@@ -225,20 +243,21 @@ class RedisQueue:
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         _check_batch(len(groups))
-        return answers.statuses(await self._call("place", lease.token, *arguments.placements(self._keys, groups, requests)))
+        return await self._steps("place", lease.token, *arguments.placements(self._keys, groups, requests))
 
     async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         if into.group_id == source:
             raise ValueError("the groups are one")
-        return answers.statuses(await self._call("regroup", lease.token, *arguments.regrouped(self._keys, source, into, requests)))
+        return await self._steps("regroup", lease.token, *arguments.regrouped(self._keys, source, into, requests))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         named = [group_id for segment in chunk.segments for group_id in segment.group_ids]
         _check_batch(len(named))
         if len(set(named)) < len(named):
             raise ValueError("a chunk names a group twice")
-        return answers.applied_chunk(await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk)))
+        applied: AppliedChunk = await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk), read=answers.applied_chunk)
+        return applied
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return int(await self._call("reclaim", lease.token, incarnation, failure))
@@ -251,7 +270,7 @@ class RedisQueue:
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         _check_batch(budget.requests_max)
-        answer = await self._call(
+        result: PullResult = await self._call(
             "pull",
             lease.role,
             lease.token,
@@ -261,15 +280,18 @@ class RedisQueue:
             budget.output_reserve_tokens,
             budget.owned_aside,
             EXPIRED_RESULT,
+            read=partial(answers.pull_result, self._keys),
         )
-        return answers.pull_result(self._keys, answer)
+        return result
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
-        ids = sorted(await self._link.run(self._link.client.smembers, self._keys("running", incarnation)))
+        ids = await self._sound(lambda: self._link.run(self._link.client.smembers, self._keys("running", incarnation)), sorted)
         found: list[Pulled] = []
         for first in range(0, len(ids), BATCH_MAX):
-            page = await self._call("owned", incarnation, *ids[first : first + BATCH_MAX])
-            found += (answers.pulled(self._keys, answer) for answer in page)
+            page = ids[first : first + BATCH_MAX]
+            found += await self._call(
+                "owned", incarnation, *page, read=lambda answer: [answers.pulled(self._keys, each) for each in answer]
+            )
         return sorted(found, key=lambda request: request.acceptance_number)
 
     async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
@@ -279,52 +301,51 @@ class RedisQueue:
         _check_batch(len(emissions))
         if not emissions:
             return []
-        return answers.statuses(await self._call("emit", incarnation, *arguments.emissions(self._keys, emissions)))
+        return await self._steps("emit", incarnation, *arguments.emissions(self._keys, emissions))
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         _check_batch(len(completions))
         if not completions:
             return []
-        return answers.statuses(await self._call("complete", incarnation, *arguments.completions(self._keys, completions)))
+        return await self._steps("complete", incarnation, *arguments.completions(self._keys, completions))
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         return await self._give_back(incarnation, cause.value, cause is RequeueCause.EVICTED, failure, requests)
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
-        entries = await self._link.read_streams(self._keys("ctl", instance), after, block_s, READ_MAX)
-        return [
-            ControlEntry(
-                entry_id=entry_id.decode(),
-                kind=ControlKind(fields[b"k"].decode()),
-                queue_id=fields[b"i"].decode(),
-                attempt=int(fields[b"a"]),
-            )
-            for entry_id, fields in entries
-        ]
+        stream = self._keys("ctl", instance)
+        entries: list[ControlEntry] = await self._sound(
+            lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries
+        )
+        return entries
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         try:
-            kind, record = await self._call("find", self._keys.request(key))
+            found: LiveRequest | TerminalRecord = await self._call(
+                "find", self._keys.request(key), read=partial(answers.live_or_ended, self._keys)
+            )
         except NotFound as error:
             raise _not_found(key) from error
-        return answers.live_request(self._keys, record) if kind == b"live" else answers.terminal_record(record)
+        return found
 
     async def requests_ahead(self, key: RequestKey) -> int:
         try:
-            return int(await self._call("requests_ahead", self._keys.request(key)))
+            return int(await self._call("requests_ahead", self._keys.request(key), read=int))
         except NotFound as error:
             raise _not_found(key) from error
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
-        found = await self._call("waiting", group_id, after, count)
-        return [answers.live_request(self._keys, answer) for answer in found]
+        found: list[LiveRequest] = await self._call("waiting", group_id, after, count, read=self._live)
+        return found
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
-        return answers.overview(await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ())))
+        chosen = "all" if group_ids is None else "some"
+        overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
+        return overview
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         return await self._read_stream(self._keys("events"), b"e", after, block_s, count)
@@ -332,15 +353,27 @@ class RedisQueue:
     async def report(self, events: Sequence[bytes]) -> None:
         _check_batch(len(events))
         if events:
-            entry = {"e": events_entry(events)}
-            await self._link.run(self._link.client.xadd, self._keys("events"), entry, maxlen=self._bounds.events_max, approximate=True)
+            entry, keys = {"e": events_entry(events)}, self._keys("events")
+            add = partial(self._link.run, self._link.client.xadd, keys, entry, maxlen=self._bounds.events_max, approximate=True)
+            await self._sound(add)
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call("publish_profiles", lease.role, lease.token, version, body)
 
     async def read_profiles(self) -> tuple[int, bytes]:
-        version, body = await self._link.run(self._link.client.hmget, self._keys("profiles"), ["version", "body"])
-        return (int(version), body) if version is not None else (0, b"")
+        ask = partial(self._link.run, self._link.client.hmget, self._keys("profiles"), ["version", "body"])
+        profiles: tuple[int, bytes] = await self._sound(ask, answers.profiles)
+        return profiles
+
+    async def repair(self, mend: bool) -> Sequence[Damage]:
+        try:
+            return await repair_queue(self._link, self._keys, self._ask, self._make_consumer_group, mend=mend)
+        except RecordDamaged as error:  # damaged again meanwhile, or a bug: another repair follows
+            raise Unavailable(f"the queue cannot be repaired: {error}") from error
+
+    async def condemn(self, queue_ids: Sequence[str]) -> int:
+        _check_batch(len(queue_ids))
+        return len(await self._call("condemn", "1", DAMAGED_RESULT, *queue_ids)) // 3 if queue_ids else 0
 
     async def dump(self) -> QueueDump:
         """The whole state, for tests: neither atomic nor bounded."""
@@ -348,8 +381,46 @@ class RedisQueue:
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
-    async def _call(self, function: str, *args: Any, within_s: float | None = None) -> Any:
+    async def _call(
+        self, function: str, *args: Any, read: Callable[[Any], Any] = lambda answer: answer, within_s: float | None = None
+    ) -> Any:
+        """`read`: makes a value of the answer."""
+        return await self._sound(lambda: self._ask(function, *args, within_s=within_s), read)
+
+    async def _ask(self, function: str, *args: Any, within_s: float | None = None) -> Any:
         return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)
+
+    async def _sound(self, ask: Callable[[], Awaitable[Any]], read: Callable[[Any], Any] = lambda answer: answer) -> Any:
+        """The value of an answer. A damaged record fails the call as a server that is away does, and begins a repair: the caller tries
+        again. The one guard of all calls."""
+        try:
+            return read(await ask())
+        except RecordDamaged as error:
+            reason: Exception = error
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # of `read`
+            reason = error
+        structlog.get_logger().error("record_unreadable", error=repr(reason))
+        if self._repair is None or self._repair.done():
+            self._repair = asyncio.create_task(self._mend(), name="queue-repair")
+        raise Unavailable(
+            f"the queue holds a damaged record and is being repaired: {reason!r}", details={"retry_after_s": f"{RETRY_AFTER_S}"}
+        )
+
+    async def _mend(self) -> None:
+        """A repair on its own, at most one at a time and some apart."""
+        pause_s = self._repaired_s + REPAIR_GAP_S - time.monotonic()
+        await asyncio.sleep(max(0.0, pause_s))
+        try:
+            log_damage(await self.repair(True))
+        except Unavailable as error:
+            structlog.get_logger().error("queue_not_repaired", error=str(error))
+        self._repaired_s = time.monotonic()
 
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
@@ -358,13 +429,34 @@ class RedisQueue:
         if not requests:
             return []
         where = "second" if behind_head else "head"
-        return answers.statuses(await self._call("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests)))
+        return await self._steps("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests))
 
     async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
-        entries = await self._link.read_streams(stream, after, block_s, count)
-        return [StreamEntry(entry_id=entry_id.decode(), payload=fields[field]) for entry_id, fields in entries]
+        entries: list[StreamEntry] = await self._sound(
+            lambda: self._link.read_streams(stream, after, block_s, count), partial(answers.stream_entries, field)
+        )
+        return entries
+
+    def _live(self, answer: Sequence[Any]) -> list[LiveRequest]:
+        return [answers.live_request(self._keys, each) for each in answer]
+
+    def _page(self, answer: Sequence[Any]) -> tuple[str, list[LiveRequest]]:
+        return answers.text_of(answer[0]), self._live(answer[1:])
+
+    async def _steps(self, function: str, *args: Any) -> Sequence[StepStatus]:
+        steps: list[StepStatus] = await self._call(function, *args, read=answers.statuses)
+        return steps
+
+    async def _has_consumer_group(self) -> bool:
+        try:
+            groups = await self._link.run(self._link.client.xinfo_groups, self._keys("queue"))
+        except redis.ResponseError:  # no stream yet
+            return False
+        return any(group["name"] == _CONSUMER_GROUP.encode() for group in groups)
 
     async def _make_consumer_group(self) -> None:
+        if await self._has_consumer_group():
+            return  # without a write, which a full server refuses
         try:
             await self._link.run(self._link.client.xgroup_create, self._keys("queue"), _CONSUMER_GROUP, "0", True)
         except redis.ResponseError as error:

@@ -67,6 +67,7 @@ class Bounds:
     frames_ttl_s: float = 60.0
     control_max: int = 10_000
     events_max: int = 50_000
+    memory_share: float = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,7 +388,7 @@ class VirtualQueueRecord:
 class Overview:
     """The whole queue but for its requests, and for groups that were not asked for, read in one step. `incarnations`: those that may own
     requests -> lease alive.
-    `last_event_id`: events after it tell what changed since."""
+    `last_event_id`: events after it tell what changed since. `damage_count`: damaged records that repairs have mended, ever."""
 
     plan_version: int
     accepted_count: int
@@ -398,3 +399,4 @@ class Overview:
     instances: Sequence[InstanceRecord]
     incarnations: Mapping[str, bool]
     last_event_id: str
+    damage_count: int = 0

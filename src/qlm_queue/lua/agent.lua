@@ -38,7 +38,9 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
   local prefix, now = batch.prefix, now_ms()
   local members = group_keys(prefix, gid)
   local ids, tokens, states, told, of_model = {}, 0, {}, { group = gid, owner = incarnation }, pb_bytes(10, model)
-  for _, id in ipairs(redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)) do
+  local waiting = redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)
+  if #waiting == 0 then error('group ' .. gid .. ' is on a queue and has no members') end  -- else `pull` would go on for ever
+  for _, id in ipairs(waiting) do
     local body, hash_key = read_entry(prefix, id)
     local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'x')
     room.looks = room.looks - 1

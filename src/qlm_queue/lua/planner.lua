@@ -219,7 +219,7 @@ local function group_answer(prefix, gid, stored)
   return { gid, stored, redis.call('ZCARD', members), first, redis.call('HGETALL', meta) }
 end
 
--- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id
+-- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id, findings mended
 local function overview(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
@@ -261,5 +261,6 @@ local function overview(keys, args)
   return {
     redis.call('GET', prefix .. ':plan_version') or '0', redis.call('GET', prefix .. ':acceptance') or '0',
     counts[1] or '0', counts[2] or '0', queues, groups, instances, incarnations, #last > 0 and last[1][1] or '0-0',
+    redis.call('GET', prefix .. ':damage_count') or '0',
   }
 end
