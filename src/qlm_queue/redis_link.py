@@ -83,11 +83,14 @@ class RedisLink:
         call timeout."""
         command = ("FCALL_RO" if name in READING else "FCALL", self._library.function(name), len(keys), *keys, *args)
         try:
+            try:
+                return await self._ask(command, within_s)
+            except redis.ResponseError as error:
+                if not is_not_loaded(str(error)):
+                    raise
+            await self._load_library()
             return await self._ask(command, within_s)
         except redis.ResponseError as error:
-            if is_not_loaded(str(error)):
-                await self._load_library()
-                return await self._ask(command, within_s)
             raise _qlm_error(error) from error
 
     async def _load_library(self) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
-from damage_redis import damage
-from running_cluster import RunningCluster
 
 import qlm
+from damage_redis import damage
+from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"
 REQUESTS = 60

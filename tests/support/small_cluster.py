@@ -83,9 +83,9 @@ class SmallCluster:
         with contextlib.suppress(Unavailable):
             await self._queue.repair(True)
 
-    async def finish(self) -> int:
+    async def finish(self, rounds_max: int = ROUNDS_MAX) -> int:
         """Goes on until nothing is live; returns how many rounds that took. Raises AssertionError where something waits for ever."""
-        for rounds in range(ROUNDS_MAX):
+        for rounds in range(rounds_max):
             await self.round()
             await self.mend()
             if not (await self._queue.overview()).live and rounds:
