@@ -259,6 +259,8 @@ class AgentMachine:
                 self.delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
             case FailureKind.BROKEN:
                 self.delivery.give_back(run, ReturnCause.FAILED, end.message)
+            case FailureKind.AWAY:
+                self.delivery.give_back(run, ReturnCause.AWAY)
             case _:
                 assert_never(end.failure)
 
@@ -323,6 +325,8 @@ class AgentMachine:
         models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
         if not models and not swapping.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
+        if not models and swapping.failing:
+            models = [swapping.failing]  # what waited for it went elsewhere
         empty = self.runs.running == 0 and not pulling.under_way
         effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
         may_pull = not self.paused and not swapping.swapping_to

@@ -33,6 +33,7 @@ class ReturnCause(StrEnum):
     EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
+    AWAY = "away"  # the engine serves nobody: no attempt of the request
 
 
 class Fate(Enum):

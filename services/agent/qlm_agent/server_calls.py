@@ -33,6 +33,7 @@ CAUSES = {
     ReturnCause.EVICTED: RequeueCause.EVICTED,
     ReturnCause.DRAINED: RequeueCause.DRAINED,
     ReturnCause.FAILED: RequeueCause.FAILED,
+    ReturnCause.AWAY: RequeueCause.DRAINED,
 }
 
 assert ITEMS_MAX <= BATCH_MAX
@@ -71,6 +72,7 @@ class ServerCalls:
         self._keep = keep or self._kept
         self._process_nonce = nonce or new_nonce()
         self._told_runs = False
+        self._draining = False
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
@@ -91,6 +93,7 @@ class ServerCalls:
                 return await self._register(effect)
             case Describe():
                 assert self.keeper is not None
+                self._draining = True
                 self.facts = replace(self.facts, draining=True)
                 await self._queue.describe(self.keeper.lease, to_body(self.facts))
                 return CallAnswered(call=effect.call)
@@ -114,9 +117,11 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell(self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None) -> None:
+    async def tell(
+        self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None, *, failing: bool = False
+    ) -> None:
         """Publishes changes of the active model, the model being loaded ("": none) with its start, the models in host memory and the batch;
-        and the running requests. Raises Unavailable, LeaseLost."""
+        and the running requests. An instance with a `failing` engine takes nothing, as one that drains. Raises Unavailable, LeaseLost."""
         if self.keeper is None:
             return
         since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0
@@ -124,7 +129,8 @@ class ServerCalls:
         since_s = (since_s or self._now_s()) if swapping_to else 0.0
 
         def now(facts: InstanceFacts) -> InstanceFacts:
-            return replace(facts, active_model=model, warm_models=models, loading_since_s=since_s, batch=batch)
+            draining = self._draining or failing
+            return replace(facts, active_model=model, warm_models=models, loading_since_s=since_s, batch=batch, draining=draining)
 
         facts = now(self.facts)
         running = runs is not None and bool(runs.groups)

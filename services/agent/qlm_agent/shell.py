@@ -304,7 +304,8 @@ class AgentShell:
         """Where models are, and what runs."""
         token_s = self.machine.expectations.token_s(load.active_model)
         runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
-        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs)
+        failing = bool(self.machine.swapping.failing)
+        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
 
     async def _watch_profiles(self) -> None:
         await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)
