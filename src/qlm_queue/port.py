@@ -162,7 +162,8 @@ class Queue(Protocol):
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing
         and is forgotten). Latest accepted first, so that the earliest group opened again is the head. An incarnation whose lease is alive
-        keeps all: returns 0. `failure` as in `requeue`."""
+        keeps all: returns 0. The loss of an agent is no failed attempt; one that was pulled `pulls_max` times ends as FAILED with this
+        Result."""
 
     async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
         """Ends up to `count` waiting requests of a group as FAILED with this Result, the `oldest` or the newest first, as long as more than
@@ -192,7 +193,7 @@ class Queue(Protocol):
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         """Returns running requests to their exact place with their progress: the group's order by acceptance number; a group that must be
         opened again goes to the head of the queue it was on (behind the head if EVICTED). With cause FAILED a request that has now failed
-        `attempts_max` times is ENDED as FAILED with the Result `failure`."""
+        `attempts_max` times is ENDED as FAILED with the Result `failure`. What has failed is pulled alone (`PullBudget`)."""
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         """Messages for an instance's agent after an entry id ("0" at first; "$" for only new ones)."""

@@ -183,11 +183,12 @@ def output_parts(output: bytes) -> tuple[bytes, bytes]:
 
 
 def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
-    blocked_tokens, head, behind, *flat = answer
+    blocked_tokens, head, behind, suspect, *flat = answer
     return PullResult(
         pulled=[pulled(keys, flat[at : at + PULLED_STRINGS]) for at in range(0, len(flat), PULLED_STRINGS)],
         head=head_group(head) if head else None,
         blocked_tokens=int(blocked_tokens),
+        suspect=suspect == b"1",
         behind=tuple(
             GroupBehind(model=model.decode(), slo_class=slo_class.decode(), slo_kind=slo_kind.decode(), waiting=int(waiting))
             for model, slo_class, slo_kind, waiting in zip(*[iter(behind)] * 4, strict=True)

@@ -88,6 +88,7 @@ class RedisQueue:
             round(self._bounds.frames_ttl_s * 1000),
             self._bounds.control_max,
             self._bounds.events_max,
+            self._bounds.pulls_max,
         ]
 
     @property
@@ -280,6 +281,7 @@ class RedisQueue:
             budget.output_reserve_tokens,
             budget.owned_aside,
             EXPIRED_RESULT,
+            "1" if budget.suspects else "",
             read=partial(answers.pull_result, self._keys),
         )
         return result

@@ -37,11 +37,13 @@ class ControlKind(StrEnum):
 
 
 class RequeueCause(StrEnum):
-    """Why a request went back to its place. FAILED and LOST count as failed attempts, the others do not."""
+    """Why a request went back to its place. FAILED counts as a failed attempt. SUSPECTED too, but never as the last one: the engine broke
+    with others on it, and one of them may be why. The others do not count."""
 
     EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
+    SUSPECTED = "suspected"
     LOST = "lost"
 
 
@@ -62,6 +64,7 @@ class Bounds:
     tenant_max: int = 250_000
     class_max: int = 400_000
     attempts_max: int = 3
+    pulls_max: int = 100
     result_ttl_s: float = 3600.0
     frames_max: int = 20_000
     frames_ttl_s: float = 60.0
@@ -215,12 +218,16 @@ class AppliedChunk:
 class PullBudget:
     """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
-    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back."""
+    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back.
+
+    A request that has failed once is given alone: to an idle incarnation, or with `suspects` (all that it runs has failed once too, and has
+    made output since); one that has failed more often only to an idle one."""
 
     requests_max: int
     kv_tokens: int
     output_reserve_tokens: int
     owned_aside: int = 0
+    suspects: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,13 +276,14 @@ class GroupBehind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
-    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0. `behind`: the groups behind the
-    head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
+    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0; `suspect`: it is to run alone.
+    `behind`: the groups behind the head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
 
     pulled: Sequence[Pulled]
     head: HeadGroup | None
     blocked_tokens: int
     behind: tuple[GroupBehind, ...]
+    suspect: bool = False
 
     @property
     def models_ahead(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import qlm
 from running_cluster import RunningCluster
 from running_text_server import RunningTextServer
-from text_server import KEY, MODEL, text_prompt
+from text_server import KEY, MODEL, POISON, text_prompt
 
 REQUESTS = 40
+POISONS = {5, 20}
 SICK_S = 4.0
 ANSWER_S = 60.0
 
@@ -87,3 +89,33 @@ def test_work_of_a_sick_server_goes_elsewhere(server: RunningTextServer, tmp_pat
             all_completed(client)
     finally:
         sound.kill()
+
+
+def test_who_kills_the_engine_fails_and_nobody_else(server: RunningTextServer, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def keep_running() -> None:
+        """As a supervisor of the server does."""
+        while not ended.wait(0.1):
+            if not server.running:
+                server.kill()
+                server.start()
+
+    supervisor = threading.Thread(target=keep_running)
+    with cluster_of(tmp_path, server) as cluster, qlm.Client(cluster.address) as client:
+        supervisor.start()
+        try:
+            for number in range(REQUESTS):
+                bad = number in POISONS
+                prompt = text_prompt(number, 10, 300)
+                client.submit("m", f"{POISON} {prompt}" if bad else prompt, request_id=f"r{number}", slo_s=3600, max_tokens=400)
+            deadline_s = time.monotonic() + ANSWER_S
+            while len(states(client)) < REQUESTS and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+        finally:
+            ended.set()
+            supervisor.join()
+        results = [client.result(f"r{number}", wait_s=0.0) for number in range(REQUESTS)]
+    found = {number for number, result in enumerate(results) if result is None or result.state is not qlm.RequestState.COMPLETED}
+    assert found == POISONS
+    assert {result.error_reason for result in results if result is not None} == {"", "ATTEMPTS_EXHAUSTED"}

@@ -17,7 +17,7 @@ from .mirror import live
 from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, frames, key_of, owned, pieces, placement, result_of, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
-COUNTED = (RequeueCause.FAILED, RequeueCause.LOST)
+COUNTED = (RequeueCause.FAILED, RequeueCause.SUSPECTED)
 
 
 async def test_owned_finds_what_a_lost_answer_of_pull_took(scene: Scenario) -> None:
@@ -268,14 +268,13 @@ async def test_an_evicted_group_alone_on_its_queue_is_its_head(scene: Scenario) 
     assert await scene.queue_of() == ["g"]
 
 
-@pytest.mark.parametrize("cause", COUNTED)
-async def test_the_last_failed_attempt_ends_a_request(scene: Scenario, cause: RequeueCause) -> None:
+async def test_the_last_failed_attempt_ends_a_request(scene: Scenario) -> None:
     await scene.queue_up("g", "r1")
     for attempt in (1, 2, 3):
         request = (await scene.pull())["r1"]
         assert request.failed_attempts == attempt - 1
         await scene.mirror("emit", scene.incarnation, [emission(request, attempt - 1, [attempt])])
-        status = await scene.mirror("requeue", scene.incarnation, [owned(request)], cause, FAILURE)
+        status = await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE)
         assert status == [ENDED if attempt == 3 else DONE]
     result = await result_of(scene, "r1")
     assert (result.state, result.error.reason) == (WireState.REQUEST_STATE_FAILED, "ATTEMPTS_EXHAUSTED")
@@ -283,6 +282,16 @@ async def test_the_last_failed_attempt_ends_a_request(scene: Scenario, cause: Re
     assert ControlKind.CANCEL not in [entry.kind for entry in await scene.mirror("read_control", "a", "0", 0)]
     assert (await frames(scene))[-1][0].result.error.reason == "ATTEMPTS_EXHAUSTED"
     assert await scene.mirror.real.leftovers() == []
+
+
+async def test_a_suspect_is_never_ended_by_what_others_may_have_done(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1")
+    for failed in (0, 1, 2, 2, 2):
+        request = (await scene.pull())["r1"]
+        assert request.failed_attempts == failed
+        assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.SUSPECTED, FAILURE) == [DONE]
+    request = (await scene.pull())["r1"]
+    assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE) == [ENDED]
 
 
 @pytest.mark.parametrize("cause", [RequeueCause.EVICTED, RequeueCause.DRAINED])

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import zlib
 from typing import Any
@@ -27,6 +28,8 @@ from typing import Any
 from aiohttp import web
 
 CONTEXT_WORDS = 2048
+POISON, POISON_S = "poison", 0.05
+"""A prompt with this word ends the server, after so long."""
 MODEL, OTHER_MODEL = "text-model", "other-model"
 PROMPT = re.compile(r"^(?P<head>.*?)\[(?P<answer>\d+) words\](?P<made>.*)$", re.DOTALL)
 WORDS_BEFORE_FAULT = 5
@@ -136,6 +139,9 @@ class TextServer:
             return _error(self._sick, "sick")
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": " word", "finish_reason": "length"}]})
+        if POISON in str(body.get("prompt")):
+            await asyncio.sleep(POISON_S)
+            os._exit(1)
         fault = self._faults.pop(0) if self._faults else ""
         self._open += 1
         try:

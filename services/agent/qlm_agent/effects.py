@@ -41,6 +41,7 @@ class Pull:
     kv_tokens: int
     output_reserve_tokens: int
     owned_aside: int
+    suspects: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ class AgentMachine:
         self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
         self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
         self.paused = False
+        self._broke_together = False  # the engine, with more than one run on it, and its model is not back yet
         self._now_s = 0.0
 
     @property
@@ -188,11 +189,13 @@ class AgentMachine:
             case OthersTold():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
+                self._broke_together = False
                 self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
                 effects += self.swapping.loaded(event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens)
                 if event.tier is Tier.ACTIVE:
                     self.pulling.model_changed(event.active)
             case ModelNotLoaded():
+                self._broke_together = self._broke_together or (bool(self.swapping.active) and self.runs.running > 1)
                 effects += self.swapping.not_loaded(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
                     effects += self.restoring.model_failed(event.model)
@@ -240,8 +243,13 @@ class AgentMachine:
             self.delivery.produced(now_s, run, tokens)
         if tokens_told:
             self.expectations.told(model, seconds, tokens_told, sequences)
+        broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
+        if broken > 1:
+            self._broke_together = True
         for end in event.ended:
             self._engine_ended(end)
+        if self.swapping.active:
+            self._broke_together = False
 
     def _engine_ended(self, end: EngineEnd) -> None:
         run = self.runs.get(end.run_id)
@@ -258,7 +266,7 @@ class AgentMachine:
             case FailureKind.KV_CAPACITY:
                 self.delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
             case FailureKind.BROKEN:
-                self.delivery.give_back(run, ReturnCause.FAILED, end.message)
+                self.delivery.give_back(run, ReturnCause.SUSPECTED if self._broke_together else ReturnCause.FAILED, end.message)
             case FailureKind.AWAY:
                 self.delivery.give_back(run, ReturnCause.AWAY)
             case _:

@@ -72,6 +72,7 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         slo_class=held.slo_class,
         resumable=held.request is None or held.request.sampling.resumable,
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
+        failed=pulled.failed_attempts,
     )
 
 

@@ -33,6 +33,7 @@ CAUSES = {
     ReturnCause.EVICTED: RequeueCause.EVICTED,
     ReturnCause.DRAINED: RequeueCause.DRAINED,
     ReturnCause.FAILED: RequeueCause.FAILED,
+    ReturnCause.SUSPECTED: RequeueCause.SUSPECTED,
     ReturnCause.AWAY: RequeueCause.DRAINED,
 }
 
@@ -165,6 +166,7 @@ class ServerCalls:
             kv_tokens=effect.kv_tokens,
             output_reserve_tokens=effect.output_reserve_tokens,
             owned_aside=effect.owned_aside,
+            suspects=effect.suspects,
         )
         result = await self._queue.pull(self.keeper.lease, effect.model, budget)
         return PullAnswered(
@@ -173,6 +175,7 @@ class ServerCalls:
             head=read_head(result.head, result.behind),
             blocked_tokens=result.blocked_tokens,
             models_ahead=result.models_ahead,
+            suspect=result.suspect,
         )
 
     def _take(self, found: Sequence[Pulled], began_s: float) -> tuple[PulledRun, ...]:

@@ -150,8 +150,7 @@ local function reclaim(keys, args)
   local taken = math.min(#ids, BATCH_MAX)
   for index = 1, taken do
     local record, body = read_by_id(prefix, ids[index])
-    record.failed = record.failed + 1
-    if record.failed >= bounds.attempts_max then
+    if record.attempt >= bounds.pulls_max then
       finish(batch, record, 'F', failure, body, nil, '', '', false)
     else
       return_to_group(batch, record, 'head', false)

@@ -244,11 +244,11 @@ local LEASE_LOST = { err = 'QLMLEASE the lease expired or belongs to another' }
 local NOT_FOUND = { err = 'QLMNOTFOUND no such request' }
 
 -- Every function gets the bounds as its first arguments.
-local BOUND_NAMES = { 'attempts_max', 'result_ttl_ms', 'frames_max', 'frames_ttl_ms', 'control_max', 'events_max' }
+local BOUND_NAMES = { 'attempts_max', 'result_ttl_ms', 'frames_max', 'frames_ttl_ms', 'control_max', 'events_max', 'pulls_max' }
 
 local function read_bounds(args)
   local bounds = {}
   for index, name in ipairs(BOUND_NAMES) do bounds[name] = args[index] end
-  bounds.attempts_max = tonumber(bounds.attempts_max)
+  bounds.attempts_max, bounds.pulls_max = tonumber(bounds.attempts_max), tonumber(bounds.pulls_max)
   return bounds, #BOUND_NAMES + 1
 end
