@@ -48,7 +48,7 @@ async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) 
         await client.delete(*groups[:1])
         done = [(groups[0].decode(), "deleted"), *[await damage(client, "{default}", chance, spared=("queue",)) for _ in range(DAMAGES)]]
         deadline_s = time.monotonic() + ANSWER_S
-        states = {}
+        states: dict[int, qlm.RequestState] = {}
         while len(states) < REQUESTS and time.monotonic() < deadline_s:
             if doctor(cluster, "--repair", "--no-copy").returncode > 1:
                 break

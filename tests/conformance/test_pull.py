@@ -204,9 +204,9 @@ async def test_who_has_failed_twice_joins_nobody(scene: Scenario) -> None:
         bad = (await scene.pull(count=1))["bad"]
         await scene.mirror("requeue", scene.incarnation, [owned(bad)], RequeueCause.SUSPECTED, FAILURE)
     assert list(await scene.pull(model="m", count=9)) == ["bad"]
-    bad = list(await scene.mirror("owned", scene.incarnation))
+    again = list(await scene.mirror("owned", scene.incarnation))
     assert list(await scene.pull(count=9)) == ["r2"]
-    await scene.mirror("unpull", scene.incarnation, [owned(bad[0])])
+    await scene.mirror("unpull", scene.incarnation, [owned(again[0])])
     waits = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, suspects=True))
     assert (list(waits.pulled), waits.suspect) == ([], True)
 

@@ -305,10 +305,10 @@ class AgentMachine:
         if self.life is Life.LEAVING and not len(self.runs) and not self.pulling.under_way:
             self._registration.life = Life.NONE
         if self.life is Life.NONE:
-            if self._drain.stop:
-                self._end(effects)
-            else:
+            if not self._drain.stop:
                 effects += self._registration.decide(now_s)
+            elif not self._registration.under_way:  # else it is deregistered once it is known by what name
+                self._end(effects)
             return
         self._pause_or_resume(effects)
         if self.life is Life.LEAVING:

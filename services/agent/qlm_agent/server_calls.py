@@ -15,7 +15,9 @@ from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import ReturnCause
 from qlm_agent.telemetry import AgentTelemetry
+from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
+from qlm_process.instance_wire import from_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
 from qlm_process.running_wire import RunsTold, to_body
 from qlm_queue.port import Queue
@@ -148,12 +150,23 @@ class ServerCalls:
 
     async def _register(self, effect: Register) -> Event:
         await self.stop()
+        if effect.yields:
+            await self._yield_to_another()
         nonce = f"{self._process_nonce}-{effect.nonce_number}"
         incarnation, lease = await self._queue.register(self.facts.name, nonce, to_body(self.facts), self._lease_ttl_s)
         self.facts = replace(self.facts, incarnation=incarnation)
         self.keeper = self._keep(lease)
         await self.keeper.start()
         return Registered(call=effect.call, incarnation=incarnation)
+
+    async def _yield_to_another(self) -> None:
+        """Raises Unavailable while another process that started earlier serves the instance."""
+        overview = await self._queue.overview(())
+        for record in overview.instances:
+            other = record.name == self.facts.name and record.alive and record.incarnation != self.facts.incarnation
+            if other and 0.0 < from_body(record.body).started_s < self.facts.started_s:
+                text = f"another process serves instance {record.name} of this queue as {record.incarnation}: give one of them another name"
+                raise Unavailable(text, details={"retry_after_s": f"{self._lease_ttl_s:g}"})
 
     def _kept(self, lease: Lease) -> LeaseKeeper:
         return LeaseKeeper(self._queue, lease, ttl_s=self._lease_ttl_s, renew_s=self._lease_renew_s)

@@ -147,7 +147,7 @@ class AgentShell:
 
     async def run(self, stop: asyncio.Event, address: str) -> None:
         """Serves until `stop` is set and all is finished or given back. `address`: of the Agent service."""
-        self._calls.facts = replace(self._calls.facts, address=address)
+        self._calls.facts = replace(self._calls.facts, address=address, started_s=self._now_s())
         await self._engine.start()
         try:
             async with asyncio.TaskGroup() as group:
