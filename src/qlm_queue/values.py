@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.bounds import Bounds as Bounds
 
 BATCH_MAX = 500
 """Most ids that one script call touches."""
@@ -37,8 +38,8 @@ class ControlKind(StrEnum):
 
 
 class RequeueCause(StrEnum):
-    """Why a request went back to its place. FAILED counts as a failed attempt. SUSPECTED too, but never as the last one: the engine broke
-    with others on it, and one of them may be why. The others do not count."""
+    """Why a request went back to its place. FAILED counts as a failed attempt; SUSPECTED (the engine broke with others on it, one of which
+    may be why) too, but never as the last one."""
 
     EVICTED = "evicted"
     DRAINED = "drained"
@@ -54,23 +55,6 @@ class StepStatus(StrEnum):
     STALE = "stale"  # ended, or owned by another incarnation or attempt: nothing was changed
     GAP = "gap"  # emit and complete: progress is shorter than the offset given; nothing was changed
     ENDED = "ended"  # requeue: it had failed `attempts_max` times and is FAILED now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Limits of one queue; all are configurable."""
-
-    queue_max: int = 500_000
-    tenant_max: int = 250_000
-    class_max: int = 400_000
-    attempts_max: int = 3
-    pulls_max: int = 100
-    result_ttl_s: float = 3600.0
-    frames_max: int = 20_000
-    frames_ttl_s: float = 60.0
-    control_max: int = 10_000
-    events_max: int = 50_000
-    memory_share: float = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +202,9 @@ class AppliedChunk:
 class PullBudget:
     """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
-    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back.
-
-    A request that has failed once is given alone: to an idle incarnation, or with `suspects` (all that it runs has failed once too, and has
-    made output since); one that has failed more often only to an idle one."""
+    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back. A request
+    that has failed is given alone, to an idle incarnation; with `suspects` (all that it runs has failed once too, and has made output
+    since) also one that has failed once."""
 
     requests_max: int
     kv_tokens: int

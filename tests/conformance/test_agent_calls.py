@@ -284,16 +284,6 @@ async def test_the_last_failed_attempt_ends_a_request(scene: Scenario) -> None:
     assert await scene.mirror.real.leftovers() == []
 
 
-async def test_a_suspect_is_never_ended_by_what_others_may_have_done(scene: Scenario) -> None:
-    await scene.queue_up("g", "r1")
-    for failed in (0, 1, 2, 2, 2):
-        request = (await scene.pull())["r1"]
-        assert request.failed_attempts == failed
-        assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.SUSPECTED, FAILURE) == [DONE]
-    request = (await scene.pull())["r1"]
-    assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE) == [ENDED]
-
-
 @pytest.mark.parametrize("cause", [RequeueCause.EVICTED, RequeueCause.DRAINED])
 async def test_evictions_and_drains_never_end_a_request(scene: Scenario, cause: RequeueCause) -> None:
     await scene.queue_up("g", "r1")

@@ -211,6 +211,16 @@ async def test_who_has_failed_twice_joins_nobody(scene: Scenario) -> None:
     assert (list(waits.pulled), waits.suspect) == ([], True)
 
 
+async def test_a_suspect_is_never_ended_by_what_others_may_have_done(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1")
+    for failed in (0, 1, 2, 2, 2):
+        request = (await scene.pull())["r1"]
+        assert request.failed_attempts == failed
+        assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.SUSPECTED, FAILURE) == [DONE]
+    request = (await scene.pull())["r1"]
+    assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE) == [ENDED]
+
+
 async def test_the_loss_of_an_agent_is_no_attempt(make_mirror: Callable[..., Mirror]) -> None:
     mirror = make_mirror(Bounds(attempts_max=1, pulls_max=4))
     await mirror.real.queue.start()
