@@ -264,6 +264,8 @@ def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.Queue
         virtual_queues=tuple(_virtual_queue_value(queue) for queue in message.virtual_queues),
         request=_request_status_value(message.request) if message.HasField("request") else None,
         planner=message.planner,
+        refusal=message.refusal,
+        damage_count=message.damage_count,
     )
 
 

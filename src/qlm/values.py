@@ -188,7 +188,8 @@ class VirtualQueueStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
     """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running. `planner`: "host:port" of the
-    leading planner, "" where none leads."""
+    leading planner, "" where none leads. `refusal`: why nothing is accepted now, "" if it is. `damage_count`: damaged records that were
+    mended, ever."""
 
     queue: str
     live: int
@@ -197,6 +198,8 @@ class QueueStatus:
     virtual_queues: tuple[VirtualQueueStatus, ...]
     request: RequestStatus | None
     planner: str = ""
+    refusal: str = ""
+    damage_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

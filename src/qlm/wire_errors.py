@@ -82,6 +82,7 @@ _CLASSES: Final[dict[str, type[QlmError]]] = {
     "CANCELLED": RequestEnded,
     "KV_CAPACITY_EXCEEDED": RequestEnded,
     "SHED": RequestEnded,
+    "RECORD_DAMAGED": RequestEnded,
     "INTERNAL": InternalError,
 }
 """The class of each reason of errors.proto."""

@@ -10,7 +10,8 @@
     ├── CallDeadlineExceeded      DEADLINE_EXCEEDED  CALL_DEADLINE
     ├── OffsetOutOfRange          OUT_OF_RANGE       OFFSET_OUT_OF_RANGE
     ├── PreconditionFailed        FAILED_PRECONDITION NOT_LEADER | MODEL_BUSY
-    ├── RequestEnded              (of a Result)      ATTEMPTS_EXHAUSTED | ENGINE_FAILURE | EXPIRED | CANCELLED | KV_CAPACITY_EXCEEDED | SHED
+    ├── RequestEnded              (of a Result)      ATTEMPTS_EXHAUSTED | ENGINE_FAILURE | EXPIRED | CANCELLED | KV_CAPACITY_EXCEEDED
+    │                                                | SHED | RECORD_DAMAGED
     ├── LeaseLost                 a lease expired or belongs to another: the holder starts again
     ├── ConfigError               a wrong setting, found at start
     └── InternalError             INTERNAL           INTERNAL

@@ -26,6 +26,7 @@ def to_proto(facts: InstanceFacts) -> instance_pb2.Instance:
         warm_models=facts.warm_models,
         loading_since_s=facts.loading_since_s,
         batch=facts.batch,
+        started_s=facts.started_s,
     )
 
 
@@ -53,6 +54,7 @@ def from_proto(message: instance_pb2.Instance) -> InstanceFacts:
         warm_models=tuple(message.warm_models),
         loading_since_s=message.loading_since_s if math.isfinite(message.loading_since_s) else 0.0,
         batch=message.batch,
+        started_s=message.started_s if math.isfinite(message.started_s) else 0.0,
     )
 
 

@@ -16,6 +16,7 @@ from qlm_process.instance_wire import from_body
 from qlm_process.running_wire import GroupRuns, RunsTold
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview
 
+_SLO_KINDS = frozenset(SloKind)
 TOLD_MAX_S = 10.0
 """Agents tell what runs every second."""
 
@@ -163,7 +164,7 @@ def group_view(record: GroupRecord) -> GroupView:
     return GroupView(
         group_id=record.group_id,
         model=meta.get("model", ""),
-        slo_kind=SloKind(kind) if kind else SloKind.COMPLETION,
+        slo_kind=SloKind(kind) if kind in _SLO_KINDS else SloKind.COMPLETION,
         slo_class=meta.get("slo_class", ""),
         token_class=meta.get("token_class", ""),
         waiting=record.waiting,

@@ -37,12 +37,16 @@ class BoundsSettings(Section):
     queue_max: Count = Field(500_000, description="Most live requests of the queue.")
     tenant_max: Count = Field(250_000, description="Most live requests of one tenant.")
     class_max: Count = Field(400_000, description="Most live requests of one SLO class.")
-    attempts_max: Count = Field(3, description="Failed attempts after which a request ends FAILED; evictions do not count.")
+    attempts_max: Count = Field(3, description="Failed attempts after which a request ends FAILED; evictions and lost agents do not count.")
+    pulls_max: Count = Field(100, description="Attempts of any kind after which a request that was lost with its agent ends FAILED.")
     result_ttl_s: Seconds = Field(3600.0, description="How long a result is kept, and its request id stands for it.")
     frames_max: Count = Field(20_000, description="Entries of a gateway's frame stream.")
     frames_ttl_s: Seconds = Field(60.0, description="How long the frame stream of a gateway that is gone is kept.")
     control_max: Count = Field(10_000, description="Entries of an agent's control stream.")
     events_max: Count = Field(50_000, description="Entries of the event stream.")
+    memory_share: float = Field(
+        0.8, gt=0, lt=1, description="Share of the server's maxmemory above which nothing is accepted; the rest is for what was accepted."
+    )
 
     def bounds(self) -> Bounds:
         """These limits as the queue takes them."""

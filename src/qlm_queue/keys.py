@@ -35,6 +35,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests
     :plan_version                   string: version of the last plan applied
     :profiles                       hash: version, body: the profile snapshot
+    :damaged:<rest of a key>        any type, TTL: a key that a repair set aside (lua/repair.lua)
+    :damage_count                   counter: findings that repairs have mended
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qlm.api.v1.request_pb2 import Request
 from qlm.internal.v1.events_pb2 import EventKind
 from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.memory_state import MemoryState, StoredRequest
 from qlm_queue.memory_step import Step
 from qlm_queue.values import BATCH_MAX, Acceptance, AcceptReceipt, Attached, ControlKind, LiveRequest, TerminalRecord
@@ -112,6 +115,16 @@ def cancel(state: MemoryState, now_s: float, key: RequestKey, result: bytes) -> 
     step.finish(request, RequestState.CANCELLED, result)
     step.send()
     return RequestState.CANCELLED
+
+
+def condemn(state: MemoryState, now_s: float, queue_ids: Sequence[str]) -> int:
+    step = Step(state, now_s)
+    found = [state.requests[queue_id] for queue_id in queue_ids if queue_id in state.requests]
+    for request in found:
+        step.finish(request, RequestState.FAILED, DAMAGED_RESULT)
+    step.send()
+    state.damage_count += len(found)
+    return len(found)
 
 
 def expire(state: MemoryState, now_s: float, result: bytes) -> int:

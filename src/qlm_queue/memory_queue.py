@@ -7,12 +7,16 @@ the queue: `start` and `stop` do nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
+from qlm_core.errors import Unavailable
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue import memory_admission, memory_leases, memory_planning, memory_reading, memory_serving
+from qlm_queue import memory_admission, memory_leases, memory_planning, memory_reading, memory_repair, memory_serving
+from qlm_queue.damage import Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.memory_state import MemoryState, parse_id
@@ -47,8 +51,36 @@ DIGEST_BYTES = 16
 FRAMES_READ_MAX = 1_000
 CONTROL_READ_MAX = 1_000
 Answer = TypeVar("Answer", bound=Sized)
+Twin = TypeVar("Twin")
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
+def _guarded(operation: Operation) -> Operation:
+    """An operation that meets damage repairs the queue and fails as where the server is away; where nothing is damaged it is a bug."""
+
+    @functools.wraps(operation)
+    async def call(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return await operation(self, *args, **options)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = memory_repair.repair(self.state, self._now_s(), mend=True)
+            if not found:
+                raise
+            log_damage(found)
+            raise Unavailable(f"the queue held a damaged record and was repaired: {error!r}") from error
+
+    return cast(Operation, call)
+
+
+def _all_guarded(queue: type[Twin]) -> type[Twin]:
+    """The one guard of all operations."""
+    for name, operation in list(vars(queue).items()):
+        if inspect.iscoroutinefunction(operation) and not name.startswith("_") and name != "repair":
+            setattr(queue, name, _guarded(operation))
+    return queue
+
+
+@_all_guarded
 class MemoryQueue:
     """See `port.Queue` for each operation. `state` is for tests, to move times."""
 
@@ -110,6 +142,9 @@ class MemoryQueue:
         receipt = memory_admission.accept(self.state, self._now_s(), acceptance)
         await self._notify()
         return receipt
+
+    async def refusal(self) -> str:
+        return ""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         attached = memory_admission.attach(self.state, self._now_s(), key, gateway, offset)
@@ -246,6 +281,17 @@ class MemoryQueue:
 
     async def read_profiles(self) -> tuple[int, bytes]:
         return self.state.profiles
+
+    async def repair(self, mend: bool) -> Sequence[Damage]:
+        found = memory_repair.repair(self.state, self._now_s(), mend=mend)
+        await self._notify()
+        return found
+
+    async def condemn(self, queue_ids: Sequence[str]) -> int:
+        _check_batch(queue_ids)
+        ended = memory_admission.condemn(self.state, self._now_s(), queue_ids)
+        await self._notify()
+        return ended
 
     # Blocking reads ---------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None =
         ],
         incarnations={name: state.holder(name, now_s) is not None for name in sorted(state.running)},
         last_event_id=f"{state.events.last_id[0]}-{state.events.last_id[1]}",
+        damage_count=state.damage_count,
     )
 
 

@@ -41,6 +41,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
     pulled: list[Pulled] = []
     tokens_left = budget.kv_tokens
     blocked_tokens = 0
+    suspect = False
     looked_at = 0
     while model and group_ids and len(pulled) < budget.requests_max and looked_at < BATCH_MAX:
         group = state.groups[group_ids[0]]
@@ -52,17 +53,22 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
             step.finish(request, RequestState.EXPIRED, EXPIRED_RESULT)
             continue
         needed = request.prompt_tokens + request.produced_tokens + budget.output_reserve_tokens
-        if needed > tokens_left and (pulled or not idle):
+        alone = idle or (budget.suspects and request.failed_attempts == 1)
+        suspect = request.failed_attempts > 0 and (bool(pulled) or not alone)
+        if suspect or (needed > tokens_left and (pulled or not idle)):
             blocked_tokens = needed
             break
         tokens_left -= needed
         pulled.append(_take(step, group, request, incarnation))
+        if request.failed_attempts:
+            break
     step.send()
     looked_up = [state.groups[group_id] for group_id in group_ids[:MODELS_AHEAD_GROUPS_MAX]]
     return PullResult(
         pulled=pulled,
         head=_head(state, looked_up[0]) if looked_up else None,
         blocked_tokens=blocked_tokens,
+        suspect=suspect,
         behind=tuple(
             GroupBehind(
                 model=group.model,
@@ -213,11 +219,14 @@ def requeue(
 
 def return_failed(step: Step, request: StoredRequest, cause: RequeueCause, failure: bytes, *, by: str) -> StepStatus:
     """Requeues one running request, or ends it where this was its last attempt. `by` as in `Step.finish`."""
-    if cause in (RequeueCause.FAILED, RequeueCause.LOST):
-        request.failed_attempts += 1
-        if request.failed_attempts >= step.state.bounds.attempts_max:
-            step.finish(request, RequestState.FAILED, failure, by=by)
-            return StepStatus.ENDED
+    bounds = step.state.bounds
+    request.failed_attempts += cause is RequeueCause.FAILED
+    if cause is RequeueCause.SUSPECTED:
+        request.failed_attempts = min(request.failed_attempts + 1, bounds.attempts_max - 1)
+    lost_too_often = cause is RequeueCause.LOST and request.attempt >= bounds.pulls_max
+    if lost_too_often or request.failed_attempts >= bounds.attempts_max:
+        step.finish(request, RequestState.FAILED, failure, by=by)
+        return StepStatus.ENDED
     owner = request.incarnation
     step.return_to_place(request, 1 if cause is RequeueCause.EVICTED else 0)
     step.event(EventKind.EVENT_KIND_REQUEUED, request, incarnation=owner, cause=cause.value)

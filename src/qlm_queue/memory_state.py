@@ -184,6 +184,7 @@ class MemoryState:
         self.events: MemoryStream[bytes] = MemoryStream(bounds.events_max)
         self.profiles: tuple[int, bytes] = (0, b"")
         self.written: set[tuple[str, str]] = set()
+        self.damage_count = 0
 
     def next_queue_id(self, now_s: float) -> str:
         milliseconds = int(now_s * 1000)

@@ -103,13 +103,24 @@ class Step:
         self.state.send(self.now_s, instance, ControlKind.WAKE)
 
     def return_to_place(self, request: StoredRequest, index: int) -> None:
-        """RUNNING -> PLACED; a group that has to be opened again is put at `index` of the queue it was on."""
+        """RUNNING -> PLACED; a group that has to be opened again is put at `index` of the queue it was on. A request whose group is gone
+        is placed again."""
+        if not request.group_id:
+            self.unplace(request)
+            return
         group = self.state.groups[request.group_id]
         del self.state.running[request.incarnation][request.number]
         self.join(group, request)
         group.first_deadline_s = min(group.first_deadline_s, request.accepted_s + group.slo_least_s)
         if not group.instance:
             self.open(group, group.last_instance, index)
+
+    def unplace(self, request: StoredRequest) -> None:
+        """A request whose group is gone waits to be placed again. Some planner has read it."""
+        if request.state is RequestState.RUNNING:
+            del self.state.running[request.incarnation][request.number]
+        request.state, request.incarnation, request.group_id, request.read = RequestState.ACCEPTED, "", "", True
+        self.state.unplaced[request.queue_id] = request
 
     # The end ----------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.damage import Damage
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -111,8 +112,11 @@ class Queue(Protocol):
     # Gateway ----------------------------------------------------------------------------------------------------------
 
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
-        """Makes a request durable. Raises QueueFull (details bound: queue, tenant or class; limit) or RequestIdConflict, and then
-        changes nothing."""
+        """Makes a request durable. Raises QueueFull (details bound: queue, tenant, class or memory; limit) or RequestIdConflict, and then
+        changes nothing; Unavailable also where the server would not keep it."""
+
+    async def refusal(self) -> str:
+        """Why nothing is accepted now (settings of the server, its memory, its log of writes), "" if it is."""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
@@ -158,7 +162,8 @@ class Queue(Protocol):
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         """Requeues (LOST) up to BATCH_MAX requests of an incarnation whose lease is gone; returns how many were taken (0: it owns nothing
         and is forgotten). Latest accepted first, so that the earliest group opened again is the head. An incarnation whose lease is alive
-        keeps all: returns 0. `failure` as in `requeue`."""
+        keeps all: returns 0. The loss of an agent is no failed attempt; one that was pulled `pulls_max` times ends as FAILED with this
+        Result."""
 
     async def shed(self, lease: Lease, group_id: str, keep: int, count: int, oldest: bool, failure: bytes) -> int:
         """Ends up to `count` waiting requests of a group as FAILED with this Result, the `oldest` or the newest first, as long as more than
@@ -188,7 +193,7 @@ class Queue(Protocol):
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         """Returns running requests to their exact place with their progress: the group's order by acceptance number; a group that must be
         opened again goes to the head of the queue it was on (behind the head if EVICTED). With cause FAILED a request that has now failed
-        `attempts_max` times is ENDED as FAILED with the Result `failure`."""
+        `attempts_max` times is ENDED as FAILED with the Result `failure`. What has failed is pulled alone (`PullBudget`)."""
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         """Messages for an instance's agent after an entry id ("0" at first; "$" for only new ones)."""
@@ -207,6 +212,16 @@ class Queue(Protocol):
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         """All virtual queues and instances, and all groups, which is the one call whose size has no bound; with `group_ids`, of the groups
         only these (those that exist; at most BATCH_MAX)."""
+
+    async def repair(self, mend: bool) -> Sequence[Damage]:
+        """Looks at every record and says which do not fit; with `mend`, also mends them. What can be made again from the stream and the
+        hashes of requests (members of groups, virtual queues, what runs, counters, expiries) is; requests of a group whose record is lost
+        are ACCEPTED again, to be placed; those that run nowhere return to their place; those whose own record, body or shown output is lost
+        end as FAILED (RECORD_DAMAGED); a key of another type is set aside. Any call that meets damage raises Unavailable and begins a
+        repair. Safe beside all other calls. Not bounded: it goes through the queue in pages, and once through all of it where it mended."""
+
+    async def condemn(self, queue_ids: Sequence[str]) -> int:
+        """Ends live requests whose body the caller cannot read as FAILED (RECORD_DAMAGED); returns how many."""
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         """Lifecycle events after an entry id ("0": the oldest kept; "$": only new ones)."""

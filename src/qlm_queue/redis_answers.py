@@ -9,7 +9,11 @@ from typing import Any
 from qlm_core.request import RequestState
 from qlm_queue.keys import Keys
 from qlm_queue.values import (
+    AcceptReceipt,
     AppliedChunk,
+    Attached,
+    ControlEntry,
+    ControlKind,
     GroupBehind,
     GroupRecord,
     HeadGroup,
@@ -19,6 +23,7 @@ from qlm_queue.values import (
     Pulled,
     PullResult,
     StepStatus,
+    StreamEntry,
     TerminalRecord,
     VirtualQueueRecord,
 )
@@ -28,6 +33,7 @@ PULLED_STRINGS = 7
 TEXT, LOGPROBS = "1", "L"
 """Forms of output other than token ids alone."""
 """Of each request in the answer to a pull."""
+_CONTROL_KINDS = frozenset(ControlKind)
 _GROUP_FIELDS = frozenset({"live", "prompt_tokens", "first_deadline", "last_deadline", "slo_least"})
 _ON = "+"
 """In front of the queue that a group is on; else it is the last one."""
@@ -35,6 +41,14 @@ _ON = "+"
 
 def text_of(answer: bytes) -> str:
     return answer.decode()
+
+
+def texts_of(answer: Sequence[bytes]) -> list[str]:
+    return [item.decode() for item in answer]
+
+
+def state_of(answer: bytes) -> RequestState:
+    return RequestState(answer.decode())
 
 
 def statuses(answer: Sequence[bytes]) -> list[StepStatus]:
@@ -87,6 +101,55 @@ def terminal_record(answer: Sequence[bytes]) -> TerminalRecord:
     )
 
 
+def live_or_ended(keys: Keys, answer: Sequence[Any]) -> LiveRequest | TerminalRecord:
+    kind, record = answer
+    return live_request(keys, record) if kind == b"live" else terminal_record(record)
+
+
+def receipt(answer: Sequence[bytes]) -> AcceptReceipt:
+    queue_id, number, accepted_ms, state, duplicate = answer
+    return AcceptReceipt(
+        queue_id=queue_id.decode(),
+        acceptance_number=int(number),
+        accepted_s=int(accepted_ms) / 1000,
+        state=state_of(state),
+        duplicate=duplicate == b"1",
+    )
+
+
+def attached(keys: Keys, answer: Sequence[Any]) -> Attached:
+    kind, record, output, produced, form = answer
+    progress, logprobs = output_parts(output) if form.decode() == LOGPROBS else (output, b"")
+    return Attached(
+        ended=terminal_record(record) if kind == b"ended" else None,
+        live=live_request(keys, record) if kind == b"live" else None,
+        progress=progress,
+        produced=int(produced),
+        logprobs=logprobs,
+    )
+
+
+def stream_entries(field: bytes, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[StreamEntry]:
+    """Entries of another form are left out: they are hints, and what they say is in the records too."""
+    return [StreamEntry(entry_id=entry_id.decode(), payload=fields[field]) for entry_id, fields in entries if field in fields]
+
+
+def control_entries(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[ControlEntry]:
+    """Entries of another form are left out, as above."""
+    return [
+        ControlEntry(
+            entry_id=entry_id.decode(), kind=ControlKind(fields[b"k"].decode()), queue_id=fields[b"i"].decode(), attempt=int(fields[b"a"])
+        )
+        for entry_id, fields in entries
+        if fields.get(b"k", b"").decode(errors="replace") in _CONTROL_KINDS and fields.get(b"a", b"").isdigit() and b"i" in fields
+    ]
+
+
+def profiles(answer: Sequence[bytes | None]) -> tuple[int, bytes]:
+    version, body = answer
+    return (int(version), body) if version is not None and body is not None else (0, b"")
+
+
 def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
     """From `live_answer` of the scripts, with the progress."""
     hash_key, fixed, state, gateway, group_id, body, output = answer
@@ -109,6 +172,10 @@ def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
     )
 
 
+def pulled_all(keys: Keys, answer: Sequence[Any]) -> list[Pulled]:
+    return [pulled(keys, each) for each in answer]
+
+
 def output_parts(output: bytes) -> tuple[bytes, bytes]:
     """Progress and logprobs from `with_logprobs` of the scripts."""
     length, _, parts = output.partition(b" ")
@@ -116,11 +183,12 @@ def output_parts(output: bytes) -> tuple[bytes, bytes]:
 
 
 def pull_result(keys: Keys, answer: Sequence[Any]) -> PullResult:
-    blocked_tokens, head, behind, *flat = answer
+    blocked_tokens, head, behind, suspect, *flat = answer
     return PullResult(
         pulled=[pulled(keys, flat[at : at + PULLED_STRINGS]) for at in range(0, len(flat), PULLED_STRINGS)],
         head=head_group(head) if head else None,
         blocked_tokens=int(blocked_tokens),
+        suspect=suspect == b"1",
         behind=tuple(
             GroupBehind(model=model.decode(), slo_class=slo_class.decode(), slo_kind=slo_kind.decode(), waiting=int(waiting))
             for model, slo_class, slo_kind, waiting in zip(*[iter(behind)] * 4, strict=True)
@@ -180,7 +248,7 @@ def group_records(answer: Sequence[Any]) -> list[GroupRecord]:
 
 def overview(answer: Sequence[Any]) -> Overview:
     """Sorted by name throughout, so that equal states give equal values."""
-    plan_version, accepted, live, unplaced, queues, groups, instances, incarnations, last_event_id = answer
+    plan_version, accepted, live, unplaced, queues, groups, instances, incarnations, last_event_id, damage_count = answer
     records = group_records(groups)
     return Overview(
         plan_version=int(plan_version),
@@ -206,4 +274,5 @@ def overview(answer: Sequence[Any]) -> Overview:
         ),
         incarnations={incarnation.decode(): bool(alive) for incarnation, alive in sorted(incarnations)},
         last_event_id=last_event_id.decode(),
+        damage_count=int(damage_count),
     )

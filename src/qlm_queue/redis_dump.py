@@ -60,11 +60,12 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "group_meta": ("hlen",), "vq": ("llen",), "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",),
     "ctl": ("xrange",), "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",),
     "instances": ("hlen",), "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",),
-    "expiry": ("zrange", 0, -1), "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",),
+    "expiry": ("zrange", 0, -1), "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",), "damaged": ("exists",),
+    "damage_count": ("get",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
 _WITH_SUFFIX = frozenset(
-    {"req", "result", "progress", "logprobs", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl"}
+    {"req", "result", "progress", "logprobs", "group", "group_meta", "vq", "running", "lease", "fence", "frames", "ctl", "damaged"}
 )
 
 

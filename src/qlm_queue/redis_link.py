@@ -11,7 +11,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from qlm_core.errors import ConfigError, InternalError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
 from qlm_queue.redis_pipe import Pipe
 from qlm_queue.scripts import READING, Library, is_not_loaded
 
@@ -24,6 +24,10 @@ RETRY_AFTER_S = 1.0
 # Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
 _AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
 _AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError)
+
+
+class RecordDamaged(Exception):
+    """The server refuses a call because of what it holds (or of a bug of a script): not for the callers of the port."""
 
 
 class RedisLink:
@@ -39,6 +43,8 @@ class RedisLink:
         self._idle_readers: list[Pipe] = []
         self._worn: list[Pipe] = []  # pipes that were given up and may still wait for answers
         self._opening = asyncio.Lock()
+        self.connections = 0
+        """Pipes opened so far: another one may be to a server that was started anew."""
 
     async def start(self) -> None:
         """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
@@ -46,7 +52,7 @@ class RedisLink:
             return
         self._calls = self._client()
         try:
-            await self.run(self.client.function_load, self._library.code, True)
+            await self._load_library()
         except BaseException:
             await self.stop()
             raise
@@ -69,7 +75,7 @@ class RedisLink:
         return self._calls
 
     async def run(self, command: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """One command within the call timeout. Raises Unavailable where it may or may not have happened."""
+        """One command within the call timeout. Raises Unavailable where it may or may not have happened, RecordDamaged for another type."""
         return await self._within(self._call_timeout_s, lambda: command(*args, **options))
 
     async def call(self, name: str, keys: list[str], args: list[Any], within_s: float | None = None) -> Any:
@@ -77,12 +83,20 @@ class RedisLink:
         call timeout."""
         command = ("FCALL_RO" if name in READING else "FCALL", self._library.function(name), len(keys), *keys, *args)
         try:
+            try:
+                return await self._ask(command, within_s)
+            except redis.ResponseError as error:
+                if not is_not_loaded(str(error)):
+                    raise
+            await self._load_library()
             return await self._ask(command, within_s)
         except redis.ResponseError as error:
-            if is_not_loaded(str(error)):
-                await self.run(self.client.function_load, self._library.code, True)
-                return await self._ask(command, within_s)
             raise _qlm_error(error) from error
+
+    async def _load_library(self) -> None:
+        """Only where it is not there: a full server takes no other."""
+        if not await self.run(self.client.function_list, self._library.name):
+            await self.run(self.client.function_load, self._library.code, True)
 
     async def _ask(self, command: tuple[Any, ...], within_s: float | None) -> Any:
         """One command on the pipe, within its deadline or the call timeout."""
@@ -125,6 +139,7 @@ class RedisLink:
             return self._pipe
 
     async def _new_pipe(self) -> Pipe:
+        self.connections += 1
         connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         pipe = Pipe(connection, self._call_timeout_s)
         try:
@@ -208,11 +223,13 @@ class RedisLink:
         return redis.Redis.from_pool(pool)
 
 
-def _unavailable(error: Exception) -> Unavailable | None:
-    """The error for a server that is away or refuses for now; None for another refusal."""
+def _unavailable(error: Exception) -> Exception | None:
+    """The error for a server that is away, refuses for now or holds what it should not; None for another refusal."""
     details = {"retry_after_s": f"{RETRY_AFTER_S}"}
     if not isinstance(error, redis.ResponseError):
         return Unavailable(f"the queue's server is away: {error!r}", details=details)
+    if str(error).startswith("WRONGTYPE"):
+        return RecordDamaged(f"the queue's server refuses: {error}")
     if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
         return Unavailable(f"the queue's server refuses: {error}", details=details)
     return None
@@ -233,4 +250,4 @@ def _qlm_error(error: redis.ResponseError) -> Exception:
         case "QLMOFFSET":
             return OffsetOutOfRange("the offset is beyond what was produced", details={"produced": rest})
         case _:
-            return InternalError(f"a script of the queue failed: {error}")
+            return RecordDamaged(f"a script of the queue failed: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio as redis
@@ -11,25 +12,20 @@ from qlm_core.errors import NotFound, OffsetOutOfRange
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
 from qlm_queue import redis_arguments as arguments
+from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
-from qlm_queue.keys import Keys
+from qlm_queue.redis_calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis_dump import dump_queue
-from qlm_queue.redis_link import RedisLink
-from qlm_queue.redis_server_check import check_server, refusals_are_config_errors
-from qlm_queue.scripts import Library, library_source
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
     AcceptReceipt,
     AppliedChunk,
     Attached,
-    Bounds,
     Completion,
     ControlEntry,
-    ControlKind,
-    Durability,
     Emission,
     GroupPlacement,
     Lease,
@@ -49,54 +45,11 @@ from qlm_queue.values import (
 )
 
 READ_MAX = 1_000
-_CONSUMER_GROUP = "planner"
 _CONSUMER = "leader"
 
 
-class RedisQueue:
-    """See `qlm_queue.port.Queue`. `library`: other Lua source than the shipped one, for tests of the tests."""
-
-    def __init__(
-        self,
-        url: str,
-        name: str = "default",
-        *,
-        durability: Durability = Durability.PROCESS,
-        bounds: Bounds | None = None,
-        call_timeout_s: float = 2.0,
-        library: str | None = None,
-    ) -> None:
-        self._name = name
-        self._keys = Keys(name)
-        self._durability = durability
-        self._bounds = bounds or Bounds()
-        self._link = RedisLink(url, Library(library or library_source()), call_timeout_s)
-        self._bound_args: list[Any] = [
-            self._bounds.attempts_max,
-            round(self._bounds.result_ttl_s * 1000),
-            self._bounds.frames_max,
-            round(self._bounds.frames_ttl_s * 1000),
-            self._bounds.control_max,
-            self._bounds.events_max,
-        ]
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    async def start(self) -> None:
-        """Raises Unavailable, and ConfigError for a server that refuses what the settings say."""
-        try:
-            with refusals_are_config_errors():
-                await self._link.start()
-                await check_server(self._link, self._durability)
-                await self._make_consumer_group()
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def stop(self) -> None:
-        await self._link.stop()
+class RedisQueue(RedisCalls):
+    """See `qlm_queue.port.Queue`, and `RedisCalls` for how it is made."""
 
     async def server_time_s(self) -> float:
         seconds, microseconds = await self._link.run(self._link.client.time)
@@ -105,8 +58,8 @@ class RedisQueue:
     # Leases -----------------------------------------------------------------------------------------------------------
 
     async def acquire_lease(self, role: str, nonce: str, ttl_s: float, address: str) -> Lease | None:
-        token = await self._call("acquire_lease", role, nonce, _ms(ttl_s), address)
-        return Lease(role=role, token=token.decode()) if token else None
+        token = await self._call("acquire_lease", role, nonce, _ms(ttl_s), address, read=answers.text_of)
+        return Lease(role=role, token=token) if token else None
 
     async def renew_lease(self, lease: Lease, ttl_s: float, within_s: float | None = None) -> None:
         await self._call("renew_lease", lease.role, lease.token, _ms(ttl_s), within_s=within_s)
@@ -115,13 +68,13 @@ class RedisQueue:
         await self._call("release_lease", lease.role, lease.token)
 
     async def leader_address(self, role: str) -> str:
-        return answers.text_of(await self._call("leader_address", role))
+        return str(await self._call("leader_address", role, read=answers.text_of))
 
     # Instances --------------------------------------------------------------------------------------------------------
 
     async def register(self, instance: str, nonce: str, body: bytes, ttl_s: float) -> tuple[str, Lease]:
-        incarnation, token = await self._call("register", instance, nonce, body, _ms(ttl_s))
-        return incarnation.decode(), Lease(role=incarnation.decode(), token=token.decode())
+        incarnation, token = await self._call("register", instance, nonce, body, _ms(ttl_s), read=answers.texts_of)
+        return incarnation, Lease(role=incarnation, token=token)
 
     async def describe(self, lease: Lease, body: bytes) -> None:
         await self._call("describe", lease.role, lease.token, body)
@@ -137,8 +90,14 @@ class RedisQueue:
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         if len(acceptance.digest) != 16:
             raise ValueError(f"a digest has 16 bytes, not {len(acceptance.digest)}")
+        refusal = await self._watch.refusal()
+        if refusal is not None:
+            try:
+                await self.find(acceptance.key)  # what was accepted before is told again
+            except NotFound:
+                raise refusal from None
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
-        queue_id, number, accepted_ms, state, duplicate = await self._call(
+        receipt: AcceptReceipt = await self._call(
             "accept",
             self._keys.request(acceptance.key),
             acceptance.body,
@@ -150,37 +109,33 @@ class RedisQueue:
             self._bounds.queue_max,
             self._bounds.tenant_max,
             self._bounds.class_max,
+            read=answers.receipt,
         )
-        return AcceptReceipt(
-            queue_id=queue_id.decode(),
-            acceptance_number=int(number),
-            accepted_s=int(accepted_ms) / 1000,
-            state=RequestState(state.decode()),
-            duplicate=duplicate == b"1",
-        )
+        await self._watch.confirm()
+        return receipt
+
+    async def refusal(self) -> str:
+        refusal = await self._watch.refusal()
+        return "" if refusal is None else str(refusal)
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         if offset < 0:
             raise OffsetOutOfRange("an offset is at least 0", details={"offset": str(offset)})
         try:
-            kind, record, output, produced, form = await self._call("attach", self._keys.request(key), gateway, offset)
+            attached: Attached = await self._call(
+                "attach", self._keys.request(key), gateway, offset, read=partial(answers.attached, self._keys)
+            )
         except OffsetOutOfRange as error:
             error.details["offset"] = str(offset)
             raise
         except NotFound as error:
             raise _not_found(key) from error
-        progress, logprobs = answers.output_parts(output) if form.decode() == answers.LOGPROBS else (output, b"")
-        return Attached(
-            ended=answers.terminal_record(record) if kind == b"ended" else None,
-            live=answers.live_request(self._keys, record) if kind == b"live" else None,
-            progress=progress,
-            produced=int(produced),
-            logprobs=logprobs,
-        )
+        return attached
 
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         try:
-            return RequestState(answers.text_of(await self._call("cancel", self._keys.request(key), result)))
+            state: RequestState = await self._call("cancel", self._keys.request(key), result, read=answers.state_of)
+            return state
         except NotFound as error:
             raise _not_found(key) from error
 
@@ -205,9 +160,10 @@ class RedisQueue:
     async def _read_arrivals(self, block_s: float, count: int) -> list[LiveRequest]:
         found: list[LiveRequest] = []
         while len(found) < count:  # reads on only where requests that were placed unread took up the room
-            entries = await self._link.read_group(self._keys("queue"), _CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
-            page = await self._call("arrived", *(entry_id for entry_id, _ in entries)) if entries else []
-            found += (answers.live_request(self._keys, answer) for answer in page)
+            read = partial(self._link.read_group, self._keys("queue"), CONSUMER_GROUP, _CONSUMER, block_s, count - len(found))
+            entries = await self._sound(read)
+            page = await self._call("arrived", *(entry_id for entry_id, _ in entries), read=self._live) if entries else []
+            found += page
             if len(page) == len(entries):
                 break
             block_s = 0.0 if found else block_s
@@ -217,9 +173,10 @@ class RedisQueue:
         _check_batch(count)
         found: list[LiveRequest] = []
         while len(found) < count:  # a page may hold few requests that are not placed; the end of the queue ends it
-            cursor, *page = await self._call("unplaced", after, count)
-            found += (answers.live_request(self._keys, answer) for answer in page)
-            after = answers.text_of(cursor)
+            after, page = await self._call(
+                "unplaced", after, count, read=lambda answer: (answers.text_of(answer[0]), self._live(answer[1:]))
+            )
+            found += page
             if not after:
                 break
         return found[:count]
@@ -227,20 +184,21 @@ class RedisQueue:
     async def place(self, lease: Lease, groups: Sequence[GroupPlacement], requests: Sequence[RequestPlacement]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         _check_batch(len(groups))
-        return answers.statuses(await self._call("place", lease.token, *arguments.placements(self._keys, groups, requests)))
+        return await self._steps("place", lease.token, *arguments.placements(self._keys, groups, requests))
 
     async def regroup(self, lease: Lease, source: str, into: GroupPlacement, requests: Sequence[WaitingRequest]) -> Sequence[StepStatus]:
         _check_batch(len(requests))
         if into.group_id == source:
             raise ValueError("the groups are one")
-        return answers.statuses(await self._call("regroup", lease.token, *arguments.regrouped(self._keys, source, into, requests)))
+        return await self._steps("regroup", lease.token, *arguments.regrouped(self._keys, source, into, requests))
 
     async def apply_plan(self, lease: Lease, chunk: PlanChunk) -> AppliedChunk:
         named = [group_id for segment in chunk.segments for group_id in segment.group_ids]
         _check_batch(len(named))
         if len(set(named)) < len(named):
             raise ValueError("a chunk names a group twice")
-        return answers.applied_chunk(await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk)))
+        applied: AppliedChunk = await self._call("apply_plan", lease.token, *arguments.plan_chunk(chunk), read=answers.applied_chunk)
+        return applied
 
     async def reclaim(self, lease: Lease, incarnation: str, failure: bytes) -> int:
         return int(await self._call("reclaim", lease.token, incarnation, failure))
@@ -253,7 +211,7 @@ class RedisQueue:
 
     async def pull(self, lease: Lease, model: str, budget: PullBudget) -> PullResult:
         _check_batch(budget.requests_max)
-        answer = await self._call(
+        result: PullResult = await self._call(
             "pull",
             lease.role,
             lease.token,
@@ -263,15 +221,19 @@ class RedisQueue:
             budget.output_reserve_tokens,
             budget.owned_aside,
             EXPIRED_RESULT,
+            "1" if budget.suspects else "",
+            read=partial(answers.pull_result, self._keys),
         )
-        return answers.pull_result(self._keys, answer)
+        return result
 
     async def owned(self, incarnation: str) -> Sequence[Pulled]:
-        ids = sorted(await self._link.run(self._link.client.smembers, self._keys("running", incarnation)))
+        ids = await self._sound(lambda: self._link.run(self._link.client.smembers, self._keys("running", incarnation)), sorted)
         found: list[Pulled] = []
         for first in range(0, len(ids), BATCH_MAX):
-            page = await self._call("owned", incarnation, *ids[first : first + BATCH_MAX])
-            found += (answers.pulled(self._keys, answer) for answer in page)
+            page = ids[first : first + BATCH_MAX]
+            found += await self._call(
+                "owned", incarnation, *page, read=lambda answer: [answers.pulled(self._keys, each) for each in answer]
+            )
         return sorted(found, key=lambda request: request.acceptance_number)
 
     async def unpull(self, incarnation: str, requests: Sequence[Owned], behind_head: bool = False) -> Sequence[StepStatus]:
@@ -281,52 +243,51 @@ class RedisQueue:
         _check_batch(len(emissions))
         if not emissions:
             return []
-        return answers.statuses(await self._call("emit", incarnation, *arguments.emissions(self._keys, emissions)))
+        return await self._steps("emit", incarnation, *arguments.emissions(self._keys, emissions))
 
     async def complete(self, incarnation: str, completions: Sequence[Completion]) -> Sequence[StepStatus]:
         _check_batch(len(completions))
         if not completions:
             return []
-        return answers.statuses(await self._call("complete", incarnation, *arguments.completions(self._keys, completions)))
+        return await self._steps("complete", incarnation, *arguments.completions(self._keys, completions))
 
     async def requeue(self, incarnation: str, requests: Sequence[Owned], cause: RequeueCause, failure: bytes) -> Sequence[StepStatus]:
         return await self._give_back(incarnation, cause.value, cause is RequeueCause.EVICTED, failure, requests)
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
-        entries = await self._link.read_streams(self._keys("ctl", instance), after, block_s, READ_MAX)
-        return [
-            ControlEntry(
-                entry_id=entry_id.decode(),
-                kind=ControlKind(fields[b"k"].decode()),
-                queue_id=fields[b"i"].decode(),
-                attempt=int(fields[b"a"]),
-            )
-            for entry_id, fields in entries
-        ]
+        stream = self._keys("ctl", instance)
+        entries: list[ControlEntry] = await self._sound(
+            lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries
+        )
+        return entries
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         try:
-            kind, record = await self._call("find", self._keys.request(key))
+            found: LiveRequest | TerminalRecord = await self._call(
+                "find", self._keys.request(key), read=partial(answers.live_or_ended, self._keys)
+            )
         except NotFound as error:
             raise _not_found(key) from error
-        return answers.live_request(self._keys, record) if kind == b"live" else answers.terminal_record(record)
+        return found
 
     async def requests_ahead(self, key: RequestKey) -> int:
         try:
-            return int(await self._call("requests_ahead", self._keys.request(key)))
+            return int(await self._call("requests_ahead", self._keys.request(key), read=int))
         except NotFound as error:
             raise _not_found(key) from error
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         _check_batch(count)
-        found = await self._call("waiting", group_id, after, count)
-        return [answers.live_request(self._keys, answer) for answer in found]
+        found: list[LiveRequest] = await self._call("waiting", group_id, after, count, read=self._live)
+        return found
 
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
-        return answers.overview(await self._call("overview", "all" if group_ids is None else "some", *(group_ids or ())))
+        chosen = "all" if group_ids is None else "some"
+        overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
+        return overview
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
         return await self._read_stream(self._keys("events"), b"e", after, block_s, count)
@@ -334,24 +295,27 @@ class RedisQueue:
     async def report(self, events: Sequence[bytes]) -> None:
         _check_batch(len(events))
         if events:
-            entry = {"e": events_entry(events)}
-            await self._link.run(self._link.client.xadd, self._keys("events"), entry, maxlen=self._bounds.events_max, approximate=True)
+            entry, keys = {"e": events_entry(events)}, self._keys("events")
+            add = partial(self._link.run, self._link.client.xadd, keys, entry, maxlen=self._bounds.events_max, approximate=True)
+            await self._sound(add)
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call("publish_profiles", lease.role, lease.token, version, body)
 
     async def read_profiles(self) -> tuple[int, bytes]:
-        version, body = await self._link.run(self._link.client.hmget, self._keys("profiles"), ["version", "body"])
-        return (int(version), body) if version is not None else (0, b"")
+        ask = partial(self._link.run, self._link.client.hmget, self._keys("profiles"), ["version", "body"])
+        profiles: tuple[int, bytes] = await self._sound(ask, answers.profiles)
+        return profiles
+
+    async def condemn(self, queue_ids: Sequence[str]) -> int:
+        _check_batch(len(queue_ids))
+        return len(await self._call("condemn", "1", DAMAGED_RESULT, *queue_ids)) // 3 if queue_ids else 0
 
     async def dump(self) -> QueueDump:
         """The whole state, for tests: neither atomic nor bounded."""
         return await dump_queue(self._link, self._keys, await self.overview())
 
     # Inside -----------------------------------------------------------------------------------------------------------
-
-    async def _call(self, function: str, *args: Any, within_s: float | None = None) -> Any:
-        return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)
 
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
@@ -360,18 +324,19 @@ class RedisQueue:
         if not requests:
             return []
         where = "second" if behind_head else "head"
-        return answers.statuses(await self._call("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests)))
+        return await self._steps("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests))
 
     async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
-        entries = await self._link.read_streams(stream, after, block_s, count)
-        return [StreamEntry(entry_id=entry_id.decode(), payload=fields[field]) for entry_id, fields in entries]
+        entries: list[StreamEntry] = await self._sound(
+            lambda: self._link.read_streams(stream, after, block_s, count), partial(answers.stream_entries, field)
+        )
+        return entries
 
-    async def _make_consumer_group(self) -> None:
-        try:
-            await self._link.run(self._link.client.xgroup_create, self._keys("queue"), _CONSUMER_GROUP, "0", True)
-        except redis.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
+    def _live(self, answer: Sequence[Any]) -> list[LiveRequest]:
+        return [answers.live_request(self._keys, each) for each in answer]
+
+    def _page(self, answer: Sequence[Any]) -> tuple[str, list[LiveRequest]]:
+        return answers.text_of(answer[0]), self._live(answer[1:])
 
 
 def _ms(seconds: float) -> int:

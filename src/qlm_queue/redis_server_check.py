@@ -1,18 +1,26 @@
-"""What a server must be configured to, for a queue's durability to hold there."""
+"""Whether a server keeps what it acknowledges, and has room for it: at the start, at each reconnect, and while it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import redis.asyncio as redis
 import structlog
 
-from qlm_core.errors import ConfigError, Unavailable
-from qlm_queue.redis_link import RedisLink
+from qlm_core.errors import ConfigError, QlmError, QueueFull, Unavailable
+from qlm_queue.redis_link import RETRY_AFTER_S, RedisLink
 from qlm_queue.values import Durability
 
+LOOK_EVERY_S = 0.5
+"""An older look at the server is repeated before a request is accepted."""
+
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
+_SETTINGS = ("appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy")
+_LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
 
 
 @contextmanager
@@ -28,24 +36,97 @@ def refusals_are_config_errors() -> Iterator[None]:
         raise
 
 
-async def check_server(link: RedisLink, durability: Durability) -> None:
-    """Raises ConfigError where the server does not keep the durability; warns where its streams would grow under deletes from the middle,
-    and where a managed server hides its settings."""
-    log = structlog.get_logger()
-    try:
-        settings = await link.run(link.client.config_get, "appendonly", "appendfsync", "stream-node-max-entries")
-    except redis.ResponseError as error:
-        log.warning("queue_server_settings_hidden", error=str(error), durability=durability.value)
-        return
-    found = {_text(name): _text(value) for name, value in settings.items()}
+def settings_problem(found: Mapping[str, str], durability: Durability) -> str:
+    """Why a server of these settings may lose acknowledged requests, "" if it does not."""
     allowed = _APPENDFSYNC_ALLOWED[durability]
     if found.get("appendonly") != "yes" or found.get("appendfsync") not in allowed:
-        raise ConfigError(
+        return (
             f"queue.durability {durability.value!r} needs a server with appendonly yes and appendfsync {' or '.join(allowed)}; "
             f"it has appendonly {found.get('appendonly')} and appendfsync {found.get('appendfsync')}"
         )
-    if found.get("stream-node-max-entries") != "1":
-        log.warning("queue_server_streams_not_compact", setting="stream-node-max-entries", wanted="1")
+    policy = found.get("maxmemory-policy", "noeviction")
+    if found.get("maxmemory", "0") != "0" and policy != "noeviction":
+        return f"a queue needs a server with maxmemory-policy noeviction; it has {policy}, which deletes requests where memory is short"
+    return ""
+
+
+class ServerWatch:
+    """Looks at a server. `memory_share`: of its maxmemory, above which nothing is accepted: the rest is for leases, progress and results of
+    what was accepted."""
+
+    def __init__(self, link: RedisLink, durability: Durability, memory_share: float) -> None:
+        self._link = link
+        self._durability = durability
+        self._memory_share = memory_share
+        self._looking = asyncio.Lock()
+        self._seen_s = 0.0
+        self._seen_connections = 0
+        self._refusal: QlmError | None = None
+        self._hidden = False  # a managed server that tells no settings
+        self._confirming: asyncio.Task[None] | None = None
+        self._confirming_next: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises ConfigError where the server does not keep the durability; warns where its streams would grow under deletes from the
+        middle, and where a managed server hides its settings."""
+        log = structlog.get_logger()
+        found: Mapping[str, str] = {}
+        try:
+            found = await self._settings()
+        except redis.ResponseError as error:
+            self._hidden = True
+            log.warning("queue_server_settings_hidden", error=str(error), durability=self._durability.value)
+        if not self._hidden and (problem := settings_problem(found, self._durability)):
+            raise ConfigError(problem)
+        if not self._hidden and found.get("stream-node-max-entries") != "1":
+            log.warning("queue_server_streams_not_compact", setting="stream-node-max-entries", wanted="1")
+
+    async def refusal(self) -> QlmError | None:
+        """Why nothing is accepted now, None if it is. Raises Unavailable."""
+        if self._stale:
+            async with self._looking:
+                if self._stale:
+                    await self._look()
+        return self._refusal
+
+    async def confirm(self) -> None:
+        """What the server answered before this call is in its log of writes, as far as it can say; else raises Unavailable. The server
+        answers a write also where it fails to log it. Callers at the same time share a question."""
+        if self._confirming_next is None:
+            self._confirming_next = asyncio.create_task(self._ask_after(self._confirming), name="queue-confirm")
+        await asyncio.shield(self._confirming_next)
+
+    @property
+    def _stale(self) -> bool:
+        return time.monotonic() - self._seen_s >= LOOK_EVERY_S or self._link.connections != self._seen_connections
+
+    async def _settings(self) -> Mapping[str, str]:
+        settings = await self._link.run(self._link.client.config_get, *_SETTINGS)
+        return {_text(name): _text(value) for name, value in settings.items()}
+
+    async def _look(self) -> None:
+        connections, seen_s = self._link.connections, time.monotonic()
+        details = {"retry_after_s": f"{RETRY_AFTER_S}"}
+        problem = "" if self._hidden else settings_problem(await self._settings(), self._durability)
+        info: Mapping[str, Any] = await self._link.run(self._link.client.info)
+        if not problem and info.get("aof_last_write_status", "ok") != "ok":
+            problem = _LOG_FAILED
+        refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
+        limit = round(int(info.get("maxmemory", 0)) * self._memory_share)
+        if refusal is None and limit and int(info["used_memory"]) >= limit:
+            text = f"the queue is full: its server uses {info['used_memory']} bytes of memory, and {limit} is the bound"
+            refusal = QueueFull(text, details={"bound": "memory", "limit": str(limit), **details})
+        if str(refusal or "") and type(refusal) is not type(self._refusal):
+            structlog.get_logger().error("queue_refuses", reason=str(refusal))
+        self._refusal, self._seen_s, self._seen_connections = refusal, seen_s, connections
+
+    async def _ask_after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._confirming, self._confirming_next = self._confirming_next, None  # who comes from here on needs another answer
+        info: Mapping[str, Any] = await self._link.run(self._link.client.info, "persistence")
+        if info.get("aof_last_write_status", "ok") != "ok":
+            raise Unavailable(_LOG_FAILED, details={"retry_after_s": f"{RETRY_AFTER_S}"})
 
 
 def _text(value: str | bytes) -> str:

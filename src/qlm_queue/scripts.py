@@ -9,13 +9,15 @@ import hashlib
 import re
 from importlib import resources
 
-_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "agent.lua")
+_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "agent.lua", "repair.lua")
 
+# All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
-    "accept", "attach", "cancel", "expire",
+    "attach", "cancel", "expire",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
+    "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_counts", "condemn",
 )  # fmt: skip
 READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview")
 
@@ -31,12 +33,13 @@ class Library:
 
     def __init__(self, source: str) -> None:
         self.suffix = hashlib.sha256(source.encode()).hexdigest()[:12]
+        self.name = f"qlm_{self.suffix}"
         registrations = [
             f"redis.register_function{{function_name='{self.function(name)}', callback={name}{flags}}}"
-            for names, flags in ((WRITING, ""), (READING, ", flags={'no-writes'}"))
+            for names, flags in ((("accept",), ""), (WRITING, ", flags={'allow-oom'}"), (READING, ", flags={'no-writes'}"))
             for name in names
         ]
-        self.code = f"#!lua name=qlm_{self.suffix}\n{source}\n" + "\n".join(registrations) + "\n"
+        self.code = f"#!lua name={self.name}\n{source}\n" + "\n".join(registrations) + "\n"
 
     def function(self, name: str) -> str:
         """The server's name of a function."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.bounds import Bounds as Bounds
 
 BATCH_MAX = 500
 """Most ids that one script call touches."""
@@ -37,11 +38,13 @@ class ControlKind(StrEnum):
 
 
 class RequeueCause(StrEnum):
-    """Why a request went back to its place. FAILED and LOST count as failed attempts, the others do not."""
+    """Why a request went back to its place. FAILED counts as a failed attempt; SUSPECTED (the engine broke with others on it, one of which
+    may be why) too, but never as the last one."""
 
     EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
+    SUSPECTED = "suspected"
     LOST = "lost"
 
 
@@ -52,21 +55,6 @@ class StepStatus(StrEnum):
     STALE = "stale"  # ended, or owned by another incarnation or attempt: nothing was changed
     GAP = "gap"  # emit and complete: progress is shorter than the offset given; nothing was changed
     ENDED = "ended"  # requeue: it had failed `attempts_max` times and is FAILED now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Limits of one queue; all are configurable."""
-
-    queue_max: int = 500_000
-    tenant_max: int = 250_000
-    class_max: int = 400_000
-    attempts_max: int = 3
-    result_ttl_s: float = 3600.0
-    frames_max: int = 20_000
-    frames_ttl_s: float = 60.0
-    control_max: int = 10_000
-    events_max: int = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +202,15 @@ class AppliedChunk:
 class PullBudget:
     """What an agent can take. A request needs prompt + produced (4 bytes of progress a token) + `output_reserve_tokens` tokens of KV.
     The first request of a pull is given whatever it needs if the incarnation runs nothing, so that one that can never fit is ended by
-    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back."""
+    the agent, not blocked for ever. `owned_aside`: requests that it owns and does not run now: offloaded, or on their way back. A request
+    that has failed is given alone, to an idle incarnation; with `suspects` (all that it runs has failed once too, and has made output
+    since) also one that has failed once."""
 
     requests_max: int
     kv_tokens: int
     output_reserve_tokens: int
     owned_aside: int = 0
+    suspects: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,13 +259,14 @@ class GroupBehind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
     """`head`: the first group now on the virtual queue, None if it is empty; a model other than the one pulled for asks for a model swap.
-    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0. `behind`: the groups behind the
-    head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
+    `blocked_tokens`: KV tokens that its first request needs, where the budget stopped the pull, else 0; `suspect`: it is to run alone.
+    `behind`: the groups behind the head in the order of the queue, of its first `MODELS_AHEAD_GROUPS_MAX` groups."""
 
     pulled: Sequence[Pulled]
     head: HeadGroup | None
     blocked_tokens: int
     behind: tuple[GroupBehind, ...]
+    suspect: bool = False
 
     @property
     def models_ahead(self) -> tuple[str, ...]:
@@ -387,7 +379,7 @@ class VirtualQueueRecord:
 class Overview:
     """The whole queue but for its requests, and for groups that were not asked for, read in one step. `incarnations`: those that may own
     requests -> lease alive.
-    `last_event_id`: events after it tell what changed since."""
+    `last_event_id`: events after it tell what changed since. `damage_count`: damaged records that repairs have mended, ever."""
 
     plan_version: int
     accepted_count: int
@@ -398,3 +390,4 @@ class Overview:
     instances: Sequence[InstanceRecord]
     incarnations: Mapping[str, bool]
     last_event_id: str
+    damage_count: int = 0

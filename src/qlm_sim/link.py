@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.damage import Damage
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import (
     Acceptance,
@@ -94,6 +95,9 @@ class QueueLink:
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         return await self._call(MemoryQueue.accept, acceptance)
 
+    async def refusal(self) -> str:
+        return await self._call(MemoryQueue.refusal)
+
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         return await self._call(MemoryQueue.attach, key, gateway, offset)
 
@@ -165,6 +169,12 @@ class QueueLink:
 
     async def report(self, events: Sequence[bytes]) -> None:
         await self._call(MemoryQueue.report, events)
+
+    async def repair(self, mend: bool) -> Sequence[Damage]:
+        return await self._call(MemoryQueue.repair, mend)
+
+    async def condemn(self, queue_ids: Sequence[str]) -> int:
+        return await self._call(MemoryQueue.condemn, queue_ids)
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call(MemoryQueue.publish_profiles, lease, version, body)

@@ -17,7 +17,7 @@ from .mirror import live
 from .scenario import CANCELLED, FAILURE, ROOMY, Scenario, completion, emission, frames, key_of, owned, pieces, placement, result_of, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
-COUNTED = (RequeueCause.FAILED, RequeueCause.LOST)
+COUNTED = (RequeueCause.FAILED, RequeueCause.SUSPECTED)
 
 
 async def test_owned_finds_what_a_lost_answer_of_pull_took(scene: Scenario) -> None:
@@ -268,14 +268,13 @@ async def test_an_evicted_group_alone_on_its_queue_is_its_head(scene: Scenario) 
     assert await scene.queue_of() == ["g"]
 
 
-@pytest.mark.parametrize("cause", COUNTED)
-async def test_the_last_failed_attempt_ends_a_request(scene: Scenario, cause: RequeueCause) -> None:
+async def test_the_last_failed_attempt_ends_a_request(scene: Scenario) -> None:
     await scene.queue_up("g", "r1")
     for attempt in (1, 2, 3):
         request = (await scene.pull())["r1"]
         assert request.failed_attempts == attempt - 1
         await scene.mirror("emit", scene.incarnation, [emission(request, attempt - 1, [attempt])])
-        status = await scene.mirror("requeue", scene.incarnation, [owned(request)], cause, FAILURE)
+        status = await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE)
         assert status == [ENDED if attempt == 3 else DONE]
     result = await result_of(scene, "r1")
     assert (result.state, result.error.reason) == (WireState.REQUEST_STATE_FAILED, "ATTEMPTS_EXHAUSTED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from qlm.api.v1.request_pb2 import Result
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.values import PLANNER_ROLE, ControlKind, PlanChunk, QueueSegment, RequeueCause, StepStatus
+from qlm_queue.values import PLANNER_ROLE, Bounds, ControlKind, PlanChunk, QueueSegment, RequeueCause, StepStatus
 
-from .mirror import live
+from .mirror import Mirror, live
 from .scenario import CANCELLED, EXPIRED, FAILURE, ROOMY, TTL_S, Scenario, acceptance, completion, emission, key_of, owned, tokens
 
 DONE, STALE = StepStatus.DONE, StepStatus.STALE
@@ -82,7 +83,7 @@ async def test_a_zombie_changes_nothing_after_its_requests_were_taken(scene: Sce
     assert await mirror("reclaim", scene.planner, zombie.role, FAILURE) == 1
     fresh = await scene.register("a")
     new = (await scene.pull(lease=fresh))["r1"]
-    assert (new.progress, new.attempt, new.failed_attempts) == (tokens(1, 2), 2, 1)
+    assert (new.progress, new.attempt, new.failed_attempts) == (tokens(1, 2), 2, 0)
     await mirror("emit", fresh.role, [emission(new, 2, [3])])
     before = await mirror.dump()
     with pytest.raises(LeaseLost):
@@ -130,9 +131,12 @@ async def test_completed_while_its_agent_was_thought_dead(scene: Scenario) -> No
     assert await mirror("complete", scene.incarnation, [completion(pulled["r1"])]) == [DONE]
 
 
-async def test_a_completion_of_a_lost_attempt_does_not_pass_for_the_end_by_failure(scene: Scenario) -> None:
+async def test_a_completion_of_a_lost_attempt_does_not_pass_for_the_end_by_failure(make_mirror: Callable[..., Mirror]) -> None:
     """r1 ended as FAILED since it was lost too often; the agent that was lost says that it failed it itself."""
-    mirror, agent = scene.mirror, scene.agent
+    mirror = make_mirror(Bounds(pulls_max=3))
+    await mirror.real.queue.start()
+    scene = await Scenario(mirror).open()
+    agent = scene.agent
     await scene.queue_up("g", "r1")
     for _ in range(3):
         request = (await scene.pull(lease=agent))["r1"]

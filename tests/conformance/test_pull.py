@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,13 @@ import pytest
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvents
 from qlm_core.errors import LeaseLost
 from qlm_core.request import RequestState
-from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, Lease, PullBudget, PullResult, RequeueCause, StepStatus
+from qlm_queue.values import MODELS_AHEAD_GROUPS_MAX, Bounds, Lease, PullBudget, PullResult, RequeueCause, StepStatus
 
-from .mirror import live
-from .scenario import ROOMY, Scenario, emission, key_of, owned, placement, tokens
+from .mirror import Mirror, live
+from .scenario import FAILURE, ROOMY, Scenario, emission, key_of, owned, placement, tokens
 
 DONE, STALE, GAP, ENDED = StepStatus.DONE, StepStatus.STALE, StepStatus.GAP, StepStatus.ENDED
-COUNTED = (RequeueCause.FAILED, RequeueCause.LOST)
+COUNTED = (RequeueCause.FAILED, RequeueCause.SUSPECTED)
 
 
 def head_of(result: PullResult) -> tuple[str, str, int]:
@@ -179,3 +180,56 @@ async def test_pull_needs_the_live_lease(scene: Scenario) -> None:
     with pytest.raises(LeaseLost):
         await scene.mirror("pull", scene.agent, "m", ROOMY)
     assert live(await scene.mirror("find", key_of("r1"))).state is RequestState.PLACED
+
+
+async def test_who_has_failed_is_pulled_alone(scene: Scenario) -> None:
+    await scene.queue_up("g", "bad", "r2", "r3")
+    bad = (await scene.pull(count=1))["bad"]
+    await scene.mirror("requeue", scene.incarnation, [owned(bad)], RequeueCause.SUSPECTED, FAILURE)
+    alone = await scene.mirror("pull", scene.agent, "m", ROOMY)
+    assert [request.key.request_id for request in alone.pulled] == ["bad"]
+    assert not alone.suspect
+    others = await scene.mirror("pull", scene.agent, "m", ROOMY)
+    assert [request.key.request_id for request in others.pulled] == ["r2", "r3"]
+    await scene.mirror("unpull", scene.incarnation, [owned(alone.pulled[0])])
+    waits = await scene.mirror("pull", scene.agent, "m", ROOMY)
+    assert (list(waits.pulled), waits.suspect, waits.blocked_tokens > 0) == ([], True, True)
+    joins = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, suspects=True))
+    assert [request.key.request_id for request in joins.pulled] == ["bad"]
+
+
+async def test_who_has_failed_twice_joins_nobody(scene: Scenario) -> None:
+    await scene.queue_up("g", "bad", "r2")
+    for _ in range(2):
+        bad = (await scene.pull(count=1))["bad"]
+        await scene.mirror("requeue", scene.incarnation, [owned(bad)], RequeueCause.SUSPECTED, FAILURE)
+    assert list(await scene.pull(model="m", count=9)) == ["bad"]
+    again = list(await scene.mirror("owned", scene.incarnation))
+    assert list(await scene.pull(count=9)) == ["r2"]
+    await scene.mirror("unpull", scene.incarnation, [owned(again[0])])
+    waits = await scene.mirror("pull", scene.agent, "m", replace(ROOMY, suspects=True))
+    assert (list(waits.pulled), waits.suspect) == ([], True)
+
+
+async def test_a_suspect_is_never_ended_by_what_others_may_have_done(scene: Scenario) -> None:
+    await scene.queue_up("g", "r1")
+    for failed in (0, 1, 2, 2, 2):
+        request = (await scene.pull())["r1"]
+        assert request.failed_attempts == failed
+        assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.SUSPECTED, FAILURE) == [DONE]
+    request = (await scene.pull())["r1"]
+    assert await scene.mirror("requeue", scene.incarnation, [owned(request)], RequeueCause.FAILED, FAILURE) == [ENDED]
+
+
+async def test_the_loss_of_an_agent_is_no_attempt(make_mirror: Callable[..., Mirror]) -> None:
+    mirror = make_mirror(Bounds(attempts_max=1, pulls_max=4))
+    await mirror.real.queue.start()
+    scene = await Scenario(mirror).open()
+    await scene.queue_up("g", "r1")
+    for attempt in (1, 2, 3, 4):
+        request = (await scene.pull())["r1"]
+        assert (request.attempt, request.failed_attempts) == (attempt, 0)
+        await mirror.expire_lease(scene.incarnation)
+        assert await mirror("reclaim", scene.planner, scene.incarnation, FAILURE) == 1
+        scene.agent = await scene.register("a")
+    assert (await mirror("find", key_of("r1"))).state is RequestState.FAILED

@@ -60,10 +60,10 @@ def run(run_id: str, *, answer: int = 20, prompt: Prompt | None = None, **fields
     return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 
-async def fault(server: RunningTextServer, name: str, count: int = 1) -> None:
+async def fault(server: RunningTextServer, name: str, count: int = 1, status: int = 0) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        await session.post(f"{server.url}/fault", json={"name": name, "count": count})
+        await session.post(f"{server.url}/fault", json={"name": name, "count": count, "status": status})
 
 
 async def calls(server: RunningTextServer) -> list[str]:

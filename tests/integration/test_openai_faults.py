@@ -78,7 +78,7 @@ async def still_open(server: RunningTextServer) -> int:
     [
         ("refused", 1, FailureKind.REFUSED, "no such thing"),
         ("broken", 1, FailureKind.BROKEN, "out of order"),
-        ("busy", 3, FailureKind.BROKEN, "overloaded"),
+        ("busy", 3, FailureKind.AWAY, "overloaded"),
         ("refuse_connection", 3, FailureKind.BROKEN, "/v1/completions"),
         ("drop", 1, FailureKind.BROKEN, "/v1/completions"),
         ("nonsense", 1, FailureKind.BROKEN, "nonsense"),
@@ -251,6 +251,31 @@ async def test_a_server_that_dies_has_no_active_model_until_it_is_back(
     await engine.add(run("early"))
     assert (await answers.end("early")).failure is not None
     server.start()
+    await loaded(engine)
+    await engine.add(run("again"))
+    assert (await answers.end("again")).finish is FinishReason.STOP
+    await engine.stop()
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 502, 504])
+async def test_a_server_that_is_there_and_serves_nobody_is_lost_through_no_fault_of_the_runs(
+    own_server: RunningTextServer, make: Callable[..., OpenAiEngine], status: int
+) -> None:
+    server, engine = own_server, make(base_url=own_server.url)
+    await engine.start()
+    await engine.load_model("m", Tier.ACTIVE)
+    answers = Answers(engine)
+    await engine.add(run("before", answer=1900, output_tokens_max=1900))
+    await answers.until(lambda: "before" in answers.text)
+    await fault(server, "sick", status=status)
+    for number in range(20):
+        await engine.add(run(f"r{number}"))
+    await answers.until(lambda: len(answers.ends) == 21)
+    assert {end.failure and end.failure.kind for end in answers.ends.values()} == {FailureKind.AWAY}
+    assert engine.stats().active_model == ""
+    with pytest.raises(ModelLoadFailed, match=f"says {status}"):
+        await engine.load_model("m", Tier.ACTIVE)
+    await fault(server, "none", 0)
     await loaded(engine)
     await engine.add(run("again"))
     assert (await answers.end("again")).finish is FinishReason.STOP

@@ -24,6 +24,10 @@ class RunningTextServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

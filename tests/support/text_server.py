@@ -12,7 +12,7 @@ Of a chat the last message is the prompt, or the last but one where `continue_fi
 
 It sleeps as vLLM does in sleep mode (`--no-sleep-mode`: as vLLM without it), and answers no completions then. Faults of that: `sleepless`
 (says yes and stays awake), `sleep_says_no` (500, and sleeps), `wake_fails` (500), `wakes_broken` (completions fail from then on), `no_info`
-(500 to /server_info).
+(500 to /server_info). With a `status` all completions are answered with that, until the next fault is told.
 `GET /calls`: what it was told, in order.
 
 It has metrics once it was told them (`POST /metrics`, as they are to be read).
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import zlib
 from typing import Any
@@ -30,6 +31,8 @@ from typing import Any
 from aiohttp import web
 
 CONTEXT_WORDS = 2048
+POISON, POISON_S = "poison", 0.05
+"""A prompt with this word ends the server, after so long."""
 MODEL, OTHER_MODEL = "text-model", "other-model"
 PROMPT = re.compile(r"^(?P<head>.*?)\[(?P<answer>\d+) words\](?P<made>.*)$", re.DOTALL)
 WORDS_BEFORE_FAULT = 5
@@ -58,6 +61,7 @@ class TextServer:
         self._sleep_mode = sleep_mode
         self._asleep: set[str] = set()  # weights, kv_cache
         self._broken = False
+        self._sick = 0
         self._calls: list[str] = []
         self._said = ""  # its metrics
 
@@ -89,6 +93,7 @@ class TextServer:
     async def _fault(self, request: web.Request) -> web.Response:
         body = await request.json()
         self._faults = [body["name"]] * body.get("count", 1)
+        self._sick = body.get("status", 0)
         return web.json_response({})
 
     async def _opened(self, _request: web.Request) -> web.Response:
@@ -134,8 +139,13 @@ class TextServer:
         body = await request.json()
         if self._asleep or self._broken:
             return _error(500, "no weights")
+        if self._sick:
+            return _error(self._sick, "sick")
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": " word", "finish_reason": "length"}]})
+        if POISON in str(body.get("prompt")):
+            await asyncio.sleep(POISON_S)
+            os._exit(1)
         fault = self._faults.pop(0) if self._faults else ""
         self._open += 1
         try:

@@ -22,6 +22,7 @@ UNITS = {
     "status": ("SECONDS",),
     "assess": ("COUNT", "HOST:PORT", "seconds from now", "Exit codes"),
     "top": ("SECONDS", "HOST:PORT", "Exit codes"),
+    "doctor": ("SECTION.NAME=VALUE", "FILE", "Exit codes"),
     "health": ("SECONDS", "HOST:PORT", "Exit codes"),
     "profile": ("SECONDS", "FILE", "SECTION.NAME=VALUE", "Exit codes"),
     "profiles": ("HOST:PORT", "Exit codes"),

@@ -144,7 +144,7 @@ async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], 
         ends=set(),
     )
     request = EngineRequest(run_id="r", model="m", prompt=TokenPrompt(ids=[1]), prompt_tokens=1, output_tokens_max=9)
-    run = Run(request, model, lambda output, urgent: None, asyncio.Event(), lambda: asyncio.sleep(0.0), lambda: 0.0)
+    run = Run(request, model, lambda output, urgent: None, asyncio.Event(), lambda: asyncio.sleep(0.0, True), lambda: 0.0)
     ids, text = tuple(range(len(words))), "".join(words)
     made = await run._until(Found(Piece(text, ids), text.index(stop)))
     assert made.token_ids == ids[:told]

@@ -13,10 +13,12 @@ from qlm_agent.runs import Ending, Fate, ReturnCause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """Become a new incarnation. A retry of a lost call repeats `nonce_number`, so that one nonce serves both."""
+    """Become a new incarnation. A retry of a lost call repeats `nonce_number`, so that one nonce serves both. `yields`: not while a
+    process that started earlier serves the instance."""
 
     call: int
     nonce_number: int
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Pull:
     kv_tokens: int
     output_reserve_tokens: int
     owned_aside: int
+    suspects: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,8 @@ class FailureKind(Enum):
 
     REFUSED = "refused"  # it will never be served: wrong parameters, longer than the context
     KV_CAPACITY = "kv_capacity"  # it alone needs more KV than there is
-    BROKEN = "broken"  # the engine's fault: another attempt may succeed
+    BROKEN = "broken"  # the engine failed it, and serves others: another attempt may succeed
+    AWAY = "away"  # the engine serves nobody, or was never asked: no attempt of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

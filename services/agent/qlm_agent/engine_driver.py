@@ -16,6 +16,9 @@ from qlm_agent.held_run import HeldRun
 from qlm_agent.lso_records import Lso, ModelMove
 from qlm_agent.telemetry import AgentTelemetry
 
+LOSSES = (FailureKind.BROKEN, FailureKind.AWAY)
+"""Failures with which the engine may have lost its model."""
+
 EngineEffect = StartRun | AbortRuns | OffloadRuns | RestoreRuns | LoadModel | PauseEngine | ResumeEngine
 
 
@@ -107,7 +110,7 @@ class EngineDriver:
                 counts.append((output.run_id, tokens))
             else:
                 ended.append(_end(output, tokens))
-        if not outputs or any(end.failure is FailureKind.BROKEN for end in ended):
+        if not outputs or any(end.failure in LOSSES for end in ended):
             self._look()  # first, so that nothing is pulled into the seats that become free
         self._step(EngineTold(counts=counts, ended=ended))
 

@@ -36,7 +36,7 @@ class PulledRun:
 
     `deadline_s`: on the queue's clock; `slo_s`: from acceptance to it; both infinite for a strict priority. `first_token`: it
     bounds the first token only. `priority`: None for requests with an SLO. `resumable`: prompt + output are enough to go on faithfully
-    elsewhere. `displacements`: how often earlier attempts were given back without having failed."""
+    elsewhere. `displacements`: how often earlier attempts were given back without having failed; `failed`: how many did."""
 
     run_id: str
     queue_id: str
@@ -52,6 +52,7 @@ class PulledRun:
     slo_class: str = ""
     resumable: bool = True
     displacements: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +99,14 @@ class LeaseWasLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullAnswered:
-    """`head`, `blocked_tokens` and `models_ahead` as in `qlm_queue.values.PullResult`."""
+    """`head`, `blocked_tokens`, `models_ahead` and `suspect` as in `qlm_queue.values.PullResult`."""
 
     call: int
     pulled: tuple[PulledRun, ...]
     head: QueueHead | None
     blocked_tokens: int
     models_ahead: tuple[str, ...] = ()
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

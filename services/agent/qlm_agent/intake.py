@@ -63,4 +63,5 @@ class Intake:
             slo_class=pulled.slo_class,
             resumable=pulled.resumable,
             displacements=pulled.displacements,
+            failed=pulled.failed,
         )

@@ -86,6 +86,7 @@ class AgentMachine:
         self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
         self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
         self.paused = False
+        self._broke_together = False  # the engine, with more than one run on it, and its model is not back yet
         self._now_s = 0.0
 
     @property
@@ -188,11 +189,13 @@ class AgentMachine:
             case OthersTold():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
+                self._broke_together = False
                 self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
                 effects += self.swapping.loaded(event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens)
                 if event.tier is Tier.ACTIVE:
                     self.pulling.model_changed(event.active)
             case ModelNotLoaded():
+                self._broke_together = self._broke_together or (bool(self.swapping.active) and self.runs.running > 1)
                 effects += self.swapping.not_loaded(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
                     effects += self.restoring.model_failed(event.model)
@@ -240,8 +243,13 @@ class AgentMachine:
             self.delivery.produced(now_s, run, tokens)
         if tokens_told:
             self.expectations.told(model, seconds, tokens_told, sequences)
+        broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
+        if broken > 1:
+            self._broke_together = True
         for end in event.ended:
             self._engine_ended(end)
+        if self.swapping.active:
+            self._broke_together = False
 
     def _engine_ended(self, end: EngineEnd) -> None:
         run = self.runs.get(end.run_id)
@@ -258,7 +266,9 @@ class AgentMachine:
             case FailureKind.KV_CAPACITY:
                 self.delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
             case FailureKind.BROKEN:
-                self.delivery.give_back(run, ReturnCause.FAILED, end.message)
+                self.delivery.give_back(run, ReturnCause.SUSPECTED if self._broke_together else ReturnCause.FAILED, end.message)
+            case FailureKind.AWAY:
+                self.delivery.give_back(run, ReturnCause.AWAY)
             case _:
                 assert_never(end.failure)
 
@@ -295,10 +305,10 @@ class AgentMachine:
         if self.life is Life.LEAVING and not len(self.runs) and not self.pulling.under_way:
             self._registration.life = Life.NONE
         if self.life is Life.NONE:
-            if self._drain.stop:
-                self._end(effects)
-            else:
+            if not self._drain.stop:
                 effects += self._registration.decide(now_s)
+            elif not self._registration.under_way:  # else it is deregistered once it is known by what name
+                self._end(effects)
             return
         self._pause_or_resume(effects)
         if self.life is Life.LEAVING:
@@ -323,6 +333,8 @@ class AgentMachine:
         models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
         if not models and not swapping.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
+        if not models and swapping.failing:
+            models = [swapping.failing]  # what waited for it went elsewhere
         empty = self.runs.running == 0 and not pulling.under_way
         effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
         may_pull = not self.paused and not swapping.swapping_to

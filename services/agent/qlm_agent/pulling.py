@@ -56,6 +56,7 @@ class Pulling:
         self._signals = 0
         self._more = True  # there may be something to pull
         self._look = True  # the head may have changed
+        self._suspect = False  # the first request of the head is to run alone
         self.blocked_tokens = 0  # KV that the first request of the head needs, 0 where it was not said
         self.head: QueueHead | None = None
         self.models_ahead: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ class Pulling:
 
     def blocked(self, kv_capacity_tokens: int) -> bool:
         """The batch has no room for the head, which is of the active model, and the runs can make it."""
-        if self._runs.running == 0:
+        if self._runs.running == 0 or self._suspect:
             return False
         # The agent's own limit gives nobody a reason to evict.
         seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
@@ -108,6 +109,7 @@ class Pulling:
         self._signals += 1
         self._more = self._look = True
         self.blocked_tokens = 0
+        self._suspect = False
 
     def model_changed(self, active_model: str) -> None:
         """Another model may be what the head waits for."""
@@ -132,6 +134,7 @@ class Pulling:
         refused = answer.blocked_tokens > 0 and not answer.pulled and self._runs.running == 0
         self._more = self._look or (not refused and answer.head is not None and answer.head.model == self._active)
         self.blocked_tokens = answer.blocked_tokens if call.model else self.blocked_tokens
+        self._suspect = answer.suspect if call.model else self._suspect
         return True
 
     def owned_answered(self, call: int) -> bool:
@@ -175,6 +178,9 @@ class Pulling:
         return [self._pull("", 0, 0)] if self._look else []
 
     def _pull_what_fits(self, model: str, kv_capacity_tokens: int) -> Pull | None:
+        takes_suspect = self._runs.takes_suspect
+        if self._runs.has_suspect or (self._suspect and not takes_suspect):
+            return None
         seats, kv_tokens = self._room(kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
         if lookahead and not (self._look and self.blocked(kv_capacity_tokens)):
@@ -203,4 +209,5 @@ class Pulling:
             kv_tokens=kv_tokens,
             output_reserve_tokens=self._expectations.output_tokens(model),
             owned_aside=len(self._runs) - self._runs.running,
+            suspects=self._runs.running > 0 and self._runs.takes_suspect,
         )

@@ -10,8 +10,8 @@ from qlm_agent.server_link import ServerLink
 
 SHORT_LIFE_S = 5.0
 REGISTER_PAUSE_S = 1.0
-"""An incarnation that lived less than SHORT_LIFE_S is followed by the next after REGISTER_PAUSE_S: two agents that were given one name
-would else take it from each other without end."""
+"""An incarnation that lived less than SHORT_LIFE_S is followed by the next after REGISTER_PAUSE_S, and none by another while a process that
+started earlier serves the instance: of two agents that were given one name the later one yields."""
 
 
 class Life(Enum):
@@ -33,7 +33,13 @@ class Registration:
         self._call: int | None = None
         self._count = 0
         self._registered_s = 0.0
+        self._yields = False
         self._not_before_s: float | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """An answer is awaited."""
+        return self._call is not None
 
     @property
     def next_wakeup_s(self) -> float | None:
@@ -46,7 +52,7 @@ class Registration:
         if waits or self._call is not None or not self._link.usable(now_s):
             return []
         self._call = self._link.next_call()
-        return [Register(call=self._call, nonce_number=self._count)]
+        return [Register(call=self._call, nonce_number=self._count, yields=self._yields)]
 
     def registered(self, now_s: float, answer: Registered) -> bool:
         """Whether a new incarnation begins with this."""
@@ -64,6 +70,7 @@ class Registration:
         if self.life is not Life.SERVING or incarnation != self.incarnation:
             return False
         self.life = Life.LEAVING
+        self._yields = True
         self._not_before_s = now_s + REGISTER_PAUSE_S if now_s - self._registered_s < SHORT_LIFE_S else None
         return True
 

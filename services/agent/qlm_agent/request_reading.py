@@ -77,6 +77,7 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         resumable=held.request is None
         or (held.request.sampling.resumable and not (held.output.text and isinstance(held.request.prompt, ChatPrompt))),
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
+        failed=pulled.failed_attempts,
     )
 
 

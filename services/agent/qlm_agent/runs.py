@@ -33,6 +33,8 @@ class ReturnCause(StrEnum):
     EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
+    SUSPECTED = "suspected"  # the engine broke with others on it
+    AWAY = "away"  # the engine serves nobody: no attempt of the request
 
 
 class Fate(Enum):
@@ -59,7 +61,7 @@ class Run:
 
     `on_gpu`: it takes a seat and KV; `on_engine`: the engine knows it, there or in host memory. `told_s`: when its last tokens were told,
     None before them and after a break. `displacements`: how often it gave way, earlier attempts included. `offloaded_s`: since when it is
-    offloaded; `refusals`: offloads or restores in a row that the engine did not carry out."""
+    offloaded; `refusals`: offloads or restores in a row that the engine did not carry out. `failed`: earlier attempts that did."""
 
     run_id: str
     queue_id: str
@@ -75,6 +77,7 @@ class Run:
     slo_class: str = ""
     resumable: bool = True
     displacements: int = 0
+    failed: int = 0
     phase: RunPhase = RunPhase.RUNNING
     on_gpu: bool = True
     on_engine: bool = True
@@ -112,6 +115,7 @@ class RunTable:
         self.offloading = 0  # of them, on their way to host memory
         self.kv_reserved = 0  # of those on the GPU
         self.held_tokens = 0  # produced and not stored
+        self._failed = 0  # of all, whose earlier attempts failed
         self.others_runs = 0  # of other clients of the engine's server, as was told last
         self.others_kv_tokens = 0
 
@@ -132,6 +136,16 @@ class RunTable:
         """In the order they were pulled."""
         return list(self._runs.values())
 
+    @property
+    def takes_suspect(self) -> bool:
+        """One that has failed once may join: what runs has failed once too, and has made output since."""
+        return self.running <= self._failed and all(run.failed == 1 and run.made for run in self.on_gpu())
+
+    @property
+    def has_suspect(self) -> bool:
+        """One that runs is to be alone: it has failed, and may break the engine again."""
+        return self._failed > 0 and any(run.failed > 1 or (run.failed == 1 and not run.made) for run in self.on_gpu())
+
     def on_gpu(self) -> list[Run]:
         return [run for run in self._runs.values() if run.on_gpu]
 
@@ -145,6 +159,7 @@ class RunTable:
         assert run.run_id not in self._runs, run.run_id
         self._runs[run.run_id] = run
         self.held_tokens += run.unstored
+        self._failed += run.failed > 0
         self._take_gpu(run)
 
     def move(self, run: Run, phase: RunPhase) -> None:
@@ -176,6 +191,7 @@ class RunTable:
     def remove(self, run: Run) -> None:
         del self._runs[run.run_id]
         self._offloaded.pop(run.run_id, None)
+        self._failed -= run.failed > 0
         self.held_tokens -= run.unstored
         self._leave_gpu(run)
 

@@ -15,7 +15,9 @@ from qlm_agent.request_reading import pulled_run, read_head, read_pulled
 from qlm_agent.result_writing import completion_of, failure_result
 from qlm_agent.runs import ReturnCause
 from qlm_agent.telemetry import AgentTelemetry
+from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
+from qlm_process.instance_wire import from_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
 from qlm_process.running_wire import RunsTold, to_body
 from qlm_queue.port import Queue
@@ -33,6 +35,8 @@ CAUSES = {
     ReturnCause.EVICTED: RequeueCause.EVICTED,
     ReturnCause.DRAINED: RequeueCause.DRAINED,
     ReturnCause.FAILED: RequeueCause.FAILED,
+    ReturnCause.SUSPECTED: RequeueCause.SUSPECTED,
+    ReturnCause.AWAY: RequeueCause.DRAINED,
 }
 
 assert ITEMS_MAX <= BATCH_MAX
@@ -71,6 +75,7 @@ class ServerCalls:
         self._keep = keep or self._kept
         self._process_nonce = nonce or new_nonce()
         self._told_runs = False
+        self._draining = False
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
@@ -91,6 +96,7 @@ class ServerCalls:
                 return await self._register(effect)
             case Describe():
                 assert self.keeper is not None
+                self._draining = True
                 self.facts = replace(self.facts, draining=True)
                 await self._queue.describe(self.keeper.lease, to_body(self.facts))
                 return CallAnswered(call=effect.call)
@@ -114,9 +120,11 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell(self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None) -> None:
+    async def tell(
+        self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None, *, failing: bool = False
+    ) -> None:
         """Publishes changes of the active model, the model being loaded ("": none) with its start, the models in host memory and the batch;
-        and the running requests. Raises Unavailable, LeaseLost."""
+        and the running requests. An instance with a `failing` engine takes nothing, as one that drains. Raises Unavailable, LeaseLost."""
         if self.keeper is None:
             return
         since_s = self.facts.loading_since_s if swapping_to == self.facts.active_model else 0.0
@@ -124,7 +132,8 @@ class ServerCalls:
         since_s = (since_s or self._now_s()) if swapping_to else 0.0
 
         def now(facts: InstanceFacts) -> InstanceFacts:
-            return replace(facts, active_model=model, warm_models=models, loading_since_s=since_s, batch=batch)
+            draining = self._draining or failing
+            return replace(facts, active_model=model, warm_models=models, loading_since_s=since_s, batch=batch, draining=draining)
 
         facts = now(self.facts)
         running = runs is not None and bool(runs.groups)
@@ -141,12 +150,23 @@ class ServerCalls:
 
     async def _register(self, effect: Register) -> Event:
         await self.stop()
+        if effect.yields:
+            await self._yield_to_another()
         nonce = f"{self._process_nonce}-{effect.nonce_number}"
         incarnation, lease = await self._queue.register(self.facts.name, nonce, to_body(self.facts), self._lease_ttl_s)
         self.facts = replace(self.facts, incarnation=incarnation)
         self.keeper = self._keep(lease)
         await self.keeper.start()
         return Registered(call=effect.call, incarnation=incarnation)
+
+    async def _yield_to_another(self) -> None:
+        """Raises Unavailable while another process that started earlier serves the instance."""
+        overview = await self._queue.overview(())
+        for record in overview.instances:
+            other = record.name == self.facts.name and record.alive and record.incarnation != self.facts.incarnation
+            if other and 0.0 < from_body(record.body).started_s < self.facts.started_s:
+                text = f"another process serves instance {record.name} of this queue as {record.incarnation}: give one of them another name"
+                raise Unavailable(text, details={"retry_after_s": f"{self._lease_ttl_s:g}"})
 
     def _kept(self, lease: Lease) -> LeaseKeeper:
         return LeaseKeeper(self._queue, lease, ttl_s=self._lease_ttl_s, renew_s=self._lease_renew_s)
@@ -159,6 +179,7 @@ class ServerCalls:
             kv_tokens=effect.kv_tokens,
             output_reserve_tokens=effect.output_reserve_tokens,
             owned_aside=effect.owned_aside,
+            suspects=effect.suspects,
         )
         result = await self._queue.pull(self.keeper.lease, effect.model, budget)
         return PullAnswered(
@@ -167,6 +188,7 @@ class ServerCalls:
             head=read_head(result.head, result.behind),
             blocked_tokens=result.blocked_tokens,
             models_ahead=result.models_ahead,
+            suspect=result.suspect,
         )
 
     def _take(self, found: Sequence[Pulled], began_s: float) -> tuple[PulledRun, ...]:

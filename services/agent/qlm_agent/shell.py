@@ -147,7 +147,7 @@ class AgentShell:
 
     async def run(self, stop: asyncio.Event, address: str) -> None:
         """Serves until `stop` is set and all is finished or given back. `address`: of the Agent service."""
-        self._calls.facts = replace(self._calls.facts, address=address)
+        self._calls.facts = replace(self._calls.facts, address=address, started_s=self._now_s())
         await self._engine.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -304,7 +304,8 @@ class AgentShell:
         """Where models are, and what runs."""
         token_s = self.machine.expectations.token_s(load.active_model)
         runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
-        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs)
+        failing = bool(self.machine.swapping.failing)
+        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
 
     async def _watch_profiles(self) -> None:
         await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)

@@ -43,6 +43,12 @@ class Swapping:
         self._unwarmable: dict[str, float] = {}  # until when
         self._retry_s = 0.0
         self._retry_at_s: float | None = None
+        self._failed = ""
+
+    @property
+    def failing(self) -> str:
+        """The model that could not be made active, more than once in a row: the engine serves nobody. "" otherwise."""
+        return self._failed if self._retry_s > RETRY_MIN_S else ""
 
     @property
     def next_wakeup_s(self) -> float | None:
@@ -132,6 +138,7 @@ class Swapping:
         if tier is Tier.ACTIVE:
             self._retry_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * self._retry_s))
             self._retry_at_s = now_s + self._retry_s
+            self._failed = model
             self.swapping_to = ""
             return []
         self._unwarmable[model] = now_s + REWARM_S

@@ -132,8 +132,10 @@ class GatewayService(GatewayServicer):
     async def QueueStatus(self, request: QueueStatusRequest, context: Context) -> QueueStatusResponse:
         key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
         outlook = await self._watch.fresh()
-        planner, estimator = await asyncio.gather(self._queue.leader_address(PLANNER_ROLE), self._queue.leader_address(ESTIMATOR_ROLE))
-        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator)
+        planner, estimator, refusal = await asyncio.gather(
+            self._queue.leader_address(PLANNER_ROLE), self._queue.leader_address(ESTIMATOR_ROLE), self._queue.refusal()
+        )
+        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator, refusal=refusal)
         if key is not None:
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response

@@ -37,8 +37,8 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
     ]
 
 
-def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "") -> QueueStatusResponse:
-    """`planner`, `estimator`: addresses of the leaders."""
+def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "", refusal: str = "") -> QueueStatusResponse:
+    """`planner`, `estimator`: addresses of the leaders. `refusal`: as `Queue.refusal`."""
     overview = outlook.overview
     address = {view.instance.name: view.instance.address for view in outlook.views}
     active = {view.instance.name: view.active_model for view in outlook.views}
@@ -63,6 +63,8 @@ def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estim
         virtual_queues=queues,
         planner=planner,
         estimator=estimator,
+        refusal=refusal,
+        damage_count=overview.damage_count,
     )
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
     "assess": ("qlm.cli.assess", "assess", "Show which groups are expected to have how many late requests."),
     "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
+    "doctor": ("qlm.cli.doctor", "doctor", "Look for damaged records in the queue, and mend them."),
     "health": ("qlm.cli.health", "health", "Ask one process whether it serves."),
     "profile": ("qlm.cli.profile", "profile", "Measure how fast an engine is: its hardware profile."),
     "profiles": ("qlm.cli.profiles", "profiles", "Show, export or import what the estimator knows."),

@@ -72,6 +72,10 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
         return _request(request_id or "", queue.request)
     advice = _advice(queue.planner)
     shown: list[RenderableType] = [_queues(queue, time.time()), _models(client.models())]
+    if queue.refusal:
+        shown.append(Text(f"refuses: {queue.refusal}", style="red"))
+    if queue.damage_count:
+        shown.append(Text(f"damaged records mended so far: {queue.damage_count:,} (see `qlm doctor` and the logs)", style="yellow"))
     return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))
 
 

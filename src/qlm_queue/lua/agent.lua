@@ -38,7 +38,9 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
   local prefix, now = batch.prefix, now_ms()
   local members = group_keys(prefix, gid)
   local ids, tokens, states, told, of_model = {}, 0, {}, { group = gid, owner = incarnation }, pb_bytes(10, model)
-  for _, id in ipairs(redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)) do
+  local waiting = redis.call('ZRANGE', members, 0, math.min(room.requests, room.looks) - 1)
+  if #waiting == 0 then error('group ' .. gid .. ' is on a queue and has no members') end  -- else `pull` would go on for ever
+  for _, id in ipairs(waiting) do
     local body, hash_key = read_entry(prefix, id)
     local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'x')
     room.looks = room.looks - 1
@@ -52,11 +54,13 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
       prompt_tokens = tonumber(prompt_tokens)
       local progress = read_progress(prefix, id, state)
       local need = prompt_tokens + math.ceil(#progress / 4) + room.reserve
-      if need > room.kv_tokens and not room.any_size then
-        room.blocked_tokens = need
+      -- Who may have broken an engine runs alone, so that it breaks nobody else's attempt.
+      local suspect = state.failed > 0 and not (room.first and (room.any_size or (room.suspects and state.failed == 1)))
+      if suspect or (need > room.kv_tokens and not room.any_size) then
+        room.blocked_tokens, room.suspect = need, suspect
         break
       end
-      room.requests, room.kv_tokens, room.any_size = room.requests - 1, room.kv_tokens - need, false
+      room.requests, room.kv_tokens, room.any_size, room.first = room.requests - 1, room.kv_tokens - need, false, false
       redis.call('HSET', hash_key, 's', state.stored)
       ids[#ids + 1], tokens = id, tokens + prompt_tokens
       told.id, told.attempt, told.prompt_tokens = id, state.attempt, prompt_tokens
@@ -65,6 +69,10 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
       local at = #answer
       answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = hash_key, fixed, state.stored, fields[3]
       answer[at + 5], answer[at + 6], answer[at + 7] = gid, body, with_logprobs(prefix, id, state, progress)
+      if state.failed > 0 then
+        room.requests = 0
+        break
+      end
     end
   end
   if #ids == 0 then return end
@@ -73,8 +81,9 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
   count(batch, 'running', #ids)
 end
 
--- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, owned aside, Result of expired requests
--- answer: blocked tokens, head group and groups behind it (`head_answer`), then seven strings of each request, as in `live_answer` with the
+-- args: incarnation, lease token, model, requests_max, kv tokens, output reserve, owned aside, Result of expired requests,
+--       '1' where a request that has failed once may be given
+-- answer: blocked tokens, head group and groups behind it (`head_answer`), '1' where the first is to run alone, then seven strings of each request, as in `live_answer` with the
 --         progress, but flat: a table for each costs the server a third of its answer
 local function pull(keys, args)
   local prefix = keys[1]
@@ -89,9 +98,10 @@ local function pull(keys, args)
   local batch = open_batch(prefix, bounds)
   local room = {
     requests = requests_max, kv_tokens = kv_tokens, reserve = reserve, looks = BATCH_MAX, blocked_tokens = 0,
+    first = true, suspects = args[at + 8] == '1',
     any_size = redis.call('SCARD', running) <= tonumber(args[at + 6]),  -- the first request of an idle incarnation
   }
-  local answer = { '0', {}, {} }
+  local answer = { '0', {}, {}, '' }
   while model ~= '' and room.requests > 0 and room.looks > 0 and room.blocked_tokens == 0 do
     local gid = redis.call('LINDEX', list, 0)
     if not gid then break end
@@ -99,7 +109,7 @@ local function pull(keys, args)
     if redis.call('HGET', meta, 'model') ~= model then break end
     pull_from_group(batch, answer, room, gid, model, incarnation, args[at + 7])
   end
-  answer[1] = integer(room.blocked_tokens)
+  answer[1], answer[4] = integer(room.blocked_tokens), room.suspect and '1' or ''
   answer[2], answer[3] = head_answer(prefix, list)
   close_batch(batch)
   return answer
@@ -126,7 +136,7 @@ local function give_back(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
   local incarnation, cause, where, failure = args[at], args[at + 1], args[at + 2], args[at + 3]
-  local unpulled, failed = cause == 'unpulled', cause == 'failed' or cause == 'lost'
+  local unpulled, failed = cause == 'unpulled', cause == 'failed'
   local batch = open_batch(prefix, bounds)
   local statuses, states = {}, {}
   for index = at + 4, #args, 3 do
@@ -136,6 +146,7 @@ local function give_back(keys, args)
       statuses[#statuses + 1] = 'stale'
     else
       if failed then record.failed = record.failed + 1 end
+      if cause == 'suspected' then record.failed = math.min(record.failed + 1, bounds.attempts_max - 1) end
       if failed and record.failed >= bounds.attempts_max then
         record = read_request(hash_key)
         record.failed = record.failed + 1

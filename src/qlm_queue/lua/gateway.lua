@@ -74,7 +74,7 @@ local function attach(keys, args)
   local progress, form = redis.call('GETRANGE', progress_key, offset, -1), ''
   if record.form == 'L' then
     local logprobs_key = prefix .. ':logprobs:' .. record.id
-    local from = offset * redis.call('STRLEN', logprobs_key) / produced
+    local from = integer(math.floor(offset * redis.call('STRLEN', logprobs_key) / produced))
     progress, form = #progress .. ' ' .. progress .. redis.call('GETRANGE', logprobs_key, from, -1), 'L'
   end
   return { 'live', live_answer(record, body), progress, integer(produced), form }

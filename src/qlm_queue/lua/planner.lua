@@ -150,8 +150,7 @@ local function reclaim(keys, args)
   local taken = math.min(#ids, BATCH_MAX)
   for index = 1, taken do
     local record, body = read_by_id(prefix, ids[index])
-    record.failed = record.failed + 1
-    if record.failed >= bounds.attempts_max then
+    if record.attempt >= bounds.pulls_max then
       finish(batch, record, 'F', failure, body, nil, '', '', false)
     else
       return_to_group(batch, record, 'head', false)
@@ -219,7 +218,7 @@ local function group_answer(prefix, gid, stored)
   return { gid, stored, redis.call('ZCARD', members), first, redis.call('HGETALL', meta) }
 end
 
--- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id
+-- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id, findings mended
 local function overview(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
@@ -261,5 +260,6 @@ local function overview(keys, args)
   return {
     redis.call('GET', prefix .. ':plan_version') or '0', redis.call('GET', prefix .. ':acceptance') or '0',
     counts[1] or '0', counts[2] or '0', queues, groups, instances, incarnations, #last > 0 and last[1][1] or '0-0',
+    redis.call('GET', prefix .. ':damage_count') or '0',
   }
 end

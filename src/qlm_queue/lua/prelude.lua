@@ -77,27 +77,46 @@ local function read_varint(bytes, position)
   return nil
 end
 
+-- Reads the tag of a field of a serialized message: its number and the position after the field, or nil where the message is cut.
+local function read_field(bytes, position)
+  local tag, value
+  tag, position = read_varint(bytes, position)
+  if not tag then return nil end
+  local wire = tag % 8
+  if wire == 0 then
+    value, position = read_varint(bytes, position)
+  elseif wire == 1 then
+    position = position + 8
+  elseif wire == 2 then
+    value, position = read_varint(bytes, position)
+    position = value and position + value
+  elseif wire == 5 then
+    position = position + 4
+  else
+    return nil
+  end
+  if not position or position > #bytes + 1 then return nil end
+  return math.floor(tag / 8), position
+end
+
 -- Whether a serialized message has a field on its top level.
 local function pb_has(bytes, field)
   local position = 1
   while position <= #bytes do
-    local tag, value
-    tag, position = read_varint(bytes, position)
-    if not tag then return false end
-    if math.floor(tag / 8) == field then return true end
-    local wire = tag % 8
-    if wire == 0 then
-      value, position = read_varint(bytes, position)
-      if not value then return false end
-    elseif wire == 1 then position = position + 8
-    elseif wire == 2 then
-      value, position = read_varint(bytes, position)
-      if not value then return false end
-      position = position + value
-    elseif wire == 5 then position = position + 4
-    else return false end
+    local number
+    number, position = read_field(bytes, position)
+    if not number or number == field then return number ~= nil end
   end
   return false
+end
+
+-- Whether a serialized message is cut nowhere on its top level.
+local function pb_is_whole(bytes)
+  local position = 1
+  while position and position <= #bytes do
+    position = select(2, read_field(bytes, position))
+  end
+  return position ~= nil
 end
 
 -- `model` of a serialized Request: its first field.
@@ -225,11 +244,11 @@ local LEASE_LOST = { err = 'QLMLEASE the lease expired or belongs to another' }
 local NOT_FOUND = { err = 'QLMNOTFOUND no such request' }
 
 -- Every function gets the bounds as its first arguments.
-local BOUND_NAMES = { 'attempts_max', 'result_ttl_ms', 'frames_max', 'frames_ttl_ms', 'control_max', 'events_max' }
+local BOUND_NAMES = { 'attempts_max', 'result_ttl_ms', 'frames_max', 'frames_ttl_ms', 'control_max', 'events_max', 'pulls_max' }
 
 local function read_bounds(args)
   local bounds = {}
   for index, name in ipairs(BOUND_NAMES) do bounds[name] = args[index] end
-  bounds.attempts_max = tonumber(bounds.attempts_max)
+  bounds.attempts_max, bounds.pulls_max = tonumber(bounds.attempts_max), tonumber(bounds.pulls_max)
   return bounds, #BOUND_NAMES + 1
 end

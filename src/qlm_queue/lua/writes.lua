@@ -107,7 +107,7 @@ local function write_groups(batch)
     local group, members, meta = batch.groups[gid], group_keys(batch.prefix, gid)
     if #group.joined > 0 then redis.call('ZADD', members, unpack(group.joined)) end
     if group.tokens ~= 0 then redis.call('HINCRBY', meta, 'prompt_tokens', integer(group.tokens)) end
-    if group.live ~= 0 and redis.call('HINCRBY', meta, 'live', group.live) == 0 then
+    if group.live ~= 0 and redis.call('HINCRBY', meta, 'live', group.live) <= 0 then
       redis.call('DEL', meta)
       redis.call('HDEL', batch.prefix .. ':groups', gid)
     end
@@ -208,9 +208,25 @@ local function take_from_group(prefix, gid, ids, tokens)
   redis.call('HSET', prefix .. ':groups', gid, DRAINED .. instance)
 end
 
+-- Makes a planner find an accepted request that was read before.
+local function await_placement(prefix, id)
+  redis.call('XCLAIM', prefix .. ':queue', CONSUMER_GROUP, 'leader', 0, id, 'FORCE', 'JUSTID')
+end
+
+-- A request whose group is gone waits to be placed again.
+local function unplace(batch, record)
+  if record.state == 'R' then leave_running(batch, record) end
+  record.state, record.owner, record.group = 'A', '', ''
+  redis.call('HSET', record.key, 's', state_text(record))
+  redis.call('HDEL', record.key, 'g')
+  await_placement(batch.prefix, record.id)
+  count(batch, 'unplaced', 1)
+end
+
 -- Returns a running request to its place in its group, opening the group if it drained meanwhile. `unstarted`: its pull was none.
 local function return_to_group(batch, record, where, unstarted)
   local prefix, gid = batch.prefix, record.group
+  if gid == '' then return unplace(batch, record) end
   local _, meta = group_keys(prefix, gid)
   leave_running(batch, record)
   local owner = record.owner
@@ -286,7 +302,7 @@ local function finish(batch, record, state, result, body, progress, frame, event
     count(batch, 'unplaced', -1)
   elseif record.state == 'P' then
     take_from_group(prefix, record.group, { id }, record.prompt_tokens)
-  else
+  elseif record.state == 'R' then
     leave_running(batch, record)
     if not by_owner then send_control(batch, instance_of(record.owner), 'cancel', record) end
   end

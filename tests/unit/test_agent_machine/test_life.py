@@ -155,3 +155,19 @@ def test_what_arrives_during_a_drain_goes_back() -> None:
 def test_a_drain_message_drains() -> None:
     t = running()
     assert t.step(Told(message=Message.DRAIN)) == ["describe"]
+
+
+def test_a_stop_while_it_registers_gives_the_lease_back() -> None:
+    t = Transcript()
+    assert t.step(Started()) == ["register"]
+    assert t.step(DrainAsked(finish_s=5.0, stop=True)) == []
+    assert t.register() == ["describe", "deregister"]
+    t.answer("describe")
+    assert t.answer("deregister") == ["stop"]
+
+
+def test_a_stop_whose_registration_is_lost_ends_at_once() -> None:
+    t = Transcript()
+    t.step(Started())
+    t.step(DrainAsked(finish_s=5.0, stop=True))
+    assert t.lose("register") == ["stop"]

@@ -82,7 +82,7 @@ async def test_rebuilt_and_lived_on_decide_alike(seed: int) -> None:
         for slo_s in (30.0, 120.0, 3600.0):
             keys += await world.submit(model, slo_s, count=3)
     found = [request for key in keys if isinstance(request := await world.queue.find(key), LiveRequest)]
-    arrivals = arrivals_of(found)
+    arrivals, _ = arrivals_of(found)
     of_lived = decisions(lived.step(world.now_s, ArrivalsRead(arrivals=arrivals)))
     of_rebuilt = decisions(rebuilt.step(world.now_s, ArrivalsRead(arrivals=arrivals)))
     assert len(of_lived) == 27

@@ -1,7 +1,8 @@
 """The engine port over OpenAI-compatible servers: each run is a streamed completion.
 
 A server that cannot be reached has no active model: its runs fail as broken, whoever reads outputs is woken, and a load brings it back when
-the server is there again. Pausing stops the reading of streams, which holds up a server that generates ahead.
+the server is there again. So has one that is there and serves nobody (`_serves`): what it was asked for is no attempt of the requests.
+Pausing stops the reading of streams, which holds up a server that generates ahead.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import structlog
 
 from qlm_agent.engine import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, Tier
-from qlm_agent.openai.load_watch import Load, LoadWatch
+from qlm_agent.openai.errors import ServerError, ServerRefused
+from qlm_agent.openai.load_watch import LIMITED, Load, LoadWatch
 from qlm_agent.openai.model_tiers import ModelTiers
 from qlm_agent.openai.pending_outputs import PendingOutputs
 from qlm_agent.openai.run import RemoteModel, Run
 from qlm_agent.openai.server import OpenAiServer
+
+TRIALS = 3
+"""A server serves if it generates a token so often in a row. One that fails a share p of all requests passes for sound with (1 - p)^3."""
 
 
 class OpenAiEngine:
@@ -47,6 +54,7 @@ class OpenAiEngine:
         self._tiers = ModelTiers(models, sleeps=sleeps, swap_timeout_s=swap_timeout_s, busy=lambda: bool(self._runs))
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._examining: dict[str, asyncio.Task[bool]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()  # of runs that ended
         self._changed = False  # a server, and nobody read it
@@ -68,7 +76,7 @@ class OpenAiEngine:
             task.add_done_callback(lambda _task: self._pending.wake())
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *(task for _, task in self._runs.values()), *self._ending]
+        tasks = [*self._tasks, *(task for _, task in self._runs.values()), *self._ending, *self._examining.values()]
         self._tasks = []
         self._pending.drop(self._runs)
         self._runs.clear()
@@ -106,11 +114,11 @@ class OpenAiEngine:
         model = self._models.get(request.model)
         if model is None or request.model != self._tiers.active:
             message = f"model {request.model} is not active, but {self._tiers.active or 'none'}"
-            failure = EngineFailure(kind=FailureKind.BROKEN, message=message)
+            failure = EngineFailure(kind=FailureKind.AWAY, message=message)
             now_s = self._clock()
             self._pending.add(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure), urgent=True)
             return
-        run = Run(request, model, self._tell, self._flowing, self._watch(request.model).look, self._clock)
+        run = Run(request, model, self._tell, self._flowing, partial(self._serves, request.model), self._clock)
         task = asyncio.create_task(run.main())
         task.add_done_callback(lambda task: _log_bug(run, task))
         self._runs[request.run_id] = run, task
@@ -193,6 +201,43 @@ class OpenAiEngine:
 
     # Servers ----------------------------------------------------------------------------------------------------------
 
+    async def _serves(self, model: str) -> bool:
+        """After a run that failed: whether the server of the model generates for others, so that the failure is the run's own. Runs that
+        fail meanwhile share an examination. Where it does not, the model is active no more until a load, which tries it out too."""
+        if model not in self._examining:
+            task = asyncio.create_task(self._examine(model), name=f"examine-{model}")
+            self._examining[model] = task
+            task.add_done_callback(lambda _task: self._examining.pop(model))
+        return await asyncio.shield(self._examining[model])
+
+    async def _examine(self, model: str) -> bool:
+        watch = self._watch(model)
+        await watch.look()
+        if not watch.up or model != self._tiers.active:
+            return False
+        try:
+            for _ in range(TRIALS):
+                await self._tiers.try_out(model)
+        except ServerRefused as error:
+            if error.status == LIMITED:
+                return True  # it serves, and was asked too often
+            self._lose(self._models[model].server, str(error), away=True)
+            return False
+        except (ServerError, ModelLoadFailed) as error:
+            self._lose(self._models[model].server, str(error), away=True)
+            return False
+        return True
+
+    def _lose(self, server: OpenAiServer, why: str, *, away: bool) -> None:
+        """The active model's server does not serve: its runs end. `away`: through no fault of theirs."""
+        structlog.get_logger().error("engine_server_lost", server=server.base_url, reason=why)
+        self._tiers.lost()
+        for run, task in list(self._runs.values()):
+            run.broken(why, away=away)
+            task.cancel()
+        self._changed = True
+        self._pending.wake()
+
     def _watch(self, model: str) -> LoadWatch:
         return self._watches[id(self._models[model].server)]
 
@@ -208,10 +253,7 @@ class OpenAiEngine:
         active = self._tiers.active
         watch = self._watches[id(server)]
         if not watch.up and active and self._models[active].server is server:
-            self._tiers.lost()
-            for run, task in list(self._runs.values()):
-                run.broken(f"{server.base_url} does not answer")
-                task.cancel()
+            self._lose(server, f"{server.base_url} does not answer", away=False)
         self._changed = True
         self._pending.wake()
 
@@ -223,7 +265,7 @@ def _log_bug(run: Run, task: asyncio.Task[None]) -> None:
         run.broken(f"the engine failed on it: {bug!r}")
 
 
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

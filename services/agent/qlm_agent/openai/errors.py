@@ -25,6 +25,12 @@ class ServerError(Exception):
         return EngineFailure(kind=self.kind, message=str(self))
 
 
+class ServerAway(ServerError):
+    """It serves nobody now."""
+
+    kind = FailureKind.AWAY
+
+
 class ServerUnreachable(ServerError):
     """No connection, or it broke."""
 
@@ -34,6 +40,8 @@ class ServerUnreachable(ServerError):
 class ServerAbsent(ServerUnreachable):
     """Nobody listens there: the connection was refused."""
 
+    kind = FailureKind.AWAY
+
 
 class ServerSilent(ServerError):
     """It did not answer in time."""
@@ -42,6 +50,7 @@ class ServerSilent(ServerError):
 class ServerFull(ServerSilent):
     """It took no connection in time: it hangs, or is too busy for one more; nothing was asked of it."""
 
+    kind = FailureKind.AWAY
     passing = True
 
 
@@ -53,7 +62,10 @@ class ServerRefused(ServerError):
         self.status = status
         self.retry_after_s = retry_after_s
         self.passing = status in BUSY
-        self.kind = FailureKind.REFUSED if status in REFUSING else FailureKind.BROKEN
+        if status in REFUSING:
+            self.kind = FailureKind.REFUSED
+        elif self.passing:
+            self.kind = FailureKind.AWAY
 
 
 class ServerNonsense(ServerError):

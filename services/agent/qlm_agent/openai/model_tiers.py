@@ -103,8 +103,8 @@ class ModelTiers:
             except (ServerError, ModelLoadFailed):
                 await self._go_back(old)
                 raise
-        elif model not in self._tried and not self._models[model].tells_text:
-            await self._try_out(model)
+        elif model not in self._tried:
+            await self.try_out(model)
         self._check_idle()
         self.active = model
         self._skipped.discard(model)
@@ -175,9 +175,9 @@ class ModelTiers:
                 await remote.server.post("/wake_up?tags=kv_cache")
                 await remote.server.post("/reset_prefix_cache")
             await self._until_sleeping(model, False)
-        await self._try_out(model)
+        await self.try_out(model)
 
-    async def _try_out(self, model: str) -> None:
+    async def try_out(self, model: str) -> None:
         """Has it generate a token. Raises ModelLoadFailed where it tells no ids and should: no request could succeed."""
         remote = self._models[model]
         body: dict[str, object] = {"model": remote.remote, "prompt": "a", "max_tokens": 1, "temperature": 0}

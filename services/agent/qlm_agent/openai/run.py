@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, TextPrompt, TokenPrompt
 from qlm_agent.logprobs import Records
-from qlm_agent.openai.errors import NotServable, ServerError, ServerNonsense, ServerRefused
+from qlm_agent.openai.errors import NotServable, ServerAway, ServerError, ServerNonsense, ServerRefused
 from qlm_agent.openai.logprobs import records_of
 from qlm_agent.openai.request_body import chat_body, completion_body
 from qlm_agent.openai.server import OpenAiServer
@@ -58,8 +58,9 @@ class RemoteModel:
 
 
 class Run:
-    """`tell`: takes its outputs, and whether they are urgent; `flowing`: set while the engine is not paused; `doubt`: has the server looked
-    at. `made` counts its output tokens (or pieces), those of earlier attempts included; `told` is whether this attempt made any."""
+    """`tell`: takes its outputs, and whether they are urgent; `flowing`: set while the engine is not paused; `doubt`: has the server
+    examined, and says whether it serves. `made` counts its output tokens (or pieces), those of earlier attempts included; `told` is whether
+    this attempt made any."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Run:
         model: RemoteModel,
         tell: Callable[[EngineOutput, bool], None],
         flowing: asyncio.Event,
-        doubt: Callable[[], Awaitable[None]],
+        doubt: Callable[[], Awaitable[bool]],
         clock: Callable[[], float],
     ) -> None:
         self.request = request
@@ -90,13 +91,15 @@ class Run:
         try:
             await self._run()
         except ServerError as error:
-            if error.kind is FailureKind.BROKEN:
-                await self._doubt()  # so that a server that is gone is known to be when the failure is told
-            self._fail(error)
+            if error.kind is not FailureKind.REFUSED and not await self._doubt():
+                # Known when the failure is told. Output that was heard broke off: it may be what the server fell over.
+                self._fail(error if self._heard else ServerAway(str(error)))
+            else:
+                self._fail(error)
 
-    def broken(self, message: str) -> None:
-        """Ends it as broken; `main` is to be cancelled then."""
-        self._fail(ServerError(message))
+    def broken(self, message: str, *, away: bool = False) -> None:
+        """Ends it as broken, or as not served; `main` is to be cancelled then."""
+        self._fail(ServerAway(message) if away else ServerError(message))
 
     async def _run(self) -> None:
         prompt = await self._prompt()

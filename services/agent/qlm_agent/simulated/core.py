@@ -183,7 +183,7 @@ class SimulatedCore:
         """Takes a run; one that cannot be served is told as a failure."""
         self.advance(now_s)
         if self._batch is None or request.model != self._batch_model:
-            self._refuse(now_s, request, FailureKind.BROKEN, f"model {request.model} is not active")
+            self._refuse(now_s, request, FailureKind.AWAY, f"model {request.model} is not active")
             return
         try:
             answer = answer_to(request, self._models[request.model].spec)

@@ -100,7 +100,7 @@ class VllmEngine:
 
     async def add(self, request: EngineRequest) -> None:
         if not self._placement.active or request.model != self._placement.active:
-            self._runs.fail(request.run_id, FailureKind.BROKEN, f"model {request.model} is not active")
+            self._runs.fail(request.run_id, FailureKind.AWAY, f"model {request.model} is not active")
             return
         self._arrivals += 1
         # AsyncLLM takes runs that are added at once in any order.

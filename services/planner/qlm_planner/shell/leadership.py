@@ -25,10 +25,15 @@ from qlm_planner.shell.queue_calls import perform
 from qlm_planner.shell.tracing import trace_job, trace_placements, trace_plan
 from qlm_process.lease_keeper import LeaseKeeper
 from qlm_process.profile_wire import from_body
+from qlm_queue.damage import log_damage
 from qlm_queue.port import Queue
 
 TICK_MAX_S = 1.0
 """Longest time between two steps."""
+
+REPAIR_EVERY_S = 60.0
+REPAIR_SHARE = 0.02
+"""All records are looked at so often, and for this share of the time at the most."""
 
 THREAD_GROUPS = 200
 """From so many open groups on, steps and pictures of the plan are made in a thread, so that renewals and RPCs go on meanwhile. With a slow
@@ -141,6 +146,7 @@ class Leadership:
                 tasks.create_task(self._watch_lease(), name="planner-lease")
                 tasks.create_task(self._read_profiles(), name="planner-profiles")
                 tasks.create_task(self._trace_placements(), name="planner-spans")
+                tasks.create_task(self._look_for_damage(), name="planner-repairs")
                 tasks.create_task(self.advice.run(), name="planner-advice")
                 tasks.create_task(self._decide(tasks), name="planner-decide")
         except BaseExceptionGroup as group:
@@ -180,6 +186,21 @@ class Leadership:
                     version = profiles.version
                     self._inbox.put_nowait(ProfilesRead(catalogue=self._catalogue, profiles=profiles))
             await asyncio.sleep(self._profiles_every_s)
+
+    async def _look_for_damage(self) -> None:
+        """Mends what makes no call fail: a request that is in no group waits for ever."""
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(max(REPAIR_EVERY_S, took_s / REPAIR_SHARE))
+            began_s = time.monotonic()
+            try:
+                found = await self._queue.repair(True)
+            except Unavailable as error:
+                structlog.get_logger().warning("queue_not_repaired", error=str(error))
+            else:
+                log_damage(found)
+                self._metrics.damaged.inc(len(found))
+            took_s = time.monotonic() - began_s
 
     async def _decide(self, tasks: asyncio.TaskGroup) -> None:
         event: Event = Tick()

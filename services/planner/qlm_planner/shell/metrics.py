@@ -42,6 +42,7 @@ class PlannerMetrics(Metrics):
         self.arrivals = counter("qlm_planner_arrivals_total", "Requests read from the global queue.")
         self.placed = counter("qlm_planner_placed_total", "Requests put into groups.")
         self.stale = counter("qlm_planner_stale_total", "Requests that had ended or were placed when they were to be placed.")
+        self.damaged = counter("qlm_planner_damaged_records_total", "Damaged records of the queue that this process mended.")
         self.placement_seconds = histogram(
             "qlm_planner_placement_seconds", "Time from acceptance to placement.", buckets=PLACEMENT_BUCKETS_S
         )

@@ -99,9 +99,9 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
             return OverviewRead(snapshot=snapshot_of(await queue.overview(group_ids), group_ids))
         case ReadUnplaced(after=after, count=count):
             found = await queue.read_unplaced(after, count)
-            return UnplacedRead(arrivals=arrivals_of(found), read_to=found[-1].queue_id if found else "")
+            return UnplacedRead(arrivals=await _readable(queue, found), read_to=found[-1].queue_id if found else "")
         case ReadArrivals(count=count, block_s=block_s):
-            return ArrivalsRead(arrivals=arrivals_of(await queue.read_arrivals(block_s, count)))
+            return ArrivalsRead(arrivals=await _readable(queue, await queue.read_arrivals(block_s, count)))
         case ReadEvents(after=after, count=count, block_s=block_s):
             return EventsRead(entries=event_entries(await queue.read_events(after, block_s, count)))
         case Reclaim(incarnation=incarnation):
@@ -159,7 +159,7 @@ async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
         found.extend(page)
         if len(page) < WAITING_PAGE:
             break
-    chosen = arrivals_of(found[call.keep :][-call.count :])
+    chosen = await _readable(queue, found[call.keep :][-call.count :])
     facts = [arrival.facts for arrival in chosen]
     into = _group_placement(call.into, facts)
     wanted = [WaitingRequest(queue_id=each.queue_id, key=each.key) for each in facts]
@@ -174,15 +174,24 @@ async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
     )
 
 
-def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[Arrival, ...]:
-    """A request whose body this version cannot read is left where it is, and said so: it must not stop the others."""
+async def _readable(queue: Queue, requests: Sequence[LiveRequest]) -> tuple[Arrival, ...]:
+    """Those that can be placed. A request whose body cannot be read must not stop the others, nor wait for ever: it ends FAILED."""
+    arrivals, unreadable = arrivals_of(requests)
+    await queue.condemn(unreadable)
+    return arrivals
+
+
+def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[tuple[Arrival, ...], list[str]]:
+    """And the queue ids of requests whose body this version cannot read."""
     found: list[Arrival] = []
+    unreadable: list[str] = []
     for request in requests:
         try:
             found.append(arrival_of(request))
         except (DecodeError, ValueError) as error:
             structlog.get_logger().error("request_unreadable", queue_id=request.queue_id, error=str(error))
-    return tuple(found)
+            unreadable.append(request.queue_id)
+    return tuple(found), unreadable
 
 
 def arrival_of(request: LiveRequest) -> Arrival:
@@ -213,7 +222,12 @@ def event_entries(entries: Sequence[StreamEntry]) -> tuple[EventEntry, ...]:
 def changes_of(payload: bytes) -> tuple[Change, ...]:
     """What a script call changed about groups; requests without a group (never placed) change none."""
     changes: list[Change] = []
-    for event in events_pb2.RequestEvents.FromString(payload).events:
+    try:
+        events = events_pb2.RequestEvents.FromString(payload).events
+    except DecodeError as error:  # the next overview tells
+        structlog.get_logger().error("events_unreadable", bytes=len(payload), error=str(error))
+        return ()
+    for event in events:
         kind = CHANGES.get(event.kind)
         if kind is None or not event.group_id:
             continue

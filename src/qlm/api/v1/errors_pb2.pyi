@@ -38,7 +38,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 6
     """ALREADY_EXISTS; tenant, request_id. The id stands for another body."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 7
-    """RESOURCE_EXHAUSTED; bound ("queue", "tenant" or "class"), limit, retry_after_s. Nothing was accepted."""
+    """RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class" or "memory"), limit, retry_after_s. Nothing was accepted."""
     ERROR_REASON_QUEUE_UNAVAILABLE: _ErrorReason.ValueType  # 8
     """UNAVAILABLE; retry_after_s. The queue's server is away. Send the same request id again."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 9
@@ -77,6 +77,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_SHED: _ErrorReason.ValueType  # 24
     """In a Result: it would have been late under overload (`planner.overload`)."""
+    ERROR_REASON_RECORD_DAMAGED: _ErrorReason.ValueType  # 25
+    """In a Result: the request's record in the queue was damaged. Send the request again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
 
@@ -94,7 +96,7 @@ ERROR_REASON_UNKNOWN_REQUEST: ErrorReason.ValueType  # 5
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 6
 """ALREADY_EXISTS; tenant, request_id. The id stands for another body."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 7
-"""RESOURCE_EXHAUSTED; bound ("queue", "tenant" or "class"), limit, retry_after_s. Nothing was accepted."""
+"""RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class" or "memory"), limit, retry_after_s. Nothing was accepted."""
 ERROR_REASON_QUEUE_UNAVAILABLE: ErrorReason.ValueType  # 8
 """UNAVAILABLE; retry_after_s. The queue's server is away. Send the same request id again."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 9
@@ -133,4 +135,6 @@ Nothing was accepted.
 """
 ERROR_REASON_SHED: ErrorReason.ValueType  # 24
 """In a Result: it would have been late under overload (`planner.overload`)."""
+ERROR_REASON_RECORD_DAMAGED: ErrorReason.ValueType  # 25
+"""In a Result: the request's record in the queue was damaged. Send the request again."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -491,6 +491,8 @@ class QueueStatusResponse(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     PLANNER_FIELD_NUMBER: _builtins.int
     ESTIMATOR_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    DAMAGE_COUNT_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     """Name of the queue."""
     live: _builtins.int
@@ -503,6 +505,10 @@ class QueueStatusResponse(_message.Message):
     """"host:port" of the leading planner; empty where none leads."""
     estimator: _builtins.str
     """"host:port" of the leading estimator; empty where none leads."""
+    refusal: _builtins.str
+    """Why nothing is accepted now (settings of the server, its memory, its log of writes); empty if it is."""
+    damage_count: _builtins.int
+    """Damaged records that repairs have mended, ever."""
     @_builtins.property
     def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]:
         """One for each instance, and "unassigned"."""
@@ -522,10 +528,12 @@ class QueueStatusResponse(_message.Message):
         request: Global___RequestStatus | None = ...,
         planner: _builtins.str = ...,
         estimator: _builtins.str = ...,
+        refusal: _builtins.str = ...,
+        damage_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimator", b"estimator", "live", b"live", "planner", b"planner", "queue", b"queue", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "live", b"live", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

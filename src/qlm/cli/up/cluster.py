@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from qlm.cli.up.child import Child, Phase
@@ -118,7 +119,11 @@ class Cluster:
             await asyncio.sleep(HEALTH_EVERY_S)
 
     def _write_state(self) -> None:
-        self._file.write(self.state)
+        """A full disk does not end a cluster: what others read of it is old until there is room."""
+        try:
+            self._file.write(self.state)
+        except OSError as error:
+            structlog.get_logger().error("state_not_written", file=str(self._file.path), error=str(error))
         self._changed.set()
 
 

@@ -1,0 +1,78 @@
+"""A cluster of real processes goes on while records of its queue are damaged, and `qlm doctor` tells and mends."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+import qlm
+from damage_redis import damage
+from running_cluster import RunningCluster
+
+MODEL = "mistral-7b"
+REQUESTS = 60
+ANSWER_S = 60.0
+DAMAGES = 5
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+    settings = {
+        "agent.simulated.time_scale": "20",
+        "agents": "[{name: a100-0, gpu: A100-80GB, models: [mistral-7b]}, {name: a100-1, gpu: A100-80GB, models: [mistral-7b]}]",
+    }
+    with RunningCluster(tmp_path / "cluster", settings) as running:
+        yield running
+
+
+def doctor(cluster: RunningCluster, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qlm.cli", "doctor", "--set", f"queue.state_dir={cluster.state_dir}", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_no_process_ends_and_all_others_complete(cluster: RunningCluster) -> None:
+    chance = random.Random(7)
+    pids = {process.name: process.pid for process in cluster.state.processes}
+    client = redis.Redis.from_url(cluster.state.queue_url, protocol=2)
+    with qlm.Client(cluster.address) as gateway:
+        for number in range(REQUESTS):
+            gateway.submit(MODEL, "Say something.", request_id=f"r{number}", slo_s=600, max_tokens=200)
+        groups = [name async for name in client.scan_iter(match="{default}:group_meta:*")]
+        await client.delete(*groups[:1])
+        done = [(groups[0].decode(), "deleted"), *[await damage(client, "{default}", chance, spared=("queue",)) for _ in range(DAMAGES)]]
+        deadline_s = time.monotonic() + ANSWER_S
+        states: dict[int, qlm.RequestState] = {}
+        while len(states) < REQUESTS and time.monotonic() < deadline_s:
+            if doctor(cluster, "--repair", "--no-copy").returncode > 1:
+                break
+            for number in range(REQUESTS):
+                try:
+                    result = gateway.result(f"r{number}", wait_s=0.0)
+                except (qlm.errors.NotFound, qlm.errors.Unavailable):
+                    continue
+                if result is not None:
+                    states[number] = result.state
+    lost = [name for name, what in done if name.split(":")[1] in ("req", "result", "progress")]
+    assert len([state for state in states.values() if state is qlm.RequestState.COMPLETED]) >= REQUESTS - len(lost), (done, states)
+    assert {process.name: process.pid for process in cluster.state.processes} == pids, (done, cluster.log())
+    assert doctor(cluster).stdout == "0 damaged\n"
+    await client.aclose()
+
+
+async def test_doctor_tells_what_is_damaged_tries_on_a_copy_and_mends(cluster: RunningCluster) -> None:
+    assert doctor(cluster).stdout == "0 damaged\n"
+    client = redis.Redis.from_url(cluster.state.queue_url, protocol=2)
+    await client.hset("{default}:counts", "live", "7")
+    told = doctor(cluster)
+    assert (told.returncode, told.stdout) == (1, "{default}:counts does not count what is there: counted again\n1 damaged\n"), told.stderr
+    mended = doctor(cluster, "--repair")
+    assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "mended; 0 damaged now"), mended.stderr
+    assert not await client.hexists("{default}:counts", "live")
+    await client.aclose()

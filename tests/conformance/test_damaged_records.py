@@ -1,0 +1,109 @@
+"""Damaged records: whatever is lost, cut or wrong in a queue, no call ends in another error than Unavailable, every other request
+completes, and each damaged one ends."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+import redis.asyncio as redis
+import structlog
+
+from damage_memory import damage as damage_memory
+from damage_redis import damage as damage_redis
+from qlm_core.request import RequestKey, RequestState
+from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.values import Bounds
+from small_cluster import SmallCluster
+
+from .conftest import Servers
+
+MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "300"))
+SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "60"))
+PAGE = 25
+ENDS_OF_DAMAGED = (RequestState.FAILED, RequestState.EXPIRED, None)
+"""Of a request whose own record was damaged: where it was cut, its expiry may have passed; its result may be what was lost."""
+DAMAGES_MAX = 5
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> object:
+    with structlog.testing.capture_logs() as logs:
+        yield logs
+
+
+async def _queue_id(queue: RedisQueue, key: RequestKey) -> str:
+    return (await queue.find(key)).queue_id
+
+
+def _touched(name: str, what: str, ids: Mapping[str, RequestKey]) -> Iterable[RequestKey]:
+    """The requests whose own record, body, output or result was damaged."""
+    kind, *rest = name.split(":")
+    match kind:
+        case "req" | "result":
+            return [RequestKey(*rest)]
+        case "progress":
+            return [ids[rest[0]]]
+        case "queue":
+            return [ids[what[6:]]] if what.startswith("entry ") else ids.values()
+        case _:
+            return []
+
+
+async def _work(cluster: SmallCluster, chance: random.Random) -> None:
+    await cluster.submit(4)
+    for _ in range(chance.randrange(4)):
+        await cluster.round()
+        await cluster.submit(chance.randrange(3))
+
+
+@pytest.mark.parametrize("first", range(0, MEMORY_SEEDS, PAGE))
+async def test_a_damaged_memory_queue_serves_all_others(first: int) -> None:
+    for seed in range(first, first + PAGE):
+        chance = random.Random(seed)
+        queue = MemoryQueue("q", Bounds(attempts_max=100), lambda: 1_700_000_000.0)
+        cluster = SmallCluster(queue, chance)
+        await _work(cluster, chance)
+        touched = {damage_memory(queue.state, chance) for _ in range(chance.randint(1, DAMAGES_MAX))}
+        try:
+            await cluster.submit(2)
+            await cluster.finish()
+            for key in cluster.keys:
+                end = await cluster.end_of(key)
+                assert end is RequestState.COMPLETED or (key.request_id in touched and end is RequestState.FAILED), (key, end)
+            assert not await queue.repair(False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {touched}") from error
+
+
+@pytest.mark.parametrize("first", range(0, SERVER_SEEDS, PAGE))
+async def test_a_damaged_queue_on_a_server_serves_all_others(first: int, servers: Servers) -> None:
+    url = servers.url("redis")
+    client = redis.Redis.from_url(url, protocol=2)
+    for seed in range(first, min(first + PAGE, SERVER_SEEDS)):
+        chance = random.Random(seed)
+        name = f"damaged-{seed}"
+        queue = RedisQueue(url, name, bounds=Bounds(attempts_max=100))
+        await queue.start()
+        cluster = SmallCluster(queue, chance)
+        await _work(cluster, chance)
+        prefix = "{" + name + "}"
+        ids = {await _queue_id(queue, key): key for key in cluster.keys}
+        done = [await damage_redis(client, prefix, chance) for _ in range(chance.randint(1, DAMAGES_MAX))]
+        touched = {key for damaged, what in done for key in _touched(damaged[len(prefix) + 1 :], what, ids)}
+        try:
+            await cluster.submit(2)
+            await cluster.finish()
+            for key in cluster.keys:
+                end = await cluster.end_of(key)
+                assert end is RequestState.COMPLETED or (key in touched and end in ENDS_OF_DAMAGED), (key, end)
+            assert not await queue.repair(False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {done}") from error
+        finally:
+            await queue.stop()
+            await client.unlink(*[key async for key in client.scan_iter(match=f"\\{prefix}:*")])
+    await client.aclose()
