@@ -31,6 +31,8 @@ PER_WAIT = 32.0
 alike."""
 OUTSTANDING_MAX = 10_000
 """Predictions that are followed; beyond it new ones are left out."""
+LIMITS_MAX = 8 * OUTSTANDING_MAX
+"""Quantiles that are kept until they pass; of more, those of predictions that ended are dropped."""
 LATE = LEVELS.index(0.9)
 AGE_MAX_S = 6 * 3600.0
 """A prediction this old is given up: its end was missed."""
@@ -111,6 +113,9 @@ class Feedback:
         limits_s = (told.p50_s, told.p90_s, told.p99_s)
         key_ = (predicted.queue_id, time)
         self._followed[key_] = _Followed(predicted.at_s, told.own, limits_s, rows, every, slowdown, [False] * len(LEVELS))
+        if len(self._limits) > LIMITS_MAX:
+            self._limits = [limit for limit in self._limits if limit[1:3] in self._followed]
+            heapq.heapify(self._limits)
         if rows:
             for which, limit_s in enumerate(limits_s):
                 heapq.heappush(self._limits, (predicted.at_s + limit_s, *key_, which))
@@ -126,8 +131,8 @@ class Feedback:
             followed.missed[which] = True
             self._learn(followed, which, followed.limits_s[which])
             learned = True
-            if now_s - followed.told_s > AGE_MAX_S:
-                self._drop((queue_id, time))
+        while self._followed and next(iter(self._followed.values())).told_s < now_s - AGE_MAX_S:
+            self._drop(next(iter(self._followed)))
         return learned
 
     def end(self, queue_id: str, time: CalibratedTime, actual_s: float, slowdown: float) -> bool:
