@@ -1,8 +1,7 @@
-"""What predictions lack beyond their own variance: the error of their level, learned from (predicted, actual) pairs (QLM has none).
+"""What predictions lack: the bias that is left of their level, and how far off they are (QLM has neither).
 
 The formulas sum independent requests, so their relative error shrinks with the queue. The real one does not: output lengths drift while
-a request waits, and so do engines. A row says by how much predictions of a model on a GPU are off (`bias_factor`, `offset_s`), and how
-their spread splits into a fixed part, a multiple of the formulas' own variance, and a part that grows with the predicted time itself.
+a request waits, and so do engines. A row has a factor on the mean, and quantiles of the errors by horizon, in units of `error_scale_s`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from qlm_core.distribution import Normal
+from qlm_core.distribution import Normal, normal_quantile
 from qlm_core.instance import InstanceFacts
 from qlm_core.normal_arrays import Floats
 
@@ -24,8 +23,20 @@ CalibrationKey = tuple[str, str, str, int, str]
 ROWS_MAX = 4096
 """Most rows of a snapshot."""
 
-FIGURES = 5
-"""Of a row, as `calibrated` takes them."""
+LEVELS = (0.5, 0.9, 0.99)
+"""Quantiles that are tracked."""
+HORIZONS = 8
+HORIZON_FACTOR = 4.0
+"""Predictions below a second are of the first horizon; each further one reaches so many times as far."""
+RELATIVE, BASE_S = 0.1, 1.0
+"""Errors are in units of the root of the sum of squares of the formulas' own deviation, so much of the mean, and so many seconds."""
+PRIOR_SCORE = 3.0
+"""Deviation of the errors, in these units, before any is known: 30% of the time and 3 s."""
+
+PRIOR_SCORES = tuple(PRIOR_SCORE * normal_quantile(level) for level in LEVELS for _ in range(HORIZONS))
+_Z90 = normal_quantile(0.9)
+FIGURES = 1 + 2 * HORIZONS
+"""Of a row, as `calibrated` takes them: the factor, and the errors of the first two levels by horizon."""
 
 
 class CalibratedTime(StrEnum):
@@ -35,11 +46,21 @@ class CalibratedTime(StrEnum):
     COMPLETION = "completion"
 
 
+def error_scale_s(mean_s: float, variance: float) -> float:
+    """The unit of the errors of predictions with this mean, the bias removed, and this variance by the formulas."""
+    return math.sqrt(variance + (RELATIVE * mean_s) ** 2 + BASE_S**2)
+
+
+def horizon_of(mean_s: float) -> int:
+    """The number of the horizon of a predicted time."""
+    return int(np.clip(math.ceil(math.log(max(mean_s, 1.0), HORIZON_FACTOR)), 0, HORIZONS - 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProfile:
-    """The time that a prediction with mean m and variance v stands for has mean `bias_factor` * m + `offset_s` = M, and variance
-    `base_variance_s2` + `variance_factor` * v + `relative_variance` * M^2. `samples`: independent pairs that it rests on (pairs that waited
-    behind the same requests count as one). `model` "", `gpu` "" with `n_gpu` 0, `instance` "": any."""
+    """Of a time that the formulas predict with mean m and variance v, the quantile LEVELS[k] is M + scores[k, horizon of M] *
+    error_scale_s(M, v), with M = `bias_factor` * m. `scores` [LEVELS * HORIZONS]. `samples`: independent pairs behind
+    the factor (pairs that waited behind the same requests count as one). `model` "", `gpu` "" with `n_gpu` 0, `instance` "": any."""
 
     time: CalibratedTime = CalibratedTime.WAIT
     model: str = ""
@@ -47,19 +68,14 @@ class CalibrationProfile:
     n_gpu: int = 0
     instance: str = ""
     bias_factor: float = 1.0
-    offset_s: float = 0.0
-    variance_factor: float = 1.0
-    relative_variance: float = 0.0
-    base_variance_s2: float = 0.0
+    scores: tuple[float, ...] = PRIOR_SCORES
     samples: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("variance_factor", "relative_variance", "base_variance_s2", "samples"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"calibration {self.key}: {name} is finite and >= 0, got {value}")
-        if not (math.isfinite(self.bias_factor) and self.bias_factor > 0.0 and math.isfinite(self.offset_s)) or self.n_gpu < 0:
-            raise ValueError(f"calibration {self.key}: bias_factor is finite and > 0, offset_s finite, n_gpu >= 0")
+        if not (math.isfinite(self.samples) and self.samples >= 0.0 and math.isfinite(self.bias_factor) and self.bias_factor > 0.0):
+            raise ValueError(f"calibration {self.key}: samples is finite and >= 0, bias_factor finite and > 0")
+        if self.n_gpu < 0 or len(self.scores) != len(LEVELS) * HORIZONS or not all(map(math.isfinite, self.scores)):
+            raise ValueError(f"calibration {self.key}: n_gpu >= 0, {len(LEVELS) * HORIZONS} finite scores")
 
     @property
     def key(self) -> CalibrationKey:
@@ -68,18 +84,33 @@ class CalibrationProfile:
     @property
     def figures(self) -> Floats:
         """[FIGURES]"""
-        return np.array((self.bias_factor, self.variance_factor, self.relative_variance, self.base_variance_s2, self.offset_s))
+        return np.array((self.bias_factor, *self.scores[: 2 * HORIZONS]))
 
     def applied(self, own: Normal) -> Normal:
-        """What a prediction of the formulas stands for."""
+        """The normal with the first two quantiles of what a prediction of the formulas stands for."""
+        if self is UNCALIBRATED:
+            return own
         mean, variance = calibrated(self.figures, np.array(own.mean), np.array(own.variance))
         return Normal(float(mean), float(variance))
 
+    def p99_s(self, own: Normal) -> float:
+        """The last quantile."""
+        mean_s = self.bias_factor * own.mean
+        return mean_s + self.scores[2 * HORIZONS + horizon_of(mean_s)] * error_scale_s(mean_s, own.variance)
+
 
 def calibrated(figures: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-    """Means and variances [..., predictions] by the figures [FIGURES, predictions] of each. A negative mean has no relative part."""
-    found = figures[0] * mean + figures[4]
-    return found, figures[3] + figures[1] * variance + figures[2] * np.square(np.maximum(found, 0.0))
+    """Means and variances [..., predictions] of the normals with the median and p90 of each, by the figures [FIGURES, predictions]."""
+    figures = figures[:FIGURES]
+    level = figures[0] * mean
+    scale = np.sqrt(variance + np.square(RELATIVE * level) + BASE_S**2)
+    horizon = np.ceil(np.log(np.maximum(level, 1.0)) / math.log(HORIZON_FACTOR)).astype(np.int64)
+    horizon = np.minimum(horizon, HORIZONS - 1)
+    shape = (FIGURES, *horizon.shape[:-1], *figures.shape[1:])
+    scores = np.broadcast_to(figures.reshape(FIGURES, *([1] * (horizon.ndim - figures.ndim + 1)), *figures.shape[1:]), shape)
+    median = np.take_along_axis(scores, horizon[None] + 1, axis=0)[0]
+    high = np.take_along_axis(scores, horizon[None] + 1 + HORIZONS, axis=0)[0]
+    return level + median * scale, np.square((high - median) / _Z90 * scale)
 
 
 UNCALIBRATED = CalibrationProfile()
@@ -88,12 +119,7 @@ UNCALIBRATED = CalibrationProfile()
 
 def calibration_keys(time: CalibratedTime, model: str, gpu: str, n_gpu: int, instance: str) -> tuple[CalibrationKey, ...]:
     """The keys of the rows that a prediction may be calibrated by, the narrowest first."""
-    return (
-        (time.value, model, gpu, n_gpu, instance),
-        (time.value, model, gpu, n_gpu, ""),
-        (time.value, model, "", 0, ""),
-        (time.value, "", "", 0, ""),
-    )
+    return ((time.value, model, gpu, n_gpu, instance), (time.value, model, "", 0, ""), (time.value, "", "", 0, ""))
 
 
 @dataclass(frozen=True, slots=True)

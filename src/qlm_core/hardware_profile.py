@@ -47,18 +47,17 @@ FIGURE_MAX = 1e12
 class OperationSlowdown:
     """How much longer one kind of operation (a load, a move of KV) takes on an instance than its hardware profile says. `slowdown`:
     measured over profiled durations, > 0. `samples`: operations behind it; `prior_share`: how much of it is still the profile's, 1 for
-    all. `drifting_since_s`: seconds of the queue's clock from when it has not taken as long as before, 0 where it does."""
+    all."""
 
     slowdown: float = 1.0
     samples: int = 0
     prior_share: float = 1.0
-    drifting_since_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.slowdown) and self.slowdown > 0.0):
             raise ValueError(f"the slowdown of an operation is finite and > 0, got {self.slowdown}")
-        if not (math.isfinite(self.drifting_since_s) and self.drifting_since_s >= 0.0) or self.samples < 0:
-            raise ValueError(f"an operation has samples >= 0 and a finite time >= 0, got {self.samples} and {self.drifting_since_s}")
+        if self.samples < 0:
+            raise ValueError(f"an operation has samples >= 0, got {self.samples}")
         if not 0.0 <= self.prior_share <= 1.0:
             raise ValueError(f"the prior's share of an operation is from 0 to 1, got {self.prior_share}")
 
@@ -70,9 +69,8 @@ AS_PROFILED = OperationSlowdown()
 class HardwareProfile:
     """How fast a model runs on a GPU (see estimator.proto for the fields). `model` is the name of a profile, as in `ModelSpec.profile`.
     `instance`: "" in a row of the pair; else the row was learned there. All times of decode and prefill are multiplied by `slowdown`.
-    `samples`: runs behind `slowdown`; `prior_share`: how much of it is still the pair's own row, 1 for all. `drifting_since_s`: seconds of
-    the queue's clock from when the instance runs otherwise than it did, 0 where it does not. `swap_warm`, `swap_cold`, `kv_swap`: how much
-    longer loads from host memory, loads from disk and moves of KV take there."""
+    `samples`: runs behind `slowdown`; `prior_share`: how much of it is still the pair's own row, 1 for all. `swap_warm`,
+    `swap_cold`, `kv_swap`: how much longer loads from host memory, loads from disk and moves of KV take there."""
 
     gpu: str
     n_gpu: int
@@ -96,14 +94,13 @@ class HardwareProfile:
     samples: int = 0
     prior_share: float = 0.0
     origin: str = ORIGIN_SHIPPED
-    drifting_since_s: float = 0.0
     swap_warm: OperationSlowdown = AS_PROFILED
     swap_cold: OperationSlowdown = AS_PROFILED
     kv_swap: OperationSlowdown = AS_PROFILED
 
     def __post_init__(self) -> None:
         name_of_row = f"hardware profile {self.gpu} x{self.n_gpu} {self.model}"
-        for name in ("weights_gb", "drifting_since_s", *_TIMES):
+        for name in ("weights_gb", *_TIMES):
             value = getattr(self, name)
             if not 0.0 <= value <= FIGURE_MAX:  # False for NaN
                 raise ValueError(f"{name_of_row}: {name} is finite and >= 0, got {value}")
@@ -161,28 +158,18 @@ class HardwareProfile:
     def as_pair(self) -> HardwareProfile:
         """Of a row that was learned on an instance: the row of the pair that its runs were held against."""
         as_profiled: dict[str, Any] = dict.fromkeys(TIMED_OPERATIONS, AS_PROFILED)
-        return replace(self, instance="", slowdown=1.0, samples=0, prior_share=0.0, drifting_since_s=0.0, **as_profiled)
+        return replace(self, instance="", slowdown=1.0, samples=0, prior_share=0.0, **as_profiled)
 
-    def as_measured(self, earlier: HardwareProfile | None = None, kept: float = 1.0) -> HardwareProfile:
+    def as_measured(self) -> HardwareProfile:
         """Of a row that was learned on an instance: what its runs alone say, as a row of the pair. The prior's share of `slowdown` is taken
-        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. `earlier`: the same row as it was,
-        whose runs do not count; they weigh `kept` of what they did. Raises ValueError where runs say nothing."""
+        out, and the rest is in the figures of decode and prefill; loads and KV swap are as profiled. Raises ValueError where runs say
+        nothing."""
         if not self.instance or self.prior_share >= 1.0:
             raise ValueError("a row that was learned from runs of an instance is needed")
-        measured, predicted = self._of_runs()
-        if earlier is not None and earlier.prior_share < 1.0:
-            measured_then, predicted_then = earlier._of_runs()
-            measured, predicted = measured - kept * measured_then, predicted - kept * predicted_then
-        if measured <= 0.0 or predicted <= 0.0:
-            raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}, or what was before")
-        of_runs = measured / predicted
+        of_runs = (self.slowdown - self.prior_share) / (1.0 - self.prior_share)
+        if of_runs <= 0.0:
+            raise ValueError(f"a slowdown of {self.slowdown:g} contradicts a prior's share of {self.prior_share:g}")
         return replace(self.as_pair(), origin=ORIGIN_MEASURED, **{name: of_runs * getattr(self, name) for name in _SLOWED})
-
-    def _of_runs(self) -> tuple[float, float]:
-        """What runs took, and what the pair's row says of them, in units of what the prior weighs; a share of 0 is a prior of no weight."""
-        if not self.prior_share:
-            return self.slowdown, 1.0
-        return self.slowdown / self.prior_share - 1.0, 1.0 / self.prior_share - 1.0
 
     def scaled(self, time_scale: float) -> HardwareProfile:
         """The same engine with a clock that runs `time_scale` > 0 times faster: every duration divided by it, up to FIGURE_MAX."""

@@ -26,8 +26,7 @@ LENGTH_SAMPLES_MAX = 1e9
 """A tenant's outputs are at most so many times longer or shorter than those of all, by so many requests."""
 
 BIAS_MAX = 16.0
-OFFSET_MAX_S = 86_400.0
-"""Times are predicted at most so many times too long or too short, and by so much beside."""
+"""Times are predicted at most so many times too long or too short."""
 
 SIZE_ERROR_MAX = 0.02
 """Rows of one model agree on the size of its weights within this, relative."""
@@ -49,8 +48,8 @@ def importable(snapshot: ProfileSnapshot) -> ProfileSnapshot:
     _check_sizes(hardware)
     _check_length_model(snapshot.length_model)
     for calibrated in snapshot.calibration.rows:
-        if not 1.0 / BIAS_MAX <= calibrated.bias_factor <= BIAS_MAX or abs(calibrated.offset_s) > OFFSET_MAX_S:
-            raise ValueError(f"calibration {calibrated.key}: bias_factor is from 1/{BIAS_MAX:g} to {BIAS_MAX:g}, offset_s within a day")
+        if not 1.0 / BIAS_MAX <= calibrated.bias_factor <= BIAS_MAX:
+            raise ValueError(f"calibration {calibrated.key}: bias_factor is from 1/{BIAS_MAX:g} to {BIAS_MAX:g}")
     return replace(snapshot, hardware=hardware)
 
 
@@ -72,8 +71,8 @@ def _check_row(row: HardwareProfile) -> None:
         raise ValueError(f"{name}: a slowdown of {row.slowdown:g} contradicts samples of 0")
     for operation in TIMED_OPERATIONS:
         _check_operation(f"{name}: {operation}", row, getattr(row, operation))
-    if not row.instance and (row.slowdown != 1.0 or row.samples or row.drifting_since_s):
-        raise ValueError(f"{name}: slowdown, samples and drift are of an instance, and the row names none")
+    if not row.instance and (row.slowdown != 1.0 or row.samples):
+        raise ValueError(f"{name}: slowdown and samples are of an instance, and the row names none")
     facts = gpu_facts().get(row.gpu)
     used_gb = row.weights_gb + row.kv_capacity_tokens * row.kv_bytes_per_token * 1e-9
     if facts is not None and used_gb > row.n_gpu * facts.memory_gb:

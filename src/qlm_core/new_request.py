@@ -80,6 +80,8 @@ def prediction_of(
         prefill_s=float(times.prefill_s[at]),
         own_wait=None if of_wait is UNCALIBRATED else wait,
         own_completion=None if of_completion is UNCALIBRATED else completion,
+        wait_p99_s=None if of_wait is UNCALIBRATED else of_wait.p99_s(wait),
+        completion_p99_s=None if of_completion is UNCALIBRATED else of_completion.p99_s(completion),
     )
 
 

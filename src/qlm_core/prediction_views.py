@@ -97,7 +97,8 @@ class QueueView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPrediction:
     """When a new request would start and end, in seconds from now, on the instance where it would end first. `prefill_s`: from its start to
-    its first token. `own_wait`, `own_completion`: what the formulas gave before calibration, None where that is the same."""
+    its first token. `own_wait`, `own_completion`: what the formulas gave before calibration, None where that is the same; `wait_p99_s`,
+    `completion_p99_s`: the quantiles that were learned then, which are those of the normals elsewhere."""
 
     instance: str
     wait: Normal
@@ -107,6 +108,17 @@ class RequestPrediction:
     prefill_s: float = 0.0
     own_wait: Normal | None = None
     own_completion: Normal | None = None
+    wait_p99_s: float | None = None
+    completion_p99_s: float | None = None
+
+    def quantiles_s(self, level: float) -> tuple[float, float]:
+        """The same quantile of wait and completion. A normal has a tail below zero, such a time has none; and what was learned of either
+        apart from the other leaves nobody ending before the prefill of a start at that quantile is done."""
+        wait_s, completion_s = self.wait.quantile(level), self.completion.quantile(level)
+        if level == 0.99 and self.wait_p99_s is not None and self.completion_p99_s is not None:
+            wait_s, completion_s = self.wait_p99_s, self.completion_p99_s
+        wait_s = max(0.0, wait_s)
+        return wait_s, max(wait_s + self.prefill_s, completion_s)
 
 
 def probability_late(completion: Normal, deadline_s: float, now_s: float) -> float:

@@ -22,7 +22,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import EngineColumns, ServiceColumns, ServiceFigures, longest_of_each, service, services
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
-from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot, WorkloadProfile
+from qlm_core.profile import HardwareProfile, Longest, ProfileSnapshot
 from qlm_core.queue_columns import (
     COUNT,
     COURSE,
@@ -71,7 +71,6 @@ class QueueReader:
         self._profiles_of: list[tuple[HardwareProfile, float]] = []
         self._columns: EngineColumns | None = None
         self._classes: dict[tuple[str, str, str, float], tuple[float, float, float, float]] = {}
-        self._sloping: dict[tuple[str, str, str, float], WorkloadProfile] = {}
         self._longest: list[Longest] = []  # by the last of the figures of a class
         self._courses = CourseReader(profiles)
         self._models: dict[str, float] = {"": -1.0}
@@ -138,9 +137,6 @@ class QueueReader:
         lengths = self._classes.get(key)
         if lengths is None:
             lengths = self._classes[key] = self._class(*key)
-        if waiting and key in self._sloping:
-            factor = min(self._sloping[key].along_prompts(prompt), group.output_tokens_max / lengths[1])
-            lengths = (lengths[0], factor * lengths[1], factor * factor * lengths[2], lengths[3])
         if group.output_tokens is not None:
             known = min(max(group.output_tokens.mean, 1.0), group.output_tokens_max)
             lengths = (lengths[0], known, group.output_tokens.variance, NOT_OF_CLASS)
@@ -224,8 +220,6 @@ class QueueReader:
         # The spread of all of a model's prompts says nothing of one token class.
         spread = workload.prompt_tokens_variance if workload.token_class == token_class else 0.0
         self._longest.append(self.profiles.longest_output_for(model, slo_class, token_class))
-        if workload.output_per_prompt_token and workload.token_class == token_class:
-            self._sloping[model, slo_class, token_class, output_tokens_max] = workload
         return (spread, output.mean, output.variance, len(self._longest) - 1.0)
 
     def _output(self, model: str, slo_class: str, token_class: str, most: float) -> Normal:

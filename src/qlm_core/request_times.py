@@ -101,9 +101,7 @@ class RequestTable:
         table[OUTPUT], table[OUTPUT_VARIANCE] = served.output, served.output_variance
         table[MEAN_PROMPT] = rows[PROMPT]
         for at, which in ((WAIT_CALIBRATION, 0), (COMPLETION_CALIBRATION, 1)):
-            if calibrations is None:
-                table[at : at + 2] = 1.0
-            else:
+            if calibrations is not None:
                 table[at : at + FIGURES] = np.array([both[which].figures for both in calibrations.rows]).T[:, calibrations.of]
         return cls(columns=np.ascontiguousarray(table.T), calibrated=calibrations is not None)
 

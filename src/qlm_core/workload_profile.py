@@ -23,10 +23,6 @@ they are to become known, and it may hold most of the work by then."""
 PREDICTED_SPREAD = 0.5
 """Variance of outputs over the square of the mean that was predicted for them, before any is known: on public traces 0.2 to 2."""
 
-ALONG_PROMPTS_MAX = 2.0
-"""Most by which outputs are expected to be longer or shorter than those of their class for their prompts: a line goes on beyond what it was
-learned from."""
-
 FIGURE_MAX = 1e18
 """More is no count of tokens, nor the square of one, and would overflow where figures are mixed."""
 
@@ -38,8 +34,7 @@ WorkloadKey = tuple[str, str, str]
 class WorkloadProfile:
     """Token counts of a class of requests: the mean and variance of mu_o and sigma_o of QLM equation 3. "" stands for any.
     `output_shares`: of the bins of `LengthCurve` from `output_first_bin` on; empty: no more is known than mean and variance. `censored`:
-    requests that have not ended, or never will, which the figures allow for. `output_per_prompt_token`: tokens that outputs are longer for
-    each token more of the prompt, within the class; below zero where they are shorter."""
+    requests that have not ended, or never will, which the figures allow for."""
 
     model: str = ""
     slo_class: str = ""
@@ -52,14 +47,12 @@ class WorkloadProfile:
     censored: int = 0
     output_first_bin: int = 0
     output_shares: tuple[float, ...] = ()
-    output_per_prompt_token: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            low = -FIGURE_MAX if item.name == "output_per_prompt_token" else 0.0
-            if isinstance(value, (int, float)) and not low <= value <= FIGURE_MAX:  # False for NaN
-                raise ValueError(f"workload profile {self.key}: {item.name} is finite, from {low:g} to {FIGURE_MAX:g}, got {value}")
+            if isinstance(value, (int, float)) and not 0.0 <= value <= FIGURE_MAX:  # False for NaN
+                raise ValueError(f"workload profile {self.key}: {item.name} is finite, from 0 to {FIGURE_MAX:g}, got {value}")
         if self.output_tokens_mean <= 0.0:
             raise ValueError(f"workload profile {self.key}: output_tokens_mean is > 0")
         shares = self.output_shares
@@ -78,12 +71,6 @@ class WorkloadProfile:
     def output_tokens(self) -> Normal:
         """O of QLM equation 3."""
         return Normal(self.output_tokens_mean, self.output_tokens_variance)
-
-    def along_prompts(self, prompt_tokens: float) -> float:
-        """The mean output of requests of the class with so many prompt tokens in the mean, over that of all: along the line, within
-        ALONG_PROMPTS_MAX."""
-        factor = 1.0 + self.output_per_prompt_token * (prompt_tokens - self.prompt_tokens_mean) / self.output_tokens_mean
-        return min(max(factor, 1.0 / ALONG_PROMPTS_MAX), ALONG_PROMPTS_MAX)
 
     def output_curve(self) -> LengthCurve:
         """The row's own distribution of O."""
@@ -134,7 +121,6 @@ def wider_row(rows: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> 
         output_tokens_variance=PREDICTED_SPREAD * predicted**2,
         output_first_bin=0,
         output_shares=(),
-        output_per_prompt_token=0.0,
     )
 
 
@@ -167,8 +153,7 @@ def _weight(row: WorkloadProfile, *, on_prior: bool) -> float:
 
 
 def _blend(row: WorkloadProfile, wider: WorkloadProfile, weight: float) -> WorkloadProfile:
-    """Mean and variance of the mixture of the row's requests, by their weight, and those of the wider class, whose line says nothing of
-    the class."""
+    """Mean and variance of the mixture of the row's requests, by their weight, and those of the wider class."""
     prompt = _mixture(row.prompt_tokens, wider.prompt_tokens, weight)
     output = _mixture(row.output_tokens, wider.output_tokens, weight)
     return replace(
@@ -177,7 +162,6 @@ def _blend(row: WorkloadProfile, wider: WorkloadProfile, weight: float) -> Workl
         prompt_tokens_variance=prompt.variance,
         output_tokens_mean=output.mean,
         output_tokens_variance=output.variance,
-        output_per_prompt_token=weight * row.output_per_prompt_token,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.calibration import PRIOR_SCORES, CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.hardware_profile import AS_PROFILED, TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.length_model import NO_LENGTH_MODEL
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
@@ -51,7 +51,9 @@ def from_proto(message: estimator_pb2.ProfileSnapshot) -> ProfileSnapshot:
         calibration=CalibrationTable(
             # A time that a newer version calibrates means nothing here.
             tuple(
-                CalibrationProfile(time=_TIMES[row.time], **_values(row, _CALIBRATION)) for row in message.calibration if row.time in _TIMES
+                CalibrationProfile(**{**_values(row, _CALIBRATION), "time": _TIMES[row.time], "scores": tuple(row.scores) or PRIOR_SCORES})
+                for row in message.calibration
+                if row.time in _TIMES
             )
         ),
         length_model=length_wire.model_from_proto(message.length_model),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.importing import ImportDesk
-from qlm_estimator.length_predictor import load_library
+from qlm_estimator.lengths.predictor import load_library
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import OutcomesOfTerm
+from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.server_clock import ServerClock, TimeSource
 from qlm_queue.values import ESTIMATOR_ROLE

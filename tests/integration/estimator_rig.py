@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -97,13 +98,17 @@ class Rig:
         budget = PullBudget(requests_max=500, kv_tokens=100_000_000, output_reserve_tokens=1)
         return list((await self.queue.pull(self._agent, model, budget)).pulled)
 
-    async def complete(self, pulled: list[Pulled], output_tokens: int, *, model: str = "chat", slo_class: str = "64s") -> None:
+    async def complete(
+        self, pulled: list[Pulled], output_tokens: int, *, model: str = "chat", slo_class: str = "64s", first_token_s: float = 0.0
+    ) -> None:
         completions = [
             Completion(
                 last=Emission(queue_id=each.queue_id, key=each.key, attempt=each.attempt, offset=0, progress=b"", frame=b""),
                 state=RequestState.COMPLETED,
                 result=b"",
-                event=RequestEvent(model=model, output_tokens=output_tokens, slo_class=slo_class).SerializeToString(),
+                event=RequestEvent(
+                    model=model, output_tokens=output_tokens, slo_class=slo_class, first_token_s=first_token_s
+                ).SerializeToString(),
             )
             for each in pulled
         ]
@@ -114,8 +119,9 @@ class Rig:
         await self.accept(count)
         pulled = await self.pull()
         assert len(pulled) == count
+        first_token_s = time.time()
         await asyncio.sleep(seconds)
-        await self.complete(pulled, output_tokens)
+        await self.complete(pulled, output_tokens, first_token_s=first_token_s)
 
 
 def config_of(url: str, lease_ttl_s: float = 1.0, **settings: object) -> EstimatorConfig:

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qlm.api.v1 import estimator_pb2
-from qlm_core.calibration import NOT_CALIBRATED, UNCALIBRATED, CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.calibration import (
+    HORIZONS,
+    NOT_CALIBRATED,
+    UNCALIBRATED,
+    CalibratedTime,
+    CalibrationProfile,
+    CalibrationTable,
+    calibrated,
+)
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_process import profile_wire
 
 INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",))
-ROW = CalibrationProfile(
-    model="m", gpu="A100-80GB", n_gpu=1, instance="a", bias_factor=1.1, offset_s=2.0, variance_factor=2.0, relative_variance=0.01
-)
+SCORES = (*([0.1] * HORIZONS), *(0.5 + 0.1 * horizon for horizon in range(HORIZONS)), *([4.0] * HORIZONS))
+ROW = CalibrationProfile(model="m", gpu="A100-80GB", n_gpu=1, instance="a", bias_factor=1.1, scores=SCORES, samples=3.0)
 
 
-def test_a_row_moves_the_mean_and_adds_what_grows_with_it() -> None:
+def test_a_row_moves_the_mean_and_has_its_own_quantiles() -> None:
     made = ROW.applied(Normal(100.0, 25.0))
-    assert made.mean == pytest.approx(112.0)
-    assert made.variance == pytest.approx(50.0 + 0.01 * 112.0**2)
+    scale_s = math.sqrt(25.0 + 11.0**2 + 1.0)
+    assert made.quantile(0.5) == pytest.approx(110.0 + 0.1 * scale_s)
+    assert made.quantile(0.9) == pytest.approx(110.0 + 0.9 * scale_s), "110 s are of the horizon up to 256 s"
+    assert ROW.p99_s(Normal(100.0, 25.0)) == pytest.approx(110.0 + 4.0 * scale_s)
+
+
+def test_many_predictions_are_moved_as_one_is() -> None:
+    means, variances = np.geomspace(0.01, 1e5, 40), np.linspace(0.0, 100.0, 40)
+    figures = np.repeat(ROW.figures[:, None], 40, axis=1)
+    found = np.array(calibrated(figures, means, variances))
+    alone = [ROW.applied(Normal(mean, variance)) for mean, variance in zip(means.tolist(), variances.tolist(), strict=True)]
+    assert found.T.tolist() == [[each.mean, each.variance] for each in alone]
+    rows = np.array(calibrated(figures, np.tile(means, (3, 1)), np.tile(variances, (3, 1))))
+    assert (rows == found[:, None]).all()
 
 
 def test_without_a_row_a_prediction_stays_as_it_is() -> None:
@@ -36,9 +54,7 @@ def test_without_a_row_a_prediction_stays_as_it_is() -> None:
 def test_the_narrowest_row_counts() -> None:
     wide = CalibrationProfile(bias_factor=2.0)
     model = CalibrationProfile(model="m", bias_factor=3.0)
-    pair = CalibrationProfile(model="m", gpu="A100-80GB", n_gpu=1, bias_factor=4.0)
-    assert CalibrationTable((wide, model, pair, ROW)).row(CalibratedTime.WAIT, "m", INSTANCE) is ROW
-    assert CalibrationTable((wide, model, pair)).row(CalibratedTime.WAIT, "m", INSTANCE) is pair
+    assert CalibrationTable((wide, model, ROW)).row(CalibratedTime.WAIT, "m", INSTANCE) is ROW
     assert CalibrationTable((wide, model)).row(CalibratedTime.WAIT, "m", INSTANCE) is model
     assert CalibrationTable((wide, model)).row(CalibratedTime.WAIT, "other", INSTANCE) is wide
     assert CalibrationTable((wide,)).row(CalibratedTime.COMPLETION, "m", INSTANCE) is UNCALIBRATED
@@ -46,9 +62,9 @@ def test_the_narrowest_row_counts() -> None:
 
 @pytest.mark.parametrize(
     "figures",
-    [{"bias_factor": 0.0}, {"bias_factor": math.nan}, {"offset_s": math.inf}, {"variance_factor": -1.0}, {"relative_variance": math.nan}],
+    [{"bias_factor": 0.0}, {"bias_factor": math.nan}, {"samples": -1.0}, {"scores": (1.0,)}, {"scores": (math.nan,) * len(SCORES)}],
 )
-def test_figures_that_no_learner_writes_are_refused(figures: dict[str, float]) -> None:
+def test_figures_that_no_learner_writes_are_refused(figures: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="calibration"):
         CalibrationProfile(**figures)  # type: ignore[arg-type]
 
@@ -58,25 +74,8 @@ def test_two_rows_of_one_key_are_refused() -> None:
         CalibrationTable((ROW, ROW))
 
 
-@given(
-    mean=st.floats(0.0, 1e5),
-    variance=st.floats(0.0, 1e8),
-    factor=st.floats(0.5, 2.0),
-    offset=st.floats(-100.0, 100.0),
-    relative=st.floats(0.0, 1.0),
-    more=st.floats(0.0, 1e4),
-)
-def test_a_longer_prediction_stays_longer_and_no_less_certain(
-    mean: float, variance: float, factor: float, offset: float, relative: float, more: float
-) -> None:
-    row = CalibrationProfile(bias_factor=factor, offset_s=offset, relative_variance=relative)
-    shorter, longer = row.applied(Normal(mean, variance)), row.applied(Normal(mean + more, variance))
-    assert longer.mean >= shorter.mean
-    assert longer.variance >= shorter.variance * (1.0 - 1e-12)
-
-
 def test_rows_survive_the_wire() -> None:
-    rows = (ROW, CalibrationProfile(time=CalibratedTime.COMPLETION, base_variance_s2=3.0, samples=4.5))
+    rows = (ROW, CalibrationProfile(time=CalibratedTime.COMPLETION, samples=4.5))
     snapshot = ProfileSnapshot(version=3, made_s=1.0, hardware=(), calibration=CalibrationTable(rows))
     assert profile_wire.from_body(profile_wire.to_body(snapshot)).calibration.rows == rows
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from qlm_estimator.calibration_windows import (
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes.windows import (
     KEYS_MAX,
     OTHER,
     R2_SAMPLES_MIN,
@@ -18,7 +19,6 @@ from qlm_estimator.calibration_windows import (
     CalibrationWindows,
     PredictedTime,
 )
-from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.predictions import Judged, Predicted, depth_class, gpu_label, told
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qlm_core.length_curve import BINS, LengthCurve, curve_of_moments
 from qlm_core.workload_profile import WORKLOAD_PRIOR
-from qlm_estimator.fading_lengths import FadingLengths
+from qlm_estimator.lengths.fading import FadingLengths
 
 PRIOR = WORKLOAD_PRIOR.output_curve()
 NONE_RUNNING = np.zeros(BINS)

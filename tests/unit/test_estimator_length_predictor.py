@@ -10,7 +10,7 @@ import pytest
 from qlm_core.length_features import LengthFacts
 from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.length_predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
+from qlm_estimator.lengths.predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_process import length_wire
 

@@ -10,10 +10,9 @@ import pytest
 from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
-from qlm_estimator import outcomes as outcomes_module
-from qlm_estimator.calibration_windows import R2_SAMPLES_MIN, PredictedTime
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import (
+from qlm_estimator.outcomes import report as outcomes_module
+from qlm_estimator.outcomes.report import (
     ENDS_MAX,
     OTHER_CLASS,
     PREDICTION_AGE_MAX_S,
@@ -23,8 +22,9 @@ from qlm_estimator.outcomes import (
     Outcomes,
     class_order,
 )
-from qlm_estimator.outcomes_wire import take, to_proto
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.outcomes.windows import R2_SAMPLES_MIN, PredictedTime
+from qlm_estimator.outcomes.wire import take, to_proto
+from qlm_estimator.predictions import Judged, Predicted, WaitEnded, told
 from qlm_queue.values import StreamEntry
 
 
@@ -147,7 +147,7 @@ def test_events_are_counted_by_what_they_say() -> None:
             entry(
                 10.0,
                 RequestEvent(kind=kinds.EVENT_KIND_ACCEPTED, queue_id="q1"),
-                RequestEvent(kind=kinds.EVENT_KIND_PULLED, queue_id="q1"),
+                RequestEvent(kind=kinds.EVENT_KIND_PULLED, queue_id="q1", attempt=1),
                 RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="evicted"),
                 RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="lost"),
                 RequestEvent(kind=kinds.EVENT_KIND_REQUEUED, queue_id="q1", cause="drained"),
@@ -165,9 +165,12 @@ def test_events_are_counted_by_what_they_say() -> None:
             {"g": "64s"},
         )
     )  # fmt: skip
+    told = predicted(1, 3.0, 9.0, at_s=10.0)
     assert seen == [
+        WaitEnded(queue_id="q1", at_s=10.0),
+        told,
         Ended(queue_id="q1", at_s=10.0, state=Count.COMPLETED, slo_class="8s", latency_s=5.5, slack_s=-0.5, output_tokens=7),
-        Judged(predicted=predicted(1, 3.0, 9.0, at_s=10.0), at_s=10.0, completion_s=5.5),
+        Judged(predicted=told, at_s=10.0, completion_s=5.5),
         Ended(queue_id="q2", at_s=10.0, state=Count.EXPIRED, slo_class="64s", latency_s=6.0),
     ]
     message = to_proto(outcomes.report(20.0, 60.0))

@@ -15,7 +15,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import OutcomesOfTerm
+from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.predictions import Judged, Predicted, told
 from qlm_estimator.shell import EstimatorShell
 from qlm_process import profile_wire

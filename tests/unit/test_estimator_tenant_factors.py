@@ -7,7 +7,7 @@ import pytest
 
 from qlm_core.length_features import LengthFacts, features_of, tenant_feature
 from qlm_core.length_model import LengthModel, LengthScore
-from qlm_estimator.tenant_factors import TENANTS_MAX, TenantFactors
+from qlm_estimator.lengths.tenants import TENANTS_MAX, TenantFactors
 
 SHORT, LONG = 2, 3
 

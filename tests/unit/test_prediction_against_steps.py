@@ -40,6 +40,7 @@ class _Request:
     prefill_left: int = 0
     produced: int = 0
     started_s: float = 0.0
+    first_token_s: float = 0.0
     ended_s: float = 0.0
 
 
@@ -81,6 +82,8 @@ def _steps(
         else:
             ms += row.prefill_base_ms
         now_s += ms / 1e3 * slowdown()
+        for request in joined:
+            request.first_token_s = now_s
         for request in (*decoding, *joined):
             request.produced += 1
             if request.produced == request.output:
@@ -227,6 +230,30 @@ def test_a_hidden_bias_is_learned(key: tuple[str, int, str], bias: float, rate_p
 
 
 @pytest.mark.parametrize("bias", [0.86, 1.0, 1.15])
+@pytest.mark.parametrize(
+    ("prompt", "output", "rate_per_s", "error"),
+    [
+        (2_000, 27, 6.0, 0.03),
+        (2_000, 25, 0.0, 0.03),
+        (8_000, 12, 0.0, 0.06),
+        (250, 900, 0.0, 0.03),
+        (500, 4, 20.0, 0.06),
+        (300, 200, 0.5, 0.03),
+    ],
+    ids=["code", "prefill-bound burst", "long prompts", "report", "tiny outputs", "small batches"],
+)
+def test_a_bias_is_learned_whatever_the_work_is(bias: float, prompt: int, output: int, rate_per_s: float, error: float) -> None:
+    """Prompts and outputs spread about these lengths; where prefills are the work, where outputs are tiny, where few run."""
+    rng = random.Random(5)
+    requests = _requests(500, 13, spread=0.77, rate_per_s=rate_per_s)
+    for request in requests:
+        request.prompt = round(prompt * rng.uniform(0.5, 1.5))
+        request.output = max(1, round(request.output * output / 211))
+    learned = _learned(PAIRS[0], requests, bias)
+    assert learned.slowdown == pytest.approx(bias, rel=error)
+
+
+@pytest.mark.parametrize("bias", [0.86, 1.0, 1.15])
 def test_what_long_outputs_hold_is_no_slowness(bias: float) -> None:
     """One of forty makes 6,000 tokens, the others 50 or so: the long ones hold most of the KV that each step reads, more and more of it."""
     requests = _requests(1_500, 17, spread=0.77, rate_per_s=4.0)
@@ -240,10 +267,11 @@ def test_what_long_outputs_hold_is_no_slowness(bias: float) -> None:
 def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -> HardwareProfile:
     """What the estimator's machine learns of an instance with that bias that serves the requests."""
     time_scale, rng = 20.0, random.Random(11)
+    row = replace(ROWS[key], prefill_ms_per_token_squared=0.0)
     instance = InstanceFacts(
         name="i", incarnation="i/1", gpu=key[0], n_gpu=key[1], engine="simulated", models=("m",), time_scale=time_scale
     )
-    machine = EstimatorMachine(learning=Learning(), catalogue={"m": ModelSpec(name="m", profile=key[2])}, shipped=SHIPPED.hardware)
+    machine = EstimatorMachine(learning=Learning(), catalogue={"m": ModelSpec(name="m", profile=key[2])}, shipped=(row,))
     began_s = 1_700_000_000.0
     groups = {"g": GroupClass(model="m", slo_class="32s")}
     machine.step(began_s, QueueSeen(last_event=(int(began_s * 1e3), 0), instances=(instance,), running={}, groups=groups))
@@ -266,11 +294,12 @@ def _learned(key: tuple[str, int, str], requests: list[_Request], bias: float) -
                 prompt_tokens=request.prompt,
                 model="m" if kind == "completed" else "",
                 output_tokens=request.produced,
+                first_token_s=began_s + request.first_token_s / time_scale if kind == "completed" else 0.0,
                 finished_s=event_s,
             ),
         )
 
-    _steps(ROWS[key], requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told)
+    _steps(row, requests, slowdown=lambda: bias * rng.lognormvariate(0, 0.05), told=told)
     machine.step(began_s + 1e6, Tick())
     learned = [row for row in machine.snapshot.hardware if row.instance]
     assert [(row.instance, row.model) for row in learned] == [("i", key[2])]

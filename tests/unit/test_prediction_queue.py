@@ -344,35 +344,3 @@ def test_outputs_are_those_of_the_own_class(slo_class: str, token_class: str, me
         for each in (group, replace(group, output_tokens=Normal(mean, 100.0**2)))
     )
     assert found.decode.mean == pytest.approx(told.decode.mean)
-
-
-def test_outputs_are_expected_along_the_prompts_of_a_group() -> None:
-    """As if its outputs were told; within the limit of the request, and only where the class itself has shown a line."""
-    rows = {
-        name: WorkloadProfile(
-            model="chat",
-            token_class=name,
-            prompt_tokens_mean=500.0,
-            prompt_tokens_variance=100.0**2,
-            output_tokens_mean=200.0,
-            output_tokens_variance=100.0**2,
-            samples=10**9,
-            output_per_prompt_token=0.4,
-        )
-        for name in ("1024", "")
-    }
-
-    def completion(*known: str, prompt: int, most: float = math.inf, output: Normal | None = None) -> Normal:
-        profiles = replace(SHIPPED, workload=tuple(rows[name] for name in known))
-        group = replace(_group(1, prompt=prompt), slo_class="", output_tokens=output, output_tokens_max=most)
-        (time,) = group_times(QueueView(instance=A100, active_model="chat", running=0, groups=(group,)), CATALOGUE, profiles)
-        return time.completion
-
-    along = completion("1024", "", prompt=750)
-    told = completion("1024", "", prompt=750, output=Normal(300.0, 150.0**2))
-    assert (along.mean, along.deviation) == pytest.approx((told.mean, told.deviation))
-    assert completion("1024", "", prompt=750, most=220.0).mean == pytest.approx(
-        completion("1024", "", prompt=750, output=Normal(220.0, 0.0)).mean, rel=0.01
-    )
-    usual = completion("", prompt=750, output=Normal(200.0, 100.0**2))
-    assert completion("", prompt=750).mean == pytest.approx(usual.mean, rel=0.01)

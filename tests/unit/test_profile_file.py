@@ -21,7 +21,7 @@ from qlm_process.profile_file import dump_profiles, parse_profiles
 
 SHIPPED = shipped_snapshot()
 A100 = next(row for row in SHIPPED.hardware if (row.gpu, row.model) == ("A100-80GB", "Mistral-7B"))
-LEARNED = replace(A100, instance="a100-0", slowdown=1.125, samples=30, prior_share=0.25, drifting_since_s=1000.5)
+LEARNED = replace(A100, instance="a100-0", slowdown=1.125, samples=30, prior_share=0.25)
 MEASURED = replace(A100, gpu="L4", kv_capacity_tokens=20_000, origin=ORIGIN_MEASURED)
 CHAT = WorkloadProfile(
     model="chat",
@@ -79,7 +79,6 @@ ROWS = st.builds(
     samples=st.integers(1, 10**9),
     prior_share=st.floats(0.0, 1.0),
     origin=st.sampled_from(["", "facts", "measured"]),
-    drifting_since_s=st.floats(0.0, 1e10),
 )
 
 

@@ -68,13 +68,12 @@ def test_what_runs_alone_say_is_the_row_without_its_prior(prior_s: float, factor
         samples=40,
         slowdown=(factor * predicted_s + prior_s) / (predicted_s + prior_s),
         prior_share=prior_s / (predicted_s + prior_s),
-        drifting_since_s=5.0,
     )
     row = learned.as_measured()
     assert row.decode_step_s(8, 4_000) == pytest.approx(factor * _row().decode_step_s(8, 4_000), rel=1e-6)
     assert row.prefill_s(500) == pytest.approx(factor * _row().prefill_s(500), rel=1e-6)
     assert row.swap_s(warm=False) == _row().swap_s(warm=False)
-    assert (row.key, row.instance, row.samples, row.origin, row.drifting_since_s) == (_row().key, "", 0, "measured", 0.0)
+    assert (row.key, row.instance, row.samples, row.origin) == (_row().key, "", 0, "measured")
     assert (row.slowdown, row.prior_share) == (1.0, 0.0)
 
 
@@ -155,8 +154,6 @@ def test_a_row_of_the_pair_stands_before_facts() -> None:
         ("prior_share", 1.1),
         ("prior_share", float("nan")),
         ("origin", "hearsay"),
-        ("drifting_since_s", -1.0),
-        ("drifting_since_s", float("nan")),
         ("prefill_ms_per_token_squared", float("inf")),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from qlm.api.v1 import estimator_pb2
 from qlm_core.group import predicted_tokens_of
 from qlm_core.length_curve import BINS
 from qlm_core.profile import ProfileSnapshot
-from qlm_core.workload_profile import PREDICTED_SPREAD, WIDER_SAMPLES, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
+from qlm_core.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
 from qlm_process import profile_wire
 
 
@@ -103,8 +102,6 @@ def test_bytes_of_before_are_read() -> None:
         {"censored": -1},
         {"output_tokens_mean": math.nan},
         {"output_tokens_mean": 0.0},
-        {"output_per_prompt_token": math.nan},
-        {"output_per_prompt_token": -math.inf},
     ],
 )
 def test_absurd_rows_are_refused(absurd: dict[str, object]) -> None:
@@ -130,17 +127,3 @@ def test_a_class_that_was_predicted_to_be_far_longer_makes_what_was_predicted() 
 def test_the_name_of_a_class_tells_what_was_predicted() -> None:
     assert [predicted_tokens_of(name) for name in ("256/o1", "256/o64", "256/o4096")] == [1.0, 40.0, 2_560.0]
     assert [predicted_tokens_of(name) for name in ("", "256", "256/o", "256/o0", "256/ox", "256/o-4", "256/o" + "9" * 400)] == [0.0] * 7
-
-
-def test_outputs_follow_the_prompts_of_those_that_wait() -> None:
-    sloping = replace(row("", "1024", 10**9, 9), output_per_prompt_token=-0.02)
-    assert [sloping.along_prompts(prompt) for prompt in (100.0, 200.0, 0.0, 500.0, 1e6)] == pytest.approx([1.0, 0.8, 1.2, 0.5, 0.5])
-    assert replace(sloping, output_per_prompt_token=0.02).along_prompts(1e6) == 2.0
-
-
-def test_a_line_leans_on_none_and_is_of_its_class_only() -> None:
-    wide = replace(row("", "", 10**9, 9), output_per_prompt_token=0.5)
-    few = replace(row("", "1024", round(WIDER_SAMPLES), 9), output_per_prompt_token=-0.02)
-    profiles = profile_wire.from_body(profile_wire.to_body(snapshot(wide, few)))
-    assert profiles.workload_for("chat", "", "1024").output_per_prompt_token == pytest.approx(-0.01)
-    assert profiles.workload_for("chat", "", "256/o4096").output_per_prompt_token == 0.0

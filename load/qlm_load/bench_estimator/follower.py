@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from qlm_agent.runs import Run
 from qlm_core.assessment import Assessment
+from qlm_core.calibration import LEVELS
 from qlm_core.group import GroupKey, group_key, prompt_class, slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_features import LengthFacts
@@ -19,8 +20,9 @@ from qlm_core.queue_reader import QueueReader
 from qlm_core.queue_times import queue_times
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, QueueSeen, Restored, Tick
 from qlm_estimator.machine import EstimatorMachine, Learning
+from qlm_estimator.predictions import Judged, Predicted, WaitEnded
 from qlm_load.bench_estimator.queue_lines import Group, Known, Line, runners
-from qlm_load.bench_estimator.told import Prediction, judged
+from qlm_load.bench_estimator.told import Prediction, predicted
 from qlm_load.bench_estimator.truth import Happened, Kind
 from qlm_load.bench_estimator.workloads import OUTPUT_TOKENS_MAX, SLO, Arrival
 
@@ -57,8 +59,9 @@ class Follower:
         self._known: dict[int, Known] = {}
         self._group_of: dict[int, str] = {}
         self._instance_of: dict[int, str] = {}
-        self._told: dict[int, tuple[float, Prediction]] = {}
+        self._predicted: dict[int, Predicted] = {}
         self._started_s: dict[int, float] = {}
+        self._first_token_s: dict[int, float] = {}
         self._sequence = 0
         self._seen_s = -math.inf
 
@@ -104,16 +107,18 @@ class Follower:
         return None if found is None else self._kept(request, found, now_s)
 
     def _kept(self, request: Arrival, found: RequestPrediction, now_s: float) -> Prediction:
+        wait_s, completion_s = zip(*(found.quantiles_s(level) for level in LEVELS), strict=True)
         made = Prediction(
             instance=found.instance,
             depth=found.requests_ahead,
             version=found.profile_version,
-            wait=found.wait,
-            completion=found.completion,
+            wait_s=wait_s,
+            completion_s=completion_s,
             own_wait=found.own_wait or found.wait,
             own_completion=found.own_completion or found.completion,
         )
-        self._told[request.number] = (now_s, made)
+        told = self._predicted[request.number] = predicted(request, made, now_s, self.lines[made.instance].facts)
+        self._machine.step(now_s, told)
         return made
 
     def ends_s(self, now_s: float) -> dict[str, float]:
@@ -148,6 +153,8 @@ class Follower:
             self._swapped(happened)
         elif happened.kind is Kind.STARTED:
             self._started_s[happened.number] = happened.at_s
+            self._first_token_s[happened.number] = happened.first_token_s
+            self._machine.step(happened.at_s, WaitEnded(queue_id=str(happened.number), at_s=happened.at_s))
         elif happened.kind is Kind.PULLED:
             self._pulled(happened)
         elif happened.kind is Kind.COMPLETED:
@@ -176,12 +183,13 @@ class Follower:
 
     def _judge(self, happened: Happened) -> None:
         """Tells the machine what came of a prediction, as the estimator's shell does."""
-        told = self._told.pop(happened.number, None)
-        started_s = self._started_s.pop(happened.number, None)
-        if told is not None and started_s is not None:
-            at_s, made = told
-            facts = self.lines[made.instance].facts
-            self._machine.step(happened.at_s, judged(self._requests[happened.number], made, at_s, facts, started_s, happened))
+        told = self._predicted.pop(happened.number, None)
+        started_s = self._started_s.pop(happened.number)
+        if told is not None:
+            came = Judged(
+                predicted=told, at_s=happened.at_s, completion_s=happened.at_s - told.at_s, wait_s=max(0.0, started_s - told.at_s)
+            )
+            self._machine.step(happened.at_s, came)
 
     def _look(self, at_s: float) -> None:
         self._seen_s = at_s
@@ -234,6 +242,7 @@ class Follower:
             model=request.model if done else "",
             slo_class=slo_class(SLO) if done else "",
             output_tokens=request.output_tokens if done else 0,
+            first_token_s=self._first_token_s.pop(happened.number) if done else 0.0,
             finished_s=happened.at_s if done else 0.0,
             length_guess=None if known is None else known.guess,
         )

@@ -23,8 +23,8 @@ from qlm_core.length_curve import TOKENS_MAX
 from qlm_core.length_features import LengthFacts
 from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot, WorkloadKey
-from qlm_estimator.length_predictor import LengthPredictor
-from qlm_estimator.lengths import LengthLearner
+from qlm_estimator.lengths.classes import LengthLearner
+from qlm_estimator.lengths.predictor import LengthPredictor
 from qlm_load.bench_estimator.workloads import FILES, MODEL, SLO
 from qlm_load.trace import read_trace
 

@@ -19,7 +19,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_load.bench_estimator.follower import Follower
 from qlm_load.bench_estimator.scores import Judged
-from qlm_load.bench_estimator.single import CONTEXT_TOKENS_MAX, LEARNED_SHARE, LOAD, PREDICT_FROM_SHARE, judged_of
+from qlm_load.bench_estimator.single import CONTEXT_TOKENS_MAX, LOAD, judged_of
 from qlm_load.bench_estimator.told import Prediction
 from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
 from qlm_load.bench_estimator.workloads import Arrival, stretched
@@ -52,7 +52,7 @@ def with_models(requests: Sequence[Arrival], seed: int) -> tuple[Arrival, ...]:
     return tuple(replace(request, model=str(model)) for request, model in zip(requests, drawn, strict=True))
 
 
-def predict_multi(requests: Sequence[Arrival], seed: int, predicted_max: int) -> Judged:
+def predict_multi(requests: Sequence[Arrival], seed: int, predicted_max: int) -> tuple[Judged, float]:
     """As `single.predict_run`, of both instances."""
     requests = with_models(requests, seed)
     saturated = _Cluster([replace(request, arrival_s=0.0) for request in requests], seed)
@@ -65,16 +65,16 @@ def predict_multi(requests: Sequence[Arrival], seed: int, predicted_max: int) ->
     predictions: dict[int, Prediction] = {}
 
     def placed(request: Arrival) -> None:
-        if request.number % stride == 0 and request.arrival_s >= PREDICT_FROM_SHARE * duration_s:
+        if request.number % stride == 0:
             found = cluster.follower.predict_placed(request, request.arrival_s)
             assert found is not None, "all pairs have a profile"
             predictions[request.number] = found
 
     for _ in cluster.run(placed):
         pass
-    chosen = [requests[number] for number in predictions if requests[number].arrival_s >= LEARNED_SHARE * duration_s]
+    chosen = [requests[number] for number in predictions]
     numbers = {name: number for number, name in enumerate(MODELS)}
-    return judged_of(chosen, predictions, cluster.started_s, cluster.ended_s, numbers)
+    return judged_of(chosen, predictions, cluster.started_s, cluster.ended_s, numbers), duration_s
 
 
 class _Cluster:

@@ -11,14 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from scipy.special import ndtri
 
-from qlm_load.bench_estimator.scores import Floats, Judged, coverage, r2
+from qlm_load.bench_estimator.scores import LEVELS, Floats, Judged, coverage, r2
 
 STYLE: Any = {"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
 DOTS_MAX = 4_000
 """Requests drawn for one run; of more, every so manieth."""
-LEVELS = tuple(level / 100.0 for level in (1, 5, *range(10, 100, 10), 95, 99))
 COLUMNS = 4
 """Runs side by side in a picture."""
 PNG_DPI = 130
@@ -72,7 +70,7 @@ def _reliability(runs: Mapping[str, Sequence[Judged]]) -> Figure:
         axes = figure.add_subplot(1, 2, place)
         axes.plot([0, 100], [0, 100], color="#444444", linewidth=0.9)
         for name, parts in runs.items():
-            found = [np.mean([coverage(within(judged, float(ndtri(level)))) for judged in parts]) for level in LEVELS]
+            found = [np.mean([coverage(within(judged, level)) for judged in parts]) for level in LEVELS]
             axes.plot([100.0 * level for level in LEVELS], found, marker="o", markersize=3, linewidth=1.2, label=name)
         axes.set_title(what)
         axes.set_xlabel("predicted quantile [%]")

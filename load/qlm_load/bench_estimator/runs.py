@@ -7,20 +7,25 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from qlm_estimator.predictions import Z_P90
 from qlm_load.bench_estimator.multi import predict_multi
 from qlm_load.bench_estimator.scores import Judged, coverage, r2
 from qlm_load.bench_estimator.single import Shift, predict_run
 from qlm_load.bench_estimator.workloads import load_trace
 
+MULTI = "multi_"
+"""Begins the name of a run of three models on two GPUs, before that of its requests."""
 SHIFT_AT_SHARE = 0.5
 SHIFTS = {
     "lengths_double": Shift(at_share=SHIFT_AT_SHARE, output_factor=2.0),
     "throughput_halves": Shift(at_share=SHIFT_AT_SHARE, slowness=2.0),
 }
-SHIFT_TRACE = MULTI_TRACE = "azure"
+SHIFT_TRACE = "azure"
 AFTER_SHIFT_S = (600.0, 1200.0)
 """Arrivals so long after a shift are judged."""
+LEARNED_SHARE = 0.4
+"""Of the time: what came before it is not judged."""
+COLD_SHARE = 0.1
+"""Of the time, that is judged by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +40,42 @@ class Plan:
     processes: int
 
 
-def measure_runs(names: Sequence[str], plan: Plan, say: Callable[[str], None]) -> dict[str, list[Judged]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run: what is judged of it, and its first COLD_SHARE."""
+
+    judged: Judged
+    cold: Judged
+
+
+def measure_runs(names: Sequence[str], plan: Plan, say: Callable[[str], None]) -> dict[str, list[Run]]:
     """What was judged in each run, in the order of the seeds."""
-    found: dict[tuple[str, int], Judged] = {}
+    found: dict[tuple[str, int], Run] = {}
     with ProcessPoolExecutor(max_workers=plan.processes) as pool:
         waiting = {pool.submit(measure_run, name, seed, plan): (name, seed) for seed in plan.seeds for name in names}
         for done in as_completed(waiting):
             name, seed = waiting[done]
-            judged = found[name, seed] = done.result()
-            right, within = r2(judged.wait_s, judged.actual_wait_s), coverage(judged.wait_within(Z_P90))
+            run = found[name, seed] = done.result()
+            judged = run.judged
+            right, within = r2(judged.wait_s, judged.actual_wait_s), coverage(judged.wait_within(0.9))
             say(f"{name} with seed {seed}: {len(judged):,} requests judged, R2 of the wait {right:.4f}, {within:.1f}% within p90")
     return {name: [found[name, seed] for seed in plan.seeds] for name in names}
 
 
-def measure_run(name: str, seed: int, plan: Plan) -> Judged:
+def measure_run(name: str, seed: int, plan: Plan) -> Run:
     """One run with one seed. A run with a shift is judged from 10 to 20 minutes after it."""
     shift = SHIFTS.get(name)
-    trace = SHIFT_TRACE if shift is not None else MULTI_TRACE if name == "multi" else name
-    requests = load_trace(plan.traces, trace, seed, plan.rows_max)
-    if name == "multi":
-        return predict_multi(requests, seed, plan.predicted_max)
-    judged, duration_s = predict_run(requests, seed, shift, plan.predicted_max)
-    if shift is None:
-        return judged
-    after_s = judged.arrival_s - shift.at_share * duration_s
-    return judged.where((after_s >= AFTER_SHIFT_S[0]) & (after_s < AFTER_SHIFT_S[1]))
+    requests = load_trace(plan.traces, SHIFT_TRACE if shift is not None else name.removeprefix(MULTI), seed, plan.rows_max)
+    if name.startswith(MULTI):
+        judged, duration_s = predict_multi(requests, seed, plan.predicted_max)
+    else:
+        judged, duration_s = predict_run(requests, seed, shift, plan.predicted_max)
+    at_s = judged.arrival_s
+    late = at_s >= LEARNED_SHARE * duration_s
+    if shift is not None:
+        after_s = at_s - shift.at_share * duration_s
+        late = (after_s >= AFTER_SHIFT_S[0]) & (after_s < AFTER_SHIFT_S[1])
+    return Run(judged.where(late), judged.where(at_s < COLD_SHARE * duration_s))
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -73,6 +89,6 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def by_name(runs: Mapping[str, Sequence[Judged]], names: Sequence[str]) -> dict[str, Sequence[Judged]]:
-    """Those of some names that there are."""
-    return {name: runs[name] for name in names if name in runs}
+def judged_by_name(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[Judged]]:
+    """What is judged of each run."""
+    return {name: [run.judged for run in found] for name, found in runs.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,16 +17,18 @@ LEVELS = (0.5, 0.9, 0.99)
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
     """Predictions made at arrival and what came, one place for each request, in the order of arrival. Seconds from the arrival; `depth`:
-    requests ahead; `model`: its number; `*_deviation_s`: of the normal that was predicted."""
+    requests ahead; `model`: its number; `wait_s`, `completion_s`: the medians that were predicted, `*_p90_s`, `*_p99_s` the quantiles."""
 
     arrival_s: Floats
     model: NDArray[np.int64]
     depth: Floats
     wait_s: Floats
-    wait_deviation_s: Floats
+    wait_p90_s: Floats
+    wait_p99_s: Floats
     actual_wait_s: Floats
     completion_s: Floats
-    completion_deviation_s: Floats
+    completion_p90_s: Floats
+    completion_p99_s: Floats
     actual_completion_s: Floats
 
     def __len__(self) -> int:
@@ -37,21 +38,13 @@ class Judged:
         """Only some of them."""
         return Judged(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
-    def wait_within(self, level_deviations: float) -> NDArray[np.bool_]:
-        """Whether the wait came by the quantile so many deviations above the mean; no quantile is below zero."""
-        return self.actual_wait_s <= np.maximum(0.0, self.wait_s + level_deviations * self.wait_deviation_s)
+    def wait_within(self, level: float) -> NDArray[np.bool_]:
+        """Whether the wait came by the quantile of one of LEVELS."""
+        return self.actual_wait_s <= {0.5: self.wait_s, 0.9: self.wait_p90_s, 0.99: self.wait_p99_s}[level]
 
-    def completion_within(self, level_deviations: float) -> NDArray[np.bool_]:
+    def completion_within(self, level: float) -> NDArray[np.bool_]:
         """The same of the completion."""
-        return self.actual_completion_s <= np.maximum(0.0, self.completion_s + level_deviations * self.completion_deviation_s)
-
-
-def together(parts: Sequence[Judged]) -> Judged:
-    """All of them, with the models of each part counted on from those before it."""
-    first = np.cumsum([0, *(int(part.model.max(initial=-1)) + 1 for part in parts)])
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Judged.__slots__}
-    columns["model"] = np.concatenate([part.model + offset for part, offset in zip(parts, first, strict=False)])
-    return Judged(**columns)
+        return self.actual_completion_s <= {0.5: self.completion_s, 0.9: self.completion_p90_s, 0.99: self.completion_p99_s}[level]
 
 
 def r2(predicted: Floats, actual: Floats) -> float:
@@ -65,35 +58,6 @@ def by_depth(depth: Floats) -> list[NDArray[np.int64]]:
     return np.array_split(np.argsort(depth, kind="stable"), DECILES)
 
 
-def mape_by_depth(judged: Judged) -> list[float]:
-    """Mean absolute error over the mean of what happened, for each decile of depth, in percent: weighted so that a wait of nothing cannot
-    count infinitely."""
-    return [
-        round(100.0 * float(np.abs(judged.wait_s[at] - judged.actual_wait_s[at]).sum() / max(1e-9, judged.actual_wait_s[at].sum())), 2)
-        for at in by_depth(judged.depth)
-    ]
-
-
 def coverage(within: NDArray[np.bool_]) -> float:
     """Percent."""
     return 100.0 * float(within.mean())
-
-
-def coverage_cells(judged: Judged, within: NDArray[np.bool_]) -> dict[str, list[float]]:
-    """Percent within, for each decile of depth of each model."""
-    cells: dict[str, list[float]] = {}
-    for model in np.unique(judged.model).tolist():
-        places = np.flatnonzero(judged.model == model)
-        cells[str(model)] = [round(coverage(within[places[at]]), 2) for at in by_depth(judged.depth[places])]
-    return cells
-
-
-def farthest(values: Sequence[float], target: float) -> float:
-    """The value that is farthest from the target."""
-    return max(values, key=lambda value: abs(value - target))
-
-
-def spread(values: Sequence[float]) -> Mapping[str, float]:
-    """Of the same figure over seeds."""
-    found = np.array(values)
-    return {"mean": float(found.mean()), "min": float(found.min()), "max": float(found.max())}

@@ -20,15 +20,11 @@ from qlm_load.bench_estimator.workloads import MODEL, Arrival, stretched
 GPU, PROFILE = "A100-80GB", "Mistral-7B"
 LOAD = 1.1
 """Arrivals over what the engine can take, so that queues form."""
-LEARNED_SHARE = 0.4
-"""Of the time: before it nothing is judged."""
 CONTEXT_TOKENS_MAX = 1 << 21
 PREDICTED_MAX = 4_000
 """Requests that are predicted: of more, every so manieth. All of them are served and learned from."""
 ARRIVALS_APART = 128
 """Requests further apart than this are in different groups, so that the groups of one queue keep the order of arrival."""
-PREDICT_FROM_SHARE = 0.05
-"""Of the time: predictions from here on teach the calibration, as they do live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,7 @@ def seconds_at_capacity(requests: Sequence[Arrival], seed: int) -> float:
 def predict_run(
     requests: Sequence[Arrival], seed: int, shift: Shift | None = None, predicted_max: int = PREDICTED_MAX
 ) -> tuple[Judged, float]:
-    """The run at LOAD of capacity: predictions at arrival against what came, for arrivals after LEARNED_SHARE of the time; and the time of
-    the last arrival."""
+    """The run at LOAD of capacity: predictions at arrival against what came, and the time of the last arrival."""
     requests = stretched(requests, seconds_at_capacity(requests, seed) / LOAD)
     duration_s = requests[-1].arrival_s
     instance = TrueInstance.of(facts(), models(), seed)
@@ -86,7 +81,7 @@ def predict_run(
 
     def arrive(request: Arrival) -> None:
         follower.arrive(request)
-        if request.number % stride == 0 and request.arrival_s >= PREDICT_FROM_SHARE * duration_s:
+        if request.number % stride == 0:
             found = follower.predict(request, request.arrival_s)
             assert found is not None, "the pair has a profile"
             predictions[request.number] = found
@@ -100,7 +95,7 @@ def predict_run(
             started_s[happened.number] = happened.at_s
         elif happened.kind is Kind.COMPLETED:
             ended_s[happened.number] = happened.at_s
-    chosen = [requests[number] for number in predictions if requests[number].arrival_s >= LEARNED_SHARE * duration_s]
+    chosen = [requests[number] for number in predictions]
     return judged_of(chosen, predictions, started_s, ended_s, {MODEL: 0}), duration_s
 
 
@@ -118,11 +113,13 @@ def judged_of(
         arrival_s=arrival_s,
         model=np.array([numbers[request.model] for request in requests], dtype=np.int64),
         depth=np.array([each.depth for each in made], dtype=np.float64),
-        wait_s=np.array([each.wait.mean for each in made]),
-        wait_deviation_s=np.array([each.wait.deviation for each in made]),
+        wait_s=np.array([each.wait_s[0] for each in made]),
+        wait_p90_s=np.array([each.wait_s[1] for each in made]),
+        wait_p99_s=np.array([each.wait_s[2] for each in made]),
         actual_wait_s=np.array([started_s[request.number] for request in requests]) - arrival_s,
-        completion_s=np.array([each.completion.mean for each in made]),
-        completion_deviation_s=np.array([each.completion.deviation for each in made]),
+        completion_s=np.array([each.completion_s[0] for each in made]),
+        completion_p90_s=np.array([each.completion_s[1] for each in made]),
+        completion_p99_s=np.array([each.completion_s[2] for each in made]),
         actual_completion_s=np.array([ended_s[request.number] for request in requests]) - arrival_s,
     )
 

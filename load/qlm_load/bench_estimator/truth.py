@@ -46,7 +46,7 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Happened:
     """Something happened at `at_s` on an instance ("" for an arrival). SWAPPED, WARMED: the load took `took_s`, `from_warm` from host
-    memory."""
+    memory. STARTED: the first token came at `first_token_s`."""
 
     kind: Kind
     at_s: float
@@ -55,6 +55,7 @@ class Happened:
     model: str = ""
     took_s: float = 0.0
     from_warm: bool = False
+    first_token_s: float = 0.0
 
 
 class Slower(InstanceNoise):
@@ -139,7 +140,7 @@ class TrueInstance:
         self.runs.produced(run, len(output.token_ids) // TOKEN_BYTES)
         if not run.started:
             run.started = True
-            yield Happened(Kind.STARTED, output.started_s, number, name, run.model)
+            yield Happened(Kind.STARTED, output.started_s, number, name, run.model, first_token_s=output.first_s)
         if output.finish is not None:
             self.runs.remove(run)
             self.expected.finished(run)

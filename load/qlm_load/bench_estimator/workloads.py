@@ -10,6 +10,7 @@ import numpy as np
 
 from qlm_core.errors import ConfigError
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
+from qlm_load.bench_estimator.families import FAMILIES, family_rows
 from qlm_load.trace import TraceRow, read_trace
 
 MODEL = "mistral"
@@ -18,7 +19,12 @@ OUTPUT_TOKENS_MAX = 1 << 17
 SLO = Slo(kind=SloKind.COMPLETION, seconds=4096.0)
 """One objective for all, so that the order of deadlines is the order of arrival."""
 
-FILES = {"azure": "azure_conv_2023", "mooncake": "mooncake_conversation", "servegen": "servegen_6h_day2"}
+FILES = {
+    "azure": "azure_conv_2023",
+    "azure_code": "azure_code_2023",
+    "mooncake": "mooncake_conversation",
+    "servegen": "servegen_6h_day2",
+}
 """Traces that are reported."""
 OTHER_FILES = {"servegen_other": "servegen_24h_day4", "mooncake_other": "mooncake_synthetic"}
 """Traces that constants were chosen on."""
@@ -78,10 +84,13 @@ class Arrival:
 
 
 def load_trace(folder: Path, name: str, seed: int, rows_max: int | None = None) -> tuple[Arrival, ...]:
-    """What a run of SOURCES sends, as requests of MODEL. Raises ConfigError for a file that is not there or has no such requests."""
+    """What a run of SOURCES or FAMILIES sends, as requests of MODEL. Raises ConfigError for a file that is not there or has no such
+    requests."""
+    if name in FAMILIES:
+        return arrivals(family_rows(name, seed)[:rows_max])
     source = SOURCES.get(name)
     if source is None:
-        raise ConfigError(f"a run is one of {', '.join(SOURCES)}, got {name!r}")
+        raise ConfigError(f"a run is one of {', '.join([*SOURCES, *FAMILIES])}, got {name!r}")
     file = {**FILES, **OTHER_FILES}[source.trace]
     path = next((path for path in (folder / f"{file}.csv.gz", folder / f"{file}.csv") if path.exists()), None)
     if path is None:

@@ -9,7 +9,7 @@ from enum import Enum
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.predictions import Judged
+from qlm_estimator.predictions import Judged, Predicted, WaitEnded
 
 EntryId = tuple[int, int]
 """Id of an entry of the event stream: milliseconds of the server's clock, and a sequence number within one."""
@@ -130,7 +130,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Judged | EntryRead | Tick
+Event = Lifecycle | OperationTold | QueueSeen | Restored | Imported | Predicted | WaitEnded | Judged | EntryRead | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,18 +138,6 @@ class Publish:
     """Store this snapshot, whose version is one above the last."""
 
     snapshot: ProfileSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftFound:
-    """Log that an instance runs a model `change` times as slow as it did, from `since_s` of the queue's clock on; or that an operation
-    takes so many times as long. `operation`: a field of `HardwareProfile`, or "run"."""
-
-    instance: str
-    model: str
-    since_s: float
-    change: float
-    operation: str = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +161,4 @@ class LengthModelSwitched:
     gain: float
 
 
-Effect = Publish | DriftFound | HardwareUnknown | LengthModelSwitched
+Effect = Publish | HardwareUnknown | LengthModelSwitched

@@ -9,21 +9,17 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import assert_never
 
-from qlm_core.calibration import CalibrationTable
+from qlm_core.calibration import CalibratedTime, CalibrationTable
 from qlm_core.hardware_prior import why_none
 from qlm_core.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
-from qlm_core.prediction_service import service
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.activity import Activity, FinishedRun
-from qlm_estimator.base_rows import BaseRows
-from qlm_estimator.calibrating import Calibrator
+from qlm_estimator.calibration.feedback import Feedback
 from qlm_estimator.events import (
-    DriftFound,
     Effect,
     EntryId,
     EntryRead,
@@ -42,16 +38,21 @@ from qlm_estimator.events import (
     entry_id_of,
     entry_text,
 )
-from qlm_estimator.operation_times import OperationTimes
-from qlm_estimator.predictions import Judged
-from qlm_estimator.request_lengths import RequestLengths
-from qlm_estimator.speed import SpeedLearner
+from qlm_estimator.lengths.requests import RequestLengths
+from qlm_estimator.predictions import Judged, Predicted, WaitEnded
+from qlm_estimator.speed.activity import Activity, FinishedRun
+from qlm_estimator.speed.base_rows import BaseRows
+from qlm_estimator.speed.factor import SpeedLearner
+from qlm_estimator.speed.operations import OperationTimes
 
 FINISH_SLACK_S = 5.0
 """A finish longer than this before its event, or after it, is not believed, and the event's own time taken."""
 
 UNSEEN_OPERATIONS_MAX = 256
 """Operations of incarnations that no reading of the queue has told of yet which are kept until the next."""
+
+TOLD_MAX = 20_000
+"""Predictions that are remembered until their requests end."""
 
 UNKNOWN_PAIRS_MAX = 1_000
 """Pairs of GPUs and model without a profile that are told of."""
@@ -76,7 +77,6 @@ class Counts:
     lengths: int = 0
     speeds: int = 0
     operations: int = 0
-    drifts: int = 0
     judged: int = 0
     refused: int = 0
     repeated: int = 0
@@ -91,12 +91,14 @@ class EstimatorMachine:
         self.counts = Counts()
         self._learning = learning
         self._catalogue = catalogue
-        self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max)
+        self._lengths = RequestLengths(memory=learning.memory_requests, rows_max=learning.workload_rows_max, made=self._made)
         self._base = BaseRows(shipped=shipped, facts={spec.profile: spec.facts for spec in catalogue.values()})
-        self._speeds = SpeedLearner(base=self._base, memory=learning.memory_requests, rows_max=learning.hardware_rows_max)
+        self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
         self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[OperationTold] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
-        self._calibrator = Calibrator(rows_max=learning.calibration_rows_max)
+        self._feedback = Feedback(rows_max=learning.calibration_rows_max)
+        self._told: dict[str, Predicted] = {}
+        self._slowdowns: dict[tuple[str, str], float] = {}
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
@@ -125,32 +127,32 @@ class EstimatorMachine:
             case Restored():
                 self._restore(event.snapshot)
                 self._snapshot = event.snapshot
+                self._note_slowdowns()
                 self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
                 self._last_index = sys.maxsize
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
+            case Predicted():
+                self._feedback.predict(event, self._slowdown(event.model, event.instance))
+                self._told[event.queue_id] = event
+                while len(self._told) > TOLD_MAX:
+                    del self._told[next(iter(self._told))]
+            case WaitEnded():
+                self._wait_ended(event.queue_id, event.at_s)
             case Judged():
                 self.counts.judged += 1
-                self._learned = self._calibrator.add(event, alone=self._alone(event.predicted.instance)) or self._learned
+                self._completed_as_told(event)
             case EntryRead():
                 self._read = max(self._read, event.entry_id)
             case Tick():
                 pass
             case _:
                 assert_never(event)
-        between_entries = not isinstance(event, Lifecycle | OperationTold | Judged)
-        return [*self._found(event), *(self._publish_if_due(now_s) if between_entries else ())]
-
-    def _found(self, event: Event) -> list[Effect]:
-        """What people are told of."""
-        found: list[Effect] = [
-            DriftFound(instance=drift.instance, model=drift.model, since_s=drift.since_s, change=drift.change)
-            for drift in self._speeds.drifts()
-        ]
-        found += [DriftFound(**asdict(drift)) for drift in self._operations.drifts()]
-        self.counts.drifts += len(found)
-        return [*found, *self._unknown_hardware(event.instances)] if isinstance(event, QueueSeen) else found
+        self._learned |= self._feedback.pass_time(now_s)
+        between_entries = not isinstance(event, Lifecycle | OperationTold | Predicted | WaitEnded | Judged)
+        found = self._unknown_hardware(event.instances) if isinstance(event, QueueSeen) else ()
+        return [*found, *(self._publish_if_due(now_s) if between_entries else ())]
 
     def _unknown_hardware(self, instances: tuple[InstanceFacts, ...]) -> Iterator[Effect]:
         """Each pair once."""
@@ -163,10 +165,28 @@ class EstimatorMachine:
                 why = why_none(*key, spec.facts)
                 yield HardwareUnknown(instance=instance.name, gpu=instance.gpu, n_gpu=instance.n_gpu, model=spec.profile, why=why)
 
-    def _alone(self, instance: str) -> bool:
-        """Whether an instance is known to serve one model only."""
-        found = [facts for facts in self._instances.values() if facts.name == instance]
-        return bool(found) and all(len(facts.models) == 1 for facts in found)
+    # Feedback ---------------------------------------------------------------------------------------------------------
+
+    def _wait_ended(self, queue_id: str, at_s: float) -> None:
+        predicted = self._told.get(queue_id)
+        if predicted is not None:
+            level = self._slowdown(predicted.model, predicted.instance)
+            self._learned |= self._feedback.end(queue_id, CalibratedTime.WAIT, at_s - predicted.at_s, level)
+
+    def _completed_as_told(self, judged: Judged) -> None:
+        """A wait whose end was not told by itself is known by now."""
+        predicted = judged.predicted
+        self._told.pop(predicted.queue_id, None)
+        level = self._slowdown(predicted.model, predicted.instance)
+        if judged.wait_s is not None:
+            self._learned |= self._feedback.end(predicted.queue_id, CalibratedTime.WAIT, judged.wait_s, level)
+        self._learned |= self._feedback.end(predicted.queue_id, CalibratedTime.COMPLETION, judged.completion_s, level)
+        self._feedback.forget(predicted.queue_id)
+
+    def _slowdown(self, model: str, instance: str) -> float:
+        """As it is published; 1 where none was learned."""
+        spec = self._catalogue.get(model)
+        return 1.0 if spec is None else self._slowdowns.get((instance, spec.profile), 1.0)
 
     # Publication ------------------------------------------------------------------------------------------------------
 
@@ -182,12 +202,12 @@ class EstimatorMachine:
             version=self._snapshot.version + 1,
             made_s=now_s,
             hardware=tuple(self._operations.in_rows(self._speeds.profiles())),
-            workload=self._lengths.profiles(now_s),
+            workload=self._lengths.profiles(),
             length_model=self._lengths.length_model(),
-            calibration=CalibrationTable(self._calibrator.profiles()),
+            calibration=CalibrationTable(self._feedback.profiles(now_s)),
             last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
         )
-        self._note_work(now_s)
+        self._note_slowdowns()
         switched = [
             LengthModelSwitched(model=score.model, used=score.used, gain=score.gain)
             for score in self._snapshot.length_model.scores
@@ -195,18 +215,11 @@ class EstimatorMachine:
         ]
         return [Publish(snapshot=self._snapshot), *switched]
 
-    def _note_work(self, now_s: float) -> None:
-        """What a usual request of each active model costs now, by which the calibrator tells a change."""
-        for instance in self._instances.values():
-            spec = self._catalogue.get(instance.active_model)
-            hardware = None if spec is None else self._snapshot.hardware_for(instance, spec)
-            if spec is not None and hardware is not None:
-                usual = self._snapshot.workload_for(spec.name, "", "")
-                work = service(usual.prompt_tokens_mean, usual.output_tokens, hardware, instance.batch_max).work
-                self._calibrator.note_work(now_s, spec.name, instance.name, work.mean)
+    def _note_slowdowns(self) -> None:
+        self._slowdowns = {(row.instance, row.model): row.slowdown for row in self._snapshot.hardware if row.instance}
 
     def _restore(self, snapshot: ProfileSnapshot) -> None:
-        self._calibrator.restore(snapshot.calibration.rows)
+        self._feedback.restore(snapshot.calibration.rows)
         self._lengths.restore(snapshot)
         self._speeds.restore(snapshot.hardware)  # first: it takes the rows of pairs
         self._operations.restore(snapshot.hardware)
@@ -246,11 +259,13 @@ class EstimatorMachine:
             case LifecycleKind.PULLED:
                 self._pulled(event)
             case LifecycleKind.RELEASED:
-                self._leave(event)
                 self._lengths.released(event)
-            case LifecycleKind.ENDED:
                 self._leave(event)
+            case LifecycleKind.ENDED:
                 self._lengths.ended(event)
+                self._leave(event)
+                self._told.pop(event.queue_id, None)
+                self._feedback.forget(event.queue_id)
             case LifecycleKind.COMPLETED:
                 self._completed(event)
             case _:
@@ -287,6 +302,10 @@ class EstimatorMachine:
         hardware = None if spec is None else self._speeds.hardware(instance, spec.profile)
         activity.pull(event.entry_id[0] / 1000.0, event.queue_id, event.attempt, event.prompt_tokens, hardware)
 
+    def _made(self, incarnation: str, queue_id: str) -> float:
+        activity = self._activities.get(incarnation)
+        return 0.0 if activity is None else activity.made(queue_id)
+
     def _leave(self, event: Lifecycle, output_tokens: int = 0) -> FinishedRun | None:
         """A request leaves its agent, having made so many tokens there (0: not known). An event taken after the owner was cleared does not
         name it."""
@@ -297,7 +316,8 @@ class EstimatorMachine:
             return None
         told_s = event.entry_id[0] / 1000.0
         believed = told_s - FINISH_SLACK_S <= event.finished_s <= told_s
-        return activity.leave(told_s, event.queue_id, event.finished_s if believed else told_s, output_tokens)
+        ended_s = event.finished_s if believed else told_s
+        return activity.leave(told_s, event.queue_id, ended_s, output_tokens, event.first_token_s)
 
     def _completed(self, event: Lifecycle) -> None:
         spec = self._catalogue.get(event.model)

@@ -9,9 +9,9 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.calibration_windows import CalibrationRow
 from qlm_estimator.machine import Counts
-from qlm_estimator.outcomes import Count, Ended
+from qlm_estimator.outcomes.report import Count, Ended
+from qlm_estimator.outcomes.windows import CalibrationRow
 from qlm_estimator.predictions import Judged
 from qlm_process.metrics import Metrics
 
@@ -42,12 +42,6 @@ class EstimatorMetrics(Metrics):
             ("instance", "model"),
             registry=self.registry,
         )
-        self.drifting = Gauge(
-            "qlm_estimator_drifting",
-            "1 while an instance runs a model otherwise than it did, and is learned anew.",
-            ("instance", "model"),
-            registry=self.registry,
-        )
         operation = ("instance", "model", "operation")
         self.operation_slowdown = Gauge(
             "qlm_estimator_operation_slowdown_ratio",
@@ -58,12 +52,6 @@ class EstimatorMetrics(Metrics):
         )
         self.operation_samples = Gauge(
             "qlm_estimator_operation_slowdown_samples", "Operations behind that.", operation, registry=self.registry
-        )
-        self.operation_drifting = Gauge(
-            "qlm_estimator_operation_drifting",
-            "1 while an operation takes otherwise than it did, and is learned anew.",
-            operation,
-            registry=self.registry,
         )
         self.output_tokens = Gauge(
             "qlm_estimator_output_mean_tokens", "Mean output of a model's finished requests.", ("model",), registry=self.registry
@@ -176,15 +164,14 @@ class EstimatorMetrics(Metrics):
         """Shows a snapshot; rows that it lacks disappear."""
         self.version.set(snapshot.version)
         gauges = (self.slowdown, self.slowdown_samples, self.output_tokens, self.output_samples, self.output_censored)
-        operations = (self.operation_slowdown, self.operation_samples, self.operation_drifting)
-        for gauge in (*gauges, *operations, self.prior_share, self.drifting, self.length_model_used, self.length_model_gain):
+        operations = (self.operation_slowdown, self.operation_samples)
+        for gauge in (*gauges, *operations, self.prior_share, self.length_model_used, self.length_model_gain):
             gauge.clear()
         for hardware in snapshot.hardware:
             if hardware.instance:
                 self.slowdown.labels(hardware.instance, hardware.model).set(hardware.slowdown)
                 self.slowdown_samples.labels(hardware.instance, hardware.model).set(hardware.samples)
                 self.prior_share.labels(hardware.instance, hardware.model).set(hardware.prior_share)
-                self.drifting.labels(hardware.instance, hardware.model).set(hardware.drifting_since_s > 0.0)
                 self._report_operations(hardware)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
@@ -202,7 +189,6 @@ class EstimatorMetrics(Metrics):
                 labels = (hardware.instance, hardware.model, name)
                 self.operation_slowdown.labels(*labels).set(operation.slowdown)
                 self.operation_samples.labels(*labels).set(operation.samples)
-                self.operation_drifting.labels(*labels).set(operation.drifting_since_s > 0.0)
 
 
 LABELS = ("time", "model", "gpu", "depth")
@@ -222,7 +208,6 @@ _COUNTERS = {
     "lengths": ("length_samples", "Finished requests whose token counts were learned."),
     "speeds": ("speed_samples", "Runs whose duration was learned."),
     "operations": ("operation_samples", "Loads and moves of KV whose duration was learned."),
-    "drifts": ("drifts", "Times that an instance was found to run otherwise than it did, or an operation to take otherwise."),
     "judged": ("judged_samples", "Completed requests whose prediction was compared with what came."),
     "refused": ("refused_samples", "Finished requests or runs that were left out: unknown model, absurd or uninformative figures."),
     "repeated": ("repeated_events", "Events that came again or out of order."),

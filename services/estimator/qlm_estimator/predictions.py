@@ -12,7 +12,7 @@ DEPTH_EXPONENT_MAX = 9
 """Deeper than 4^9 = 262,144 requests ahead is one class."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Told:
     """Quantiles of a time from acceptance, in seconds, as the client was told. `own`: its moments as the formulas gave them, before
     calibration."""
@@ -49,6 +49,14 @@ class Judged:
     at_s: float
     completion_s: float
     wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitEnded:
+    """A request that a client was told of started for the first time, at `at_s` of the queue's clock."""
+
+    queue_id: str
+    at_s: float
 
 
 def told(p50_s: float, p90_s: float, p99_s: float = 0.0, own: Normal | None = None) -> Told:

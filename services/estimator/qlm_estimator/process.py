@@ -12,7 +12,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import OutcomesOfTerm
+from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.service import EstimatorService
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer

@@ -24,8 +24,8 @@ from qlm_core.slo_rules import checked_slo
 from qlm_estimator.assessment_wire import assessment_message
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import WINDOW_MAX_S, OutcomesOfTerm
-from qlm_estimator.outcomes_wire import to_proto as outcomes_message
+from qlm_estimator.outcomes.report import WINDOW_MAX_S, OutcomesOfTerm
+from qlm_estimator.outcomes.wire import to_proto as outcomes_message
 from qlm_estimator.readings import QueueReader, Reading
 from qlm_process import prediction_wire, profile_wire
 from qlm_process.server_clock import ServerClock

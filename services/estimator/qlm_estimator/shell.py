@@ -15,7 +15,6 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.events import (
-    DriftFound,
     EntryRead,
     Event,
     GroupClass,
@@ -30,12 +29,12 @@ from qlm_estimator.events import (
     entry_id_of,
 )
 from qlm_estimator.importing import ImportDesk
-from qlm_estimator.length_predictor import load_library
+from qlm_estimator.lengths.predictor import load_library
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes import WINDOW_MAX_S, Outcomes, OutcomesOfTerm
-from qlm_estimator.outcomes_wire import take
+from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes, OutcomesOfTerm
+from qlm_estimator.outcomes.wire import take
 from qlm_estimator.predictions import Judged
 from qlm_process import profile_wire
 from qlm_process.lease_keeper import LeaseKeeper, RoleElection, Sleep
@@ -167,21 +166,22 @@ class EstimatorShell:
             return replace(self._shipped, version=version)
 
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
-        judged: list[Judged] = []
+        told: list[Event] = []
         try:
             events = events_of(entry)
             if self._outcomes.current is not None:
                 for outcome in take(self._outcomes.current, entry, self._classes):
-                    self._metrics.count_outcome(outcome)
-                    if isinstance(outcome, Judged):
-                        judged.append(outcome)
+                    if isinstance(outcome, Ended | Judged):
+                        self._metrics.count_outcome(outcome)
+                    if not isinstance(outcome, Ended):
+                        told.append(outcome)
         except ValueError as error:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
         if any(isinstance(event, Lifecycle) and event.length_guess is not None for event in events):
             await self._load_library()
-        happened: list[Event] = [*events, *judged]
+        happened: list[Event] = [*events, *told]
         for event in happened:
             await self._step(keeper, machine, event)
 
@@ -203,8 +203,6 @@ class EstimatorShell:
                     await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
                     self._metrics.publications.inc()
                     self._metrics.report_snapshot(snapshot)
-                case DriftFound():
-                    structlog.get_logger().warning("hardware_drift", **asdict(effect))
                 case LengthModelSwitched():
                     structlog.get_logger().info("length_model_used" if effect.used else "length_model_dropped", **asdict(effect))
                 case HardwareUnknown():

@@ -9,7 +9,6 @@ from qlm.internal.v1.events_pb2 import EVENT_KIND_PREDICTED, Moments, RequestEve
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction_views import RequestPrediction
-from qlm_process.prediction_wire import quantiles_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +23,9 @@ class Told:
 
     def event(self) -> RequestEvent:
         """As the event stream carries it."""
-        wait_p50_s, completion_p50_s = quantiles_s(self.prediction, 0.5)
-        wait_p90_s, completion_p90_s = quantiles_s(self.prediction, 0.9)
-        wait_p99_s, completion_p99_s = quantiles_s(self.prediction, 0.99)
+        wait_p50_s, completion_p50_s = self.prediction.quantiles_s(0.5)
+        wait_p90_s, completion_p90_s = self.prediction.quantiles_s(0.9)
+        wait_p99_s, completion_p99_s = self.prediction.quantiles_s(0.99)
         return RequestEvent(
             kind=EVENT_KIND_PREDICTED,
             queue_id=self.queue_id,

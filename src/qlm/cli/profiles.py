@@ -42,8 +42,8 @@ def profiles(ctx: click.Context, as_json: bool, estimator: str | None, addresses
     """Show the profiles: how fast each GPU and instance is believed to be, and how sure that is, how long loads of models and moves of KV
     take, how long answers are, and whether those of single requests are predicted; or export and import them.
 
-    `prior`: how much of an instance's slowdown still is what was believed before it ran anything. `drift`: since when it has run otherwise
-    than it did. `not ended`: requests whose length so far counts as a lower bound.
+    `prior`: how much of an instance's slowdown still is what was believed before it ran anything. `not ended`: requests whose
+    length so far counts as a lower bound.
 
     Exit codes: 0 done; 1 no estimator answered, or there is nothing to export; 2 wrong use, or a damaged file.
     """
@@ -115,7 +115,6 @@ def _document(snapshot: ProfileSnapshot) -> dict[str, object]:
             "slowdown": row.slowdown,
             "samples": row.samples,
             "prior_share": row.prior_share if row.instance else 1.0,
-            "drifting_since_s": row.drifting_since_s,
             "operations": {name: asdict(getattr(row, name)) for name in TIMED_OPERATIONS if getattr(row, name).samples},
         }
         for row in snapshot.hardware
@@ -161,31 +160,26 @@ def _pairs(snapshot: ProfileSnapshot) -> Table:
 
 def _instances(snapshot: ProfileSnapshot) -> Table:
     table = _table("instances, as measured", ("instance", "GPUs", "model", "prior from"))
-    for name in ("slowdown", "runs", "prior", "drift"):
+    for name in ("slowdown", "runs", "prior"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in snapshot.hardware:
         if row.instance:
-            figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}", _drift(snapshot, row.drifting_since_s))
+            figures = (f"{row.slowdown:.2f}", f"{row.samples:,}", f"{row.prior_share:.0%}")
             table.add_row(row.instance, _gpus(row), row.model, ORIGINS[row.origin], *figures)
     return table
 
 
 def _operations(snapshot: ProfileSnapshot) -> Table:
     table = _table("loads and KV swap of instances, as measured", ("instance", "model", "operation"))
-    for name in ("takes", "slowdown", "times", "prior", "drift"):
+    for name in ("takes", "slowdown", "times", "prior"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in snapshot.hardware:
         for name, (text, takes) in OPERATION_TEXTS.items():
             operation: OperationSlowdown = getattr(row, name)
             if operation.samples:
-                drift = _drift(snapshot, operation.drifting_since_s)
-                figures = (f"{operation.slowdown:.2f}", f"{operation.samples:,}", f"{operation.prior_share:.0%}", drift)
+                figures = (f"{operation.slowdown:.2f}", f"{operation.samples:,}", f"{operation.prior_share:.0%}")
                 table.add_row(row.instance, row.model, text, takes(row), *figures)
     return table
-
-
-def _drift(snapshot: ProfileSnapshot, since_s: float) -> str:
-    return "" if not since_s else f"for {max(0.0, snapshot.made_s - since_s):,.0f} s"
 
 
 def _classes(snapshot: ProfileSnapshot) -> Table:

@@ -2,8 +2,8 @@
 
 An engine that has its machine to itself is quicker than one that shares it with the services that feed it and store its tokens. So the load
 goes the whole way, as requests of any client do, and enough of it waits that no seat of the instance is empty for want of work. A run is
-measured from its pull to its end as the queue tells them, which the seat's way from one request to the next is part of. What was learned
-until the load had gone on for a while is taken out again: first runs of an engine are slow, and so is a queue that has just begun.
+measured from its first token to its end as the queue tells them. The first runs of an engine are slow, and so is a queue that has just
+begun: by the end of the load the estimator has forgotten them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ EXPIRES_S = 120.0
 WARM_UP_S = 15.0
 WARM_UP_SHARE_MAX = 0.25
 """So much of the load goes by before what is measured begins, at most so much of all of it."""
-FADES_RUNS = 1_000.0
-"""Runs after which the estimator has forgotten all but 1 / e of an old one, where nobody configured another memory."""
 RUNS_LEAST = 20
 """Learned from fewer, a row is nobody's."""
 LOOK_S = 1.5
@@ -99,19 +97,9 @@ async def measure_serving(
             f"{completed} requests ended. Does the instance serve the model? A longer --limit gives more"
         )
     before = next(each for each in rows.hardware if not each.instance and each.key == row.key)
-    measured, runs = since(learned_row(warm.result(), instance, spec), row)
-    return ServedRow(model=spec.name, instance=instance, before=before, row=measured, runs=runs, completed=completed)
-
-
-def since(earlier: HardwareProfile | None, row: HardwareProfile) -> tuple[HardwareProfile, int]:
-    """What the runs between two looks at a learned row say, as a row of the pair, and how many they are. All runs of the second look count
-    where the first tells nothing of them: there was none, it is of another row, the instance has changed since, or it had more runs."""
-    if earlier is None or earlier.as_pair() != row.as_pair() or earlier.drifting_since_s != row.drifting_since_s:
-        return row.as_measured(), row.samples
-    runs = row.samples - earlier.samples
-    if not (0.0 < earlier.prior_share < 1.0 and row.prior_share > 0.0) or runs < max(RUNS_LEAST, earlier.samples):
-        return row.as_measured(), row.samples
-    return row.as_measured(earlier, max(0.0, 1.0 - runs / FADES_RUNS)), runs
+    earlier = learned_row(warm.result(), instance, spec)
+    runs = row.samples - (earlier.samples if earlier is not None and earlier.samples <= row.samples else 0)
+    return ServedRow(model=spec.name, instance=instance, before=before, row=row.as_measured(), runs=runs, completed=completed)
 
 
 def learned_row(rows: ProfileSnapshot, instance: str, spec: ModelSpec) -> HardwareProfile | None:

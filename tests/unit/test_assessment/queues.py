@@ -23,9 +23,9 @@ CALIBRATED = replace(
     version=7,
     calibration=CalibrationTable(
         (
-            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3, relative_variance=0.04),
+            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3),
             CalibrationProfile(time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8),
-            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1, base_variance_s2=9.0),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1),
         )
     ),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from predicted_times import group_times
 from qlm_core.assessment import Assessment
-from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
+from qlm_core.calibration import PRIOR_SCORE, CalibratedTime, CalibrationProfile, CalibrationTable, error_scale_s
 from qlm_core.clearing import GivingWay, Head, would_clear
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.request import SloKind
@@ -156,17 +156,16 @@ def test_nothing_gives_way_that_would_be_late_by_it() -> None:
 
 def test_times_are_calibrated_by_the_snapshots_rows() -> None:
     rows = (
-        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2, variance_factor=2.0, relative_variance=0.01),
-        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9, base_variance_s2=4.0),
+        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2),
+        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9),
     )
     own, told = assessed(*TWO), Assessment(CATALOGUE, replace(SHIPPED, calibration=CalibrationTable(rows)), TWO)
     before, after = own.waiting("a1", 600), told.waiting("a1", 600)
     assert before is not None
     assert after is not None
     assert after.wait.mean == pytest.approx(1.2 * before.wait.mean)
-    assert after.wait.variance == pytest.approx(2.0 * before.wait.variance + 0.01 * after.wait.mean**2)
+    assert after.wait.deviation == pytest.approx(PRIOR_SCORE * error_scale_s(after.wait.mean, before.wait.variance))
     assert after.completion.mean == pytest.approx(0.9 * before.completion.mean)
-    assert after.completion.variance == pytest.approx(4.0 + before.completion.variance)
     assert (after.own_wait, after.own_completion) == (before.wait, before.completion)
     assert before.own_wait is None
     times = told.table.times([0], [600])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
@@ -12,6 +13,7 @@ from qlm_estimator.events import (
     Effect,
     EntryId,
     EntryRead,
+    Event,
     GroupClass,
     Imported,
     Lifecycle,
@@ -24,7 +26,6 @@ from qlm_estimator.events import (
     Tick,
 )
 from qlm_estimator.machine import EstimatorMachine, Learning
-from qlm_estimator.predictions import Judged
 
 SHIPPED = shipped_snapshot()
 CATALOGUE = {
@@ -62,9 +63,10 @@ class Driver:
     def bring(self, snapshot: ProfileSnapshot) -> None:
         self._take(self.machine.step(self._clock_s(), Imported(snapshot=snapshot)))
 
-    def judge(self, judged: Judged) -> None:
-        """As it comes with the end of a request, in an entry of its own."""
-        self._take(self.machine.step(self._clock_s(), judged))
+    def step(self, at_s: float, event: Event) -> None:
+        """Any event, in an entry of its own."""
+        self.now_s = at_s
+        self._take(self.machine.step(self._clock_s(), event))
         self.serial += 1
         self._entry_read((BEGAN_MS + int(self.now_s * 1e3), self.serial))
 
@@ -104,6 +106,11 @@ class Driver:
         self._take(self.machine.step(self._clock_s(), EntryRead(entry_id=entry_id)))
 
     def run(self, began_s: float, ended_s: float, queue_id: str = "1", **fields: object) -> None:
+        """Its prefill has the share of the time that it has by the A100 row, where it runs by itself."""
+        made = fields.get("output_tokens", 200)
+        tokens = made if isinstance(made, int) and 1 <= made <= 8_192 else 200
+        first_token_s = BEGAN_MS / 1e3 + began_s + (ended_s - began_s) * duration_s(1) / duration_s(tokens)
+        fields = {"first_token_s": first_token_s, **fields}
         self.tell(LifecycleKind.PULLED, began_s, queue_id, **{key: fields[key] for key in fields if key in ("attempt", "incarnation")})
         self.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **{"model": "chat", "output_tokens": 200, "slo_class": "64s", **fields})
 
@@ -126,6 +133,7 @@ class Driver:
                 self.noted.append(effect)
 
 
+@cache
 def duration_s(output_tokens: int, prompt_tokens: int = 500, slowdown: float = 1.0) -> float:
     """What the A100 row says of a run by itself."""
     row = SHIPPED.hardware_for(INSTANCE, CATALOGUE["chat"])

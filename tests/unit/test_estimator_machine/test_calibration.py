@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pytest
 
-from qlm_core.calibration import CalibratedTime
+from qlm_core.calibration import CalibratedTime, CalibrationProfile
 from qlm_core.distribution import Normal
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.calibration import feedback
+from qlm_estimator.events import LifecycleKind
+from qlm_estimator.predictions import Judged, Predicted, WaitEnded, told
 
 from .driver import BEGAN_MS, INSTANCE, Driver
 
 OWN = Normal(100.0, 25.0)
 
 
-def judged(at_s: float, wait_s: float) -> Judged:
-    clock_s = BEGAN_MS / 1e3 + at_s
-    predicted = Predicted(
-        queue_id="1",
-        at_s=clock_s,
+def predicted(at_s: float, queue_id: str) -> Predicted:
+    return Predicted(
+        queue_id=queue_id,
+        at_s=BEGAN_MS / 1e3 + at_s,
         completion=told(110.0, 120.0, own=Normal(110.0, 30.0)),
         wait=told(100.0, 106.0, own=OWN),
         model="chat",
@@ -25,65 +26,111 @@ def judged(at_s: float, wait_s: float) -> Judged:
         n_gpu=1,
         instance=INSTANCE.name,
     )
-    return Judged(predicted=predicted, at_s=clock_s + wait_s, completion_s=wait_s + 10.0, wait_s=wait_s)
 
 
-def learned() -> Driver:
+def served(driver: Driver, at_s: float, wait_s: float) -> None:
+    """A request that a client was told of, which waited so long and ran for 10 s."""
+    told_so = predicted(at_s, str(at_s))
+    driver.step(at_s, told_so)
+    driver.step(at_s + wait_s, WaitEnded(queue_id=told_so.queue_id, at_s=told_so.at_s + wait_s))
+    came = Judged(predicted=told_so, at_s=told_so.at_s + wait_s + 10.0, completion_s=wait_s + 10.0, wait_s=wait_s)
+    driver.step(at_s + wait_s + 10.0, came)
+
+
+def learned(wait_s: float = 120.0, count: int = 30) -> Driver:
     driver = Driver()
     driver.seen()
-    for number in range(200):
-        driver.now_s = 200.0 * number
-        driver.judge(judged(driver.now_s, 120.0))
+    for number in range(count):
+        served(driver, 200.0 * number, wait_s)
     return driver
 
 
-def test_pairs_are_published_as_rows_that_put_predictions_right() -> None:
-    table = learned().published[-1].calibration
-    made = table.row(CalibratedTime.WAIT, "chat", INSTANCE).applied(OWN)
-    assert 115.0 < made.mean < 121.0
-    assert 100.0 < table.row(CalibratedTime.COMPLETION, "chat", INSTANCE).applied(Normal(110.0, 30.0)).mean < 131.0
+def row(driver: Driver, time: CalibratedTime = CalibratedTime.WAIT) -> CalibrationProfile:
+    driver.tick(driver.now_s + 10.0)
+    return driver.published[-1].calibration.row(time, "chat", INSTANCE)
 
 
-def test_an_instance_of_one_model_is_believed_sooner() -> None:
-    """The waits of both came as they were predicted: once, which is no proof."""
-    deviations = []
-    for models in (("chat",), ("chat", "code")):
-        driver = Driver()
-        driver.seen(instances=(replace(INSTANCE, models=models),))
-        driver.now_s = 200.0
-        driver.judge(judged(200.0, 100.0))
-        row = driver.published[-1].calibration.row(CalibratedTime.WAIT, "chat", INSTANCE)
-        deviations.append(row.applied(Normal(1000.0)).deviation)
-    assert deviations[0] < 0.8 * deviations[1]
+@pytest.mark.parametrize("wait_s", [60.0, 90.0, 120.0, 180.0])
+def test_a_bias_that_lasts_is_removed(wait_s: float) -> None:
+    driver = learned(wait_s)
+    assert row(driver).applied(OWN).mean == pytest.approx(wait_s, rel=0.05)
+    assert row(driver, CalibratedTime.COMPLETION).applied(Normal(110.0, 30.0)).mean == pytest.approx(wait_s + 10.0, rel=0.05)
+
+
+def test_the_factor_is_clamped() -> None:
+    assert row(learned(2_000.0)).bias_factor <= 2.0
+
+
+def test_spans_are_wide_until_something_came_and_narrow_where_all_came_as_told() -> None:
+    driver = Driver()
+    driver.seen()
+    driver.run(0.0, 3.0)
+    assert row(driver).applied(OWN).quantile(0.9) > 130.0
+    assert row(learned(100.0, 200)).applied(OWN).quantile(0.9) < 103.0
+
+
+def test_one_that_still_waits_beyond_its_quantile_is_a_miss_at_once() -> None:
+    """A hundred are told 106 s with 90%, and none has started after 107 s."""
+    driver = learned(100.0, 40)
+    before = row(driver)
+    began_s = driver.now_s
+    for number in range(90):
+        driver.step(began_s + number, predicted(began_s + number, f"late {number}"))
+    driver.tick(began_s + 99.0)
+    assert driver.published[-1].calibration.row(CalibratedTime.WAIT, "chat", INSTANCE) == before
+    driver.tick(began_s + 210.0)
+    assert row(driver).applied(OWN).quantile(0.9) > 110.0
+
+
+def test_cancelled_before_it_is_decided_says_nothing() -> None:
+    driver = learned(100.0, 50)
+    before = row(driver)
+    began_s = driver.now_s
+    driver.step(began_s, predicted(began_s, "gone"))
+    driver.tell(LifecycleKind.ENDED, began_s + 50.0, "gone")
+    driver.tick(began_s + 1_000.0)
+    assert row(driver) == before
 
 
 def test_a_restored_machine_goes_on_from_the_published_rows() -> None:
-    first = learned()
     again = Driver()
-    again.restore(first.published[-1])
+    again.restore(learned().published[-1])
     again.seen()
-    again.judge(judged(1e6, 120.0))
-    rows = again.published[-1].calibration
-    assert 115.0 < rows.row(CalibratedTime.WAIT, "chat", INSTANCE).applied(OWN).mean < 122.0
+    again.now_s = 1e6
+    served(again, 1e6, 120.0)
+    assert row(again).applied(OWN).mean == pytest.approx(120.0, rel=0.03)
 
 
 def test_judged_predictions_are_counted() -> None:
-    assert learned().machine.counts.judged == 200
+    assert learned(count=7).machine.counts.judged == 7
 
 
-def test_what_was_told_before_the_work_changed_teaches_no_spread() -> None:
-    """Answers become four times as long: those who waited meanwhile come late, which is no fault of what predictions say now."""
+def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
+    """The engine becomes half as fast: those who wait meanwhile come late, which is no fault of what predictions say now."""
     driver = Driver()
-    driver.seen(instances=(replace(INSTANCE, active_model="chat"),))
-    for number in range(100):
-        driver.run(number, number + 0.5, str(number), output_tokens=100)
-    driver.judge(judged(50.0, 120.0))
-    for number in range(100, 300):
-        driver.run(number, number + 0.5, str(number), output_tokens=400)
-    driver.tick(400.0)
-    before = driver.published[-1].calibration
-    driver.judge(judged(60.0, 400.0))
-    assert driver.published[-1].calibration == before, "told at 60 s, before the change"
-    driver.now_s = 500.0
-    driver.judge(judged(450.0, 120.0))
-    assert driver.published[-1].calibration != before
+    driver.seen()
+    for number in range(60):
+        driver.run(10.0 * number, 10.0 * number + 3.0, str(number))
+    driver.step(600.0, predicted(600.0, "before"))
+    for number in range(60, 160):
+        driver.run(10.0 * number, 10.0 * number + 6.0, str(number))
+    came = Judged(predicted=predicted(600.0, "before"), at_s=BEGAN_MS / 1e3 + 1_600.0, completion_s=210.0, wait_s=200.0)
+    driver.step(1_610.0, came)
+    assert row(driver).bias_factor == 1.0
+
+
+def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback, "OUTSTANDING_MAX", 100)
+    monkeypatch.setattr(feedback, "LIMITS_MAX", 500)
+    kept = feedback.Feedback(rows_max=10)
+    for number in range(1_000):
+        told_so = predicted(10.0 * number, str(number))
+        kept.predict(told_so, 1.0)
+        kept.end(told_so.queue_id, CalibratedTime.WAIT, 1.0, 1.0)
+        kept.end(told_so.queue_id, CalibratedTime.COMPLETION, 1.0, 1.0)
+        assert len(kept._limits) <= 510
+    for number in range(1_000):
+        kept.predict(predicted(20_000.0, f"lost {number}"), 1.0)
+    assert len(kept._followed) <= 102
+    kept.pass_time(BEGAN_MS / 1e3 + 20_000.0 + feedback.AGE_MAX_S + 1.0)
+    assert not kept._followed

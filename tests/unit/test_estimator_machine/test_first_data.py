@@ -10,7 +10,8 @@ from predicted_times import predict_request
 from qlm_core.prediction_views import QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import PRIOR_SAMPLES, WORKLOAD_PRIOR
-from qlm_estimator.base_rows import prior_s
+from qlm_estimator.speed.base_rows import prior_s
+from qlm_estimator.speed.factor import MEMORY_S
 
 from .driver import CATALOGUE, INSTANCE, SHIPPED, Driver, duration_s
 
@@ -52,11 +53,11 @@ def test_one_finished_request_weighs_as_one_beside_the_priors() -> None:
     assert believed.output_tokens_variance > WORKLOAD_PRIOR.output_tokens_variance, "one says little of how much they vary"
     (learned,) = [row for row in snapshot.hardware if row.instance]
     assert learned.samples == 1
-    run_s, prior = took_s / 2.0, prior_s(SHIPPED.hardware[0])
+    run_s, prior = took_s / 2.0, prior_s(SHIPPED.hardware[0]) * math.exp(-took_s / MEMORY_S)
     assert learned.prior_share == pytest.approx(prior / (run_s + prior), rel=0.05)
     assert learned.slowdown == pytest.approx((2.0 * run_s + prior) / (run_s + prior), rel=0.05)
     # Ten times as long, at half the speed: a third of it is believed of its class, which leans on rows of the same one request.
-    assert before_s < completion_s(snapshot) < 6.0 * before_s
+    assert before_s < completion_s(snapshot) < 7.0 * before_s
 
 
 def test_a_first_answer_of_an_absurd_length_is_soon_outweighed() -> None:

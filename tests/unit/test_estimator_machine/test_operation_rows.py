@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED, HardwareProfile, OperationSlowdown
 from qlm_core.importable_profiles import SLOWDOWN_MAX, importable
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.base_rows import BaseRows
 from qlm_estimator.events import LifecycleKind
+from qlm_estimator.speed.base_rows import BaseRows
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
 
@@ -140,7 +140,6 @@ def test_contradictions_in_a_file_are_refused(row: HardwareProfile) -> None:
         {"samples": -1},
         {"prior_share": 1.5},
         {"prior_share": math.nan},
-        {"drifting_since_s": -1.0},
     ],
 )
 def test_a_slowdown_that_is_none_is_refused(fields: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""How long loads of models and moves of KV take on an instance: what is learned of them, what is not believed, and drifts."""
+"""How long loads of models and moves of KV take on an instance: what is learned of them, and what is not believed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from qlm_core.hardware_profile import AS_PROFILED, ORIGIN_MEASURED
 from qlm_core.importable_profiles import SLOWDOWN_MAX
 from qlm_core.profile import ProfileSnapshot
-from qlm_estimator.events import DriftFound, OperationKind
+from qlm_estimator.events import OperationKind
 from qlm_estimator.machine import UNSEEN_OPERATIONS_MAX, Learning
-from qlm_estimator.operation_times import SETTLED_OPERATIONS, WINDOW, robust_mean
 
-from .driver import BEGAN_MS, INSTANCE, Driver, duration_s
+from .driver import INSTANCE, Driver, duration_s
 from .operations import A100, COLD_S, KV_MOVED, SWAPPED_COLD, SWAPPED_WARM, WARM_S, WARMED, learned, loads
 
 
@@ -73,7 +72,7 @@ def test_loads_from_disk_are_learned_from_swaps_and_from_warmings(driver: Driver
 def test_a_warming_is_a_load_from_disk_without_what_was_learned_of_the_rest(driver: Driver) -> None:
     """From disk as profiled, and from there three times as long: so much in all takes a load from disk to the GPU."""
     at_s = loads(driver, 24, 3.0)
-    loads(driver, WINDOW, 1.0, from_s=at_s, kind=WARMED)
+    loads(driver, 32, 1.0, from_s=at_s, kind=WARMED)
     assert learned(driver).swap_s(warm=False) == pytest.approx(COLD_S - WARM_S + 3.0 * WARM_S, rel=0.04)
 
 
@@ -136,10 +135,9 @@ def test_learned_rows_are_bounded_and_the_oldest_goes() -> None:
 
 
 def test_one_load_in_four_from_a_cold_cache_moves_little(driver: Driver) -> None:
-    for number in range(WINDOW):
+    for number in range(32):
         driver.operation(SWAPPED_COLD, 60.0 * number, (9.0 if number % 4 == 0 else 1.0) * COLD_S)
     assert learned(driver).swap_cold.slowdown < 1.2
-    assert learned(driver).swap_cold.drifting_since_s == 0.0
 
 
 @pytest.mark.parametrize("took_s", [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e9])
@@ -185,17 +183,7 @@ def test_whatever_comes_times_stay_sound(told: list[tuple[OperationKind, float, 
     for row in driver.learned():
         for operation in (row.swap_warm, row.swap_cold, row.kv_swap):
             assert 1.0 / SLOWDOWN_MAX * 0.999 <= operation.slowdown <= SLOWDOWN_MAX * 1.001
-            assert operation.samples <= WINDOW
         assert row.swap_s(warm=False) > 0.0
-
-
-@given(st.lists(st.tuples(st.floats(-3.0, 3.0), st.floats(0.01, 1.0)), min_size=1, max_size=WINDOW), st.floats(0.1, 2.0))
-def test_the_robust_mean_is_where_the_pulls_are_even(seen: list[tuple[float, float]], prior: float) -> None:
-    """Huber's: each value pulls by its distance, at most by the spread."""
-    mean, share = robust_mean(seen, prior)
-    pull = sum(weight * max(-0.35, min(0.35, value - mean)) for value, weight in seen) - prior * mean
-    assert abs(pull) < 0.02 * (prior + sum(weight for _, weight in seen))
-    assert 0.0 < share < 1.0
 
 
 def test_an_instance_that_just_came_is_waited_for() -> None:
@@ -219,50 +207,7 @@ def test_an_event_that_comes_again_counts_once(driver: Driver) -> None:
     assert driver.machine.counts.repeated == 1
 
 
-# Drift ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_drift_is_told_shown_and_learned_fast(driver: Driver) -> None:
+def test_a_change_is_followed_after_some_loads(driver: Driver) -> None:
     changed_s = loads(driver, 20, 1.0)
-    assert driver.noted == []
-    at_s = loads(driver, 4, 3.0, from_s=changed_s)
-    (note,) = driver.noted
-    assert isinstance(note, DriftFound)
-    assert (note.instance, note.model, note.operation) == ("a", "Mistral-7B", "swap_warm")
-    assert note.change == pytest.approx(3.0, rel=0.05)
-    assert note.since_s == pytest.approx(BEGAN_MS / 1e3 + changed_s)
-    assert driver.machine.counts.drifts == 1
-    row = learned(driver)
-    assert row.swap_warm.drifting_since_s == note.since_s
-    assert row.swap_warm.slowdown == pytest.approx(3.0, rel=0.1)
-    assert (row.swap_warm.samples, row.drifting_since_s) == (4, 0.0)
-    loads(driver, SETTLED_OPERATIONS, 3.0, from_s=at_s)
-    assert learned(driver).swap_warm.drifting_since_s == 0.0
-    assert driver.machine.counts.drifts == 1
-
-
-def test_a_drift_is_told_as_the_change_of_what_was_learned(driver: Driver) -> None:
-    """Loads that took twice as long as profiled, and then six times as long, take three times as long as they did."""
-    changed_s = loads(driver, 30, 2.0)
-    loads(driver, 4, 6.0, from_s=changed_s)
-    (note,) = driver.noted
-    assert isinstance(note, DriftFound)
-    assert note.change == pytest.approx(3.0, rel=0.05)
-    assert learned(driver).swap_warm.slowdown == pytest.approx(6.0, rel=0.15)
-
-
-def test_a_moment_of_contention_is_no_drift(driver: Driver) -> None:
-    """Many in a few seconds share what slows them."""
-    for number in range(20):
-        driver.operation(KV_MOVED, 60.0 * number, A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
-    for number in range(12):
-        driver.operation(KV_MOVED, 2_000.0 + 0.5 * number, 3.0 * A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
-    assert driver.noted == []
-
-
-def test_a_drift_shows_in_warmings_alone(driver: Driver) -> None:
-    changed_s = loads(driver, 10, 1.0, kind=WARMED)
-    loads(driver, 4, 3.0, from_s=changed_s, kind=WARMED)
-    (note,) = driver.noted
-    assert isinstance(note, DriftFound)
-    assert note.operation == "swap_cold"
+    loads(driver, 24, 3.0, from_s=changed_s)
+    assert learned(driver).swap_warm.slowdown == pytest.approx(3.0, rel=0.1)

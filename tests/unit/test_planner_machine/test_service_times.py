@@ -203,17 +203,15 @@ def test_what_is_kept_is_of_the_newest_profiles_and_of_the_group_as_it_is() -> N
 
 
 def test_profiles_tell_once_of_an_instance_that_runs_otherwise() -> None:
-    """Each drift is a reason to look for another plan, but no reason at each snapshot that still shows it, nor the first that is read."""
+    """Each change is a reason to look for another plan, but no reason at each snapshot that still shows it, nor the first that is read."""
     usual = profiles()
 
-    def drifting(since_s: float) -> ProfileSnapshot:
-        return replace(usual, hardware=(*usual.hardware, replace(usual.hardware[0], instance="i-0", drifting_since_s=since_s)))
+    def slowed(slowdown: float) -> ProfileSnapshot:
+        return replace(usual, hardware=(*usual.hardware, replace(usual.hardware[0], instance="i-0", slowdown=slowdown)))
 
     made = Estimates(Policy())
-    told = [
-        made.load(CATALOGUE, each) for each in (drifting(5.0), drifting(5.0), usual, drifting(7.0), drifting(7.0), drifting(9.0), usual)
-    ]
-    assert told == [False, False, False, True, False, True, False]
+    told = [made.load(CATALOGUE, slowed(slowdown)) for slowdown in (2.0, 2.0, 2.2, 2.6, 2.6, 1.0)]
+    assert told == [False, False, False, True, False, True]
 
 
 def test_plans_judged_together_cost_what_each_does_alone() -> None:

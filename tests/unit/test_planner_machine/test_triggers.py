@@ -51,7 +51,7 @@ async def drains(world: World) -> None:
 
 async def drifts(world: World) -> None:
     snapshot = profiles(version=1)
-    slow = replace(snapshot.hardware[0], instance="a", drifting_since_s=world.now_s)
+    slow = replace(snapshot.hardware[0], instance="a", slowdown=2.0, samples=100, prior_share=0.1)
     await world.tell(ProfilesRead(catalogue=CATALOGUE, profiles=replace(snapshot, hardware=(*snapshot.hardware, slow))))
 
 

@@ -16,7 +16,7 @@ from qlm_core.model import ModelFacts
 DIGITS = 4
 """Significant digits of a figure: more than any of them is known to."""
 
-_NO_FIGURES = {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", "drifting_since_s", *TIMED_OPERATIONS}
+_NO_FIGURES = {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", *TIMED_OPERATIONS}
 _FIGURES = tuple(field.name for field in fields(HardwareProfile) if field.name not in _NO_FIGURES)
 
 

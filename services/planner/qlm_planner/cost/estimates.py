@@ -24,6 +24,8 @@ from qlm_planner.policy import Policy
 PROMPT_STEP = math.log(1.25)
 """Prompt lengths whose ratio is below this share a class."""
 
+DRIFT = 1.25
+"""An instance whose learned speed changed by such a factor runs otherwise than its plan was made for."""
 CLASSES_MAX = 50_000
 """Classes kept for one snapshot; beyond it all are worked out again."""
 
@@ -87,17 +89,21 @@ class Estimates:
     _engines: dict[str, tuple[EngineKey, Engine]] = field(default_factory=dict)
     _codes: dict[str, int] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)
-    _drifting: dict[tuple[str, str], float] = field(default_factory=dict)
+    _slowdowns: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
         return self._profiles is not None
 
     def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> bool:
-        """True if they say that an instance runs otherwise than it did, which those before did not."""
-        drifting = {(row.instance, row.model): row.drifting_since_s for row in profiles.hardware if row.drifting_since_s}
-        begun = self.ready and any(self._drifting.get(key) != since_s for key, since_s in drifting.items())
-        self._drifting = drifting
+        """True if they say that an instance runs otherwise than they did when this was true last, or first."""
+        drifted = False
+        for row in profiles.hardware:
+            key = (row.instance, row.model)
+            known = self._slowdowns.get(key, 1.0 if self.ready else row.slowdown)
+            changed = not known / DRIFT < row.slowdown < known * DRIFT
+            self._slowdowns[key] = row.slowdown if changed else known
+            drifted = drifted or changed
         self._catalogue = dict(catalogue)
         for model in self._catalogue:
             self.code(model)
@@ -107,7 +113,7 @@ class Estimates:
         self._services_of_all.clear()
         self._engines.clear()
         self.version += 1
-        return begun
+        return drifted
 
     def code(self, model: str) -> int:
         """The number that stands for a model in arrays; every name has its own."""

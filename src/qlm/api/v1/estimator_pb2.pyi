@@ -114,8 +114,8 @@ Global___ProfileSnapshot: _TypeAlias = ProfileSnapshot  # noqa: Y015
 
 @_typing.final
 class CalibrationProfile(_message.Message):
-    """Key: (time, model, gpu, n_gpu, instance); the narrowest row that there is counts. A prediction of the formulas with mean m and variance v
-    stands for a time of mean bias_factor * m + offset_s = M and variance base_variance_s2 + variance_factor * v + relative_variance * M^2.
+    """Key: (time, model, gpu, n_gpu, instance); the narrowest row that there is counts. Of a time that the formulas predict with mean m and
+    variance v, a quantile is M + score * sqrt(v + (0.1 M)^2 + 1 s^2), with M = bias_factor * m and the score of the quantile at M.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -126,11 +126,8 @@ class CalibrationProfile(_message.Message):
     N_GPU_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     BIAS_FACTOR_FIELD_NUMBER: _builtins.int
-    VARIANCE_FACTOR_FIELD_NUMBER: _builtins.int
-    RELATIVE_VARIANCE_FIELD_NUMBER: _builtins.int
-    BASE_VARIANCE_S2_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
-    OFFSET_S_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
     time: Global___PredictedTime.ValueType
     """Which time."""
     model: _builtins.str
@@ -143,16 +140,12 @@ class CalibrationProfile(_message.Message):
     """Name of the instance; empty: any."""
     bias_factor: _builtins.float
     """> 0."""
-    variance_factor: _builtins.float
-    """>= 0."""
-    relative_variance: _builtins.float
-    """>= 0."""
-    base_variance_s2: _builtins.float
-    """Seconds squared, >= 0."""
     samples: _builtins.float
     """Independent pairs of a prediction and what came; those that waited behind the same requests count as one."""
-    offset_s: _builtins.float
-    """Seconds."""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each of p50, p90 and p99 one by horizon: M of at most 1, 4, 16, 64, 256, 1,024 and 4,096 s, and beyond. Empty: not known."""
+
     def __init__(
         self,
         *,
@@ -162,15 +155,12 @@ class CalibrationProfile(_message.Message):
         n_gpu: _builtins.int = ...,
         instance: _builtins.str = ...,
         bias_factor: _builtins.float = ...,
-        variance_factor: _builtins.float = ...,
-        relative_variance: _builtins.float = ...,
-        base_variance_s2: _builtins.float = ...,
         samples: _builtins.float = ...,
-        offset_s: _builtins.float = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_variance_s2", b"base_variance_s2", "bias_factor", b"bias_factor", "gpu", b"gpu", "instance", b"instance", "model", b"model", "n_gpu", b"n_gpu", "offset_s", b"offset_s", "relative_variance", b"relative_variance", "samples", b"samples", "time", b"time", "variance_factor", b"variance_factor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_factor", b"bias_factor", "gpu", b"gpu", "instance", b"instance", "model", b"model", "n_gpu", b"n_gpu", "samples", b"samples", "scores", b"scores", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,7 +193,6 @@ class HardwareProfile(_message.Message):
     PREFILL_MS_PER_TOKEN_SQUARED_FIELD_NUMBER: _builtins.int
     PRIOR_SHARE_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
-    DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
     KV_SWAP_BASE_MS_FIELD_NUMBER: _builtins.int
     SWAP_WARM_FIELD_NUMBER: _builtins.int
     SWAP_COLD_FIELD_NUMBER: _builtins.int
@@ -250,8 +239,6 @@ class HardwareProfile(_message.Message):
     """How much of `slowdown` is still that of the pair's own row: 1 without any data, towards 0 with much. 0 in rows without `instance`."""
     origin: _builtins.str
     """Where the figures come from: "" shipped with QLM, "facts" of GPU and model, "measured" by a profiling run."""
-    drifting_since_s: _builtins.float
-    """Seconds since the epoch by the queue's clock from when the instance has not run as it did before; 0 where it does."""
     kv_swap_base_ms: _builtins.float
     """What moving the KV of a request between GPU and host memory takes beside its tokens, one way, in milliseconds."""
     @_builtins.property
@@ -290,7 +277,6 @@ class HardwareProfile(_message.Message):
         prefill_ms_per_token_squared: _builtins.float = ...,
         prior_share: _builtins.float = ...,
         origin: _builtins.str = ...,
-        drifting_since_s: _builtins.float = ...,
         kv_swap_base_ms: _builtins.float = ...,
         swap_warm: Global___OperationSlowdown | None = ...,
         swap_cold: Global___OperationSlowdown | None = ...,
@@ -298,7 +284,7 @@ class HardwareProfile(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_swap", b"kv_swap", "swap_cold", b"swap_cold", "swap_warm", b"swap_warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "drifting_since_s", b"drifting_since_s", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap", b"kv_swap", "kv_swap_base_ms", b"kv_swap_base_ms", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "swap_cold", b"swap_cold", "swap_warm", b"swap_warm", "weights_gb", b"weights_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_a_ms", b"decode_a_ms", "decode_b_ms_per_seq", b"decode_b_ms_per_seq", "decode_c_ms_per_context_token", b"decode_c_ms_per_context_token", "gpu", b"gpu", "instance", b"instance", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_swap", b"kv_swap", "kv_swap_base_ms", b"kv_swap_base_ms", "kv_swap_us_per_token", b"kv_swap_us_per_token", "load_cpu_to_gpu_s", b"load_cpu_to_gpu_s", "load_disk_to_cpu_s", b"load_disk_to_cpu_s", "model", b"model", "n_gpu", b"n_gpu", "origin", b"origin", "prefill_base_ms", b"prefill_base_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefill_ms_per_token_squared", b"prefill_ms_per_token_squared", "prior_share", b"prior_share", "recompute_us_per_token", b"recompute_us_per_token", "samples", b"samples", "slowdown", b"slowdown", "swap_cold", b"swap_cold", "swap_warm", b"swap_warm", "weights_gb", b"weights_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,26 +299,22 @@ class OperationSlowdown(_message.Message):
     SLOWDOWN_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     PRIOR_SHARE_FIELD_NUMBER: _builtins.int
-    DRIFTING_SINCE_S_FIELD_NUMBER: _builtins.int
     slowdown: _builtins.float
     """Measured over profiled durations, > 0."""
     samples: _builtins.int
     """Operations behind it."""
     prior_share: _builtins.float
     """How much of `slowdown` is still that of the pair's own row: 1 without any data, towards 0 with much."""
-    drifting_since_s: _builtins.float
-    """Seconds since the epoch by the queue's clock from when the operation has not taken as long as before; 0 where it does."""
     def __init__(
         self,
         *,
         slowdown: _builtins.float = ...,
         samples: _builtins.int = ...,
         prior_share: _builtins.float = ...,
-        drifting_since_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drifting_since_s", b"drifting_since_s", "prior_share", b"prior_share", "samples", b"samples", "slowdown", b"slowdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prior_share", b"prior_share", "samples", b"samples", "slowdown", b"slowdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,7 +337,6 @@ class WorkloadProfile(_message.Message):
     CENSORED_FIELD_NUMBER: _builtins.int
     OUTPUT_FIRST_BIN_FIELD_NUMBER: _builtins.int
     OUTPUT_SHARES_FIELD_NUMBER: _builtins.int
-    OUTPUT_PER_PROMPT_TOKEN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model."""
     slo_class: _builtins.str
@@ -376,8 +357,6 @@ class WorkloadProfile(_message.Message):
     """Requests that run, or were cancelled, expired or failed, whose length so far the figures take as a lower bound; faded."""
     output_first_bin: _builtins.int
     """Bin of the first of `output_shares`."""
-    output_per_prompt_token: _builtins.float
-    """Tokens that outputs are longer for each token more of the prompt, within the class; below zero where they are shorter."""
     @_builtins.property
     def output_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Shares of the output lengths: bins of one token each up to 16, then four to each doubling. Empty: only mean and variance are known."""
@@ -396,11 +375,10 @@ class WorkloadProfile(_message.Message):
         censored: _builtins.int = ...,
         output_first_bin: _builtins.int = ...,
         output_shares: _abc.Iterable[_builtins.float] | None = ...,
-        output_per_prompt_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["censored", b"censored", "model", b"model", "output_first_bin", b"output_first_bin", "output_per_prompt_token", b"output_per_prompt_token", "output_shares", b"output_shares", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["censored", b"censored", "model", b"model", "output_first_bin", b"output_first_bin", "output_shares", b"output_shares", "output_tokens_mean", b"output_tokens_mean", "output_tokens_variance", b"output_tokens_variance", "prompt_tokens_mean", b"prompt_tokens_mean", "prompt_tokens_variance", b"prompt_tokens_variance", "samples", b"samples", "slo_class", b"slo_class", "token_class", b"token_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

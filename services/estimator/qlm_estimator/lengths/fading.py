@@ -73,12 +73,6 @@ class FadingLengths:
         if produced_tokens >= 1.0:
             self._given_up[bin_of(min(produced_tokens, self._bound_tokens))] += self._weight(started)
 
-    def forget(self, samples_kept: float) -> None:
-        """What it knows weighs at most as much as so many finishes now."""
-        factor = min(1.0, samples_kept / max(self.samples, 1e-9))
-        for weights in (self._ended, self._tokens, self._given_up):
-            weights *= factor
-
     @property
     def most_tokens(self) -> float:
         """An output longer than this counts as so long."""

@@ -9,6 +9,7 @@ that counts steps. It runs at the pace that the runs of the model that ended lat
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from qlm_estimator.events import EntryId
 
 RUNS_MAX = 10_000
 """Runs that are followed on one incarnation, and prefills ahead of it; others are only counted."""
+
+PULLS_MAX = 4_096
+"""Pulls whose times are kept; a run that saw more of them is taken to have seen the last."""
 
 PACE_MEMORY = 32.0
 """Runs that ended after which an old one weighs 1 / e in the pace of steps."""
@@ -59,19 +63,19 @@ class Pace:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A request from its pull on. `prefill_due_s`: time of prefills that were outstanding when it was pulled; `prefilled_s`: when its
-    own is taken to end, and decoding begins, at the step `began_step`; `profile`: of its model, "" where that was not known; `certain`: it
-    was; `prefill_tokens_before`, `prefill_squares_before`: pulled up to it, and the sum of the squares of each."""
+    """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since the step `began_step`; `profile`: of
+    its model, "" where that was not known; `certain`: it was; `number`: of its pull; `prefill_tokens_up_to`, `prefill_squares_up_to`:
+    pulled up to it, its own among them, and the sum of the squares of each."""
 
     queue_id: str
     attempt: int
     prompt_tokens: int
     pulled_s: float
-    prefill_due_s: float
-    prefilled_s: float
+    prefill_left_tokens: float
     certain: bool
-    prefill_tokens_before: int
-    prefill_squares_before: int
+    number: int
+    prefill_tokens_up_to: int
+    prefill_squares_up_to: int
     profile: str = ""
     decode_began: Totals | None = None
     began_step: float = 0.0
@@ -79,17 +83,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What went on from the pull of a run to its end: its `seconds` of the server's clock, the prompt tokens pulled (and the
-    squares of each), and the time of prefills outstanding at its end; and while it decoded, how many `sequences` did so in the mean
-    and the `context_tokens` that all of them held."""
+    """What went on while a run decoded, from its first token to its end: `seconds` of the server's clock, 0 where its first token was not
+    told; how many `sequences` decoded in a step on average and the `context_tokens` that all of them held; and the `prefill_tokens`
+    of others that rode along with its steps, with the sum of the squares of their prompts as far as these were done. Prefills go in the
+    order of pulls, a chunk in each step, so they are of those pulled behind it."""
 
     run: Run
     seconds: float
     sequences: float
     context_tokens: float
-    prefill_tokens: int
-    prefill_squares: int
-    prefill_due_s: float
+    prefill_tokens: float
+    prefill_squares: float
 
 
 class Activity:
@@ -111,7 +115,9 @@ class Activity:
         self._steps = self._sequence_steps = self._context_steps = 0.0
         self._prefill_tokens = 0
         self._prefill_squares = 0
-        self._prefill_done_at_s = 0.0
+        self._pulls_s: list[float] = []
+        self._pulls_before: list[int] = []
+        self._pulls_gone = 0
 
     def covers(self, entry_id: EntryId) -> bool:
         """Whether an event is news: not yet part of the reading that this began with."""
@@ -121,19 +127,21 @@ class Activity:
         """Whether a request runs here whose pull was seen."""
         return queue_id in self._runs
 
+    def made(self, queue_id: str) -> float:
+        """Tokens that a request is taken to have made by the last event; 0 for one that runs not here, or has its prefill before it."""
+        run = self._runs.get(queue_id)
+        return 0.0 if run is None or run.decode_began is None else self._step - run.began_step
+
     def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None) -> None:
         """A request was pulled. `hardware`: of the model that it is for, if that is known."""
         self._advance(at_s)
         self._forget(queue_id)
-        before, squares_before = self._prefill_tokens, self._prefill_squares
+        self._keep_pull()
         self._prefill_tokens += prompt_tokens
         self._prefill_squares += prompt_tokens * prompt_tokens
         if max(len(self._runs), len(self._prefilling)) >= RUNS_MAX:
             self._unknown += 1
             return
-        due_s = self._due_s()
-        prefill_s = 0.0 if hardware is None else hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens)
-        self._prefill_done_at_s = self._at_s + due_s + prefill_s
         if hardware is not None:
             self._hardware = hardware
             self._paces.setdefault(hardware.model, Pace())
@@ -142,20 +150,23 @@ class Activity:
             attempt=attempt,
             prompt_tokens=prompt_tokens,
             pulled_s=self._at_s,
-            prefill_due_s=due_s,
-            prefilled_s=self._prefill_done_at_s,
+            prefill_left_tokens=float(prompt_tokens) if hardware is not None else 0.0,
             certain=hardware is not None,
-            prefill_tokens_before=before,
-            prefill_squares_before=squares_before,
+            number=self._pulls_gone + len(self._pulls_s) - 1,
+            prefill_tokens_up_to=self._prefill_tokens,
+            prefill_squares_up_to=self._prefill_squares,
             profile="" if hardware is None else hardware.model,
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
 
-    def leave(self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0) -> FinishedRun | None:
+    def leave(self, at_s: float, queue_id: str, ended_s: float, output_tokens: int = 0, first_token_s: float = 0.0) -> FinishedRun | None:
         """A request is no longer run here since `ended_s`, told at `at_s`; what it went through, if its pull was seen. An end that is not
-        after the pull is taken to be the telling. `output_tokens`: that it made here, 0 where nobody knows."""
+        after the pull is taken to be the telling. `output_tokens`: that it made here, `first_token_s`: when the first of them came; 0 where
+        nobody knows."""
         self._advance(at_s)
+        if first_token_s > 0.0:
+            self._prefilled(queue_id)
         run = self._forget(queue_id)
         if run is None:
             self._unknown = max(0, self._unknown - 1)
@@ -167,29 +178,48 @@ class Activity:
         if steps <= 0.0:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
-        if output_tokens > 1 and run.profile and ended_s > run.prefilled_s:
-            self._paces[run.profile].add(output_tokens - 1.0, steps, ended_s - run.prefilled_s)
+        seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s else 0.0
+        if output_tokens > 1 and run.profile and seconds > 0.0:
+            self._paces[run.profile].add(output_tokens - 1.0, steps, seconds)
+        behind = self._prefill_tokens - run.prefill_tokens_up_to
+        done = self._done_behind(run, output_tokens - 1, first_token_s, seconds) if seconds > 0.0 else 0.0
         return FinishedRun(
             run=run,
-            seconds=ended_s - run.pulled_s,
+            seconds=seconds,
             sequences=(now.sequences - then.sequences) / steps,
             context_tokens=(now.context_tokens - then.context_tokens) / steps,
-            prefill_tokens=self._prefill_tokens - run.prefill_tokens_before,
-            prefill_squares=self._prefill_squares - run.prefill_squares_before,
-            prefill_due_s=self._due_s(),
+            prefill_tokens=done,
+            prefill_squares=done * (self._prefill_squares - run.prefill_squares_up_to) / max(1, behind),
         )
 
     def _advance(self, at_s: float) -> None:
         """Goes on to a time, from the end of one prefill to the next."""
-        while self._prefilling and self._prefilling[0].prefilled_s <= at_s:
-            run = self._prefilling.popleft()
-            self._pass(run.prefilled_s, prefilling=True)
-            if self._runs.get(run.queue_id) is run:
-                run.decode_began, run.began_step = self._totals(), self._step
-                self._decoding += 1
-                self._decoding_began += self._step
-                self._decoding_prompts += run.prompt_tokens
+        while self._prefilling:
+            first = self._prefilling[0]
+            token_s = self._prefill_token_s(first.prompt_tokens)
+            left_s = first.prefill_left_tokens * token_s
+            if self._at_s + left_s > at_s:
+                if at_s > self._at_s:
+                    first.prefill_left_tokens -= (at_s - self._at_s) / token_s
+                break
+            self._pass(self._at_s + left_s, prefilling=True)
+            self._begin_decoding()
         self._pass(at_s, prefilling=bool(self._prefilling))
+
+    def _begin_decoding(self) -> None:
+        run = self._prefilling.popleft()
+        run.prefill_left_tokens = 0.0
+        if self._runs.get(run.queue_id) is run:
+            run.decode_began, run.began_step = self._totals(), self._step
+            self._decoding += 1
+            self._decoding_began += self._step
+            self._decoding_prompts += run.prompt_tokens
+
+    def _prefilled(self, queue_id: str) -> None:
+        """A request has made a token: its prompt is done, and all before it."""
+        run = self._runs.get(queue_id)
+        while run is not None and run.decode_began is None and self._prefilling:
+            self._begin_decoding()
 
     def _pass(self, until_s: float, *, prefilling: bool) -> None:
         passed_s = until_s - self._at_s
@@ -225,8 +255,42 @@ class Activity:
             self._decoding_began = self._decoding_began - run.began_step if self._decoding else 0.0
         return run
 
-    def _due_s(self) -> float:
-        return max(0.0, self._prefill_done_at_s - self._at_s)
+    def _prefill_token_s(self, prompt_tokens: int) -> float:
+        """Of a prompt whose chunks ride along with the steps of those who decode now."""
+        hardware = self._hardware
+        if hardware is None or not prompt_tokens:
+            return 0.0
+        sequences = self._decoding + self._unknown
+        beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._step)) if sequences else 0.0
+        return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / prompt_tokens + beside_s / PREFILL_CHUNK_TOKENS
+
+    def _done_behind(self, run: Run, steps: int, first_token_s: float, seconds: float) -> float:
+        """Prompt tokens pulled behind a run that were prefilled in its steps, evenly over its seconds: all that was there, as far as a
+        chunk in each step went. Of the chunk that ended its own prefill, others had half, where there were any."""
+        if steps < 1:
+            return 0.0
+        step_s = seconds / steps
+        first = max(0, run.number + 1 - self._pulls_gone)
+        since = bisect_left(self._pulls_s, first_token_s - step_s, first)
+        before = self._pulled_before(since) - run.prefill_tokens_up_to
+        shared = min(0.5 * PREFILL_CHUNK_TOKENS, max(0.0, before))
+        done = min(self._prefill_tokens - run.prefill_tokens_up_to - shared, float(steps * PREFILL_CHUNK_TOKENS))
+        for at in range(bisect_left(self._pulls_s, first_token_s, first), len(self._pulls_s)):
+            left = steps - (self._pulls_s[at] - first_token_s) / step_s
+            done = min(done, self._pulls_before[at] - run.prefill_tokens_up_to - shared + max(0.0, left) * PREFILL_CHUNK_TOKENS)
+        return max(0.0, done)
+
+    def _pulled_before(self, at: int) -> int:
+        """Prompt tokens of all pulls before one of those that are kept."""
+        return self._pulls_before[at] if at < len(self._pulls_before) else self._prefill_tokens
+
+    def _keep_pull(self) -> None:
+        """A pull is about to be counted."""
+        self._pulls_s.append(self._at_s)
+        self._pulls_before.append(self._prefill_tokens)
+        if len(self._pulls_s) > PULLS_MAX:
+            del self._pulls_s[: PULLS_MAX // 2], self._pulls_before[: PULLS_MAX // 2]
+            self._pulls_gone += PULLS_MAX // 2
 
     def _totals(self) -> Totals:
         return Totals(steps=self._steps, sequences=self._sequence_steps, context_tokens=self._context_steps)

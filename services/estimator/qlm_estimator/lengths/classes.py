@@ -9,19 +9,15 @@ from functools import partial
 
 import numpy as np
 
-from qlm_core.group import OUTPUT_MARK, prompt_class_of
+from qlm_core.group import prompt_class_of
 from qlm_core.length_curve import BINS, FloatArray, LengthCurve, packed
 from qlm_core.profile import WorkloadKey, WorkloadProfile
 from qlm_core.workload_profile import wider_row
-from qlm_estimator.fading_lengths import FadingLengths
-from qlm_estimator.length_level import LengthLevel, deviation
-from qlm_estimator.prompt_slope import PromptSlope
-from qlm_estimator.running_requests import Begun
+from qlm_estimator.lengths.fading import FadingLengths
+from qlm_estimator.lengths.running import Begun
 
 RUNNING_COUNTED_MAX = 4_096
 """Running requests that one publication looks at; of more, every so manieth stands for all."""
-LEVEL_SAMPLES_MIN = 20.0
-"""Finishes of a class before it says what is usual in it."""
 OUTLIER_DEVIATIONS = 10.0
 """A prompt further above the mean than this counts as so long."""
 
@@ -51,12 +47,6 @@ class Moments:
 class _Row:
     output: FadingLengths
     prompt: Moments = field(default_factory=Moments)
-    usual_log: Moments = field(default_factory=Moments)  # logarithm of the output that is usual
-    slope: PromptSlope = field(default_factory=PromptSlope)
-
-    def note_usual(self, output_tokens: float, memory: float) -> None:
-        usual = self.usual_log
-        usual.add(usual.mean + deviation(output_tokens, usual.mean) if usual.weight else math.log(output_tokens), memory)
 
 
 class LengthLearner:
@@ -71,7 +61,6 @@ class LengthLearner:
         self._published: dict[WorkloadKey, WorkloadProfile] = {}
         self._curves: dict[WorkloadKey, LengthCurve] = {}
         self._changed: set[WorkloadKey] = set()
-        self._levels: dict[str, LengthLevel] = {}  # by model
         self._held: set[WorkloadKey] = set()  # rows that were published with requests that ran
 
     def restore(self, profiles: tuple[WorkloadProfile, ...]) -> None:
@@ -80,7 +69,6 @@ class LengthLearner:
             weight = min(float(profile.samples), self._memory)
             row = _Row(FadingLengths(self._memory), Moments(weight, profile.prompt_tokens_mean, profile.prompt_tokens_variance))
             row.output.restore(weight, profile.output_curve(), profile.output_tokens_mean)
-            row.slope.restore(weight, profile)
             self._rows[profile.key] = row
             self._published[profile.key] = profile
         self._forget_oldest()
@@ -97,24 +85,13 @@ class LengthLearner:
 
     def finish(self, classes: Mapping[WorkloadKey, float], prompt_tokens: int, output_tokens: int) -> None:
         """One finished request; `classes` as at its start."""
-        self._note_level(classes, output_tokens)
         for key, started in classes.items():
             row = self._rows.pop(key, None) or _Row(FadingLengths(self._memory))
             self._rows[key] = row  # the last in order is the newest
-            prompt, output = row.prompt.bounded(float(prompt_tokens)), min(float(output_tokens), row.output.most_tokens)
-            row.prompt.add(prompt, self._memory)
-            row.slope.add(prompt, output, self._memory)
-            row.note_usual(float(output_tokens), self._memory)
+            row.prompt.add(row.prompt.bounded(float(prompt_tokens)), self._memory)
             row.output.finish(float(output_tokens), started, partial(self._wider, key))
             self._changed.add(key)
         self._forget_oldest()
-
-    def _note_level(self, classes: Mapping[WorkloadKey, float], output_tokens: int) -> None:
-        """By classes with a predicted output: others tell too little of it."""
-        narrowest = next(reversed(list(classes)), ("", "", ""))
-        row = self._rows.get(narrowest) if OUTPUT_MARK in narrowest[2] else None
-        if row is not None and row.usual_log.weight >= LEVEL_SAMPLES_MIN:
-            self._levels.setdefault(narrowest[0], LengthLevel()).add(deviation(float(output_tokens), row.usual_log.mean))
 
     def _forget_oldest(self) -> None:
         while len(self._rows) > self._rows_max:
@@ -128,20 +105,6 @@ class LengthLearner:
             if (row := self._rows.get(key)) is not None:
                 row.output.give_up(produced_tokens, started)
                 self._changed.add(key)
-
-    def expected_tokens(self, classes: Iterable[WorkloadKey]) -> float | None:
-        """The mean of the narrowest of a request's classes as published last; None where none of them was."""
-        known = [row for key in classes if (row := self._published.get(key)) is not None]
-        return known[-1].output_tokens_mean if known else None
-
-    def forget(self, model: str, samples_kept: float) -> None:
-        """All that is known of a model weighs at most as much as so many finishes of each class."""
-        self._levels.pop(model, None)
-        for key, row in self._rows.items():
-            if key[0] == model:
-                row.output.forget(samples_kept)
-                row.usual_log.weight = min(row.usual_log.weight, samples_kept)
-                row.slope.weight = min(row.slope.weight, samples_kept)
 
     def profiles(self, running: Iterable[tuple[Begun, float]] = ()) -> tuple[WorkloadProfile, ...]:
         """The rows by key. `running`: requests that have not ended, with what each has made at least."""
@@ -176,20 +139,18 @@ class LengthLearner:
         first, shares = packed(curve.shares) if curve is not None else (0, ())
         mean, variance = row.output.moments(curve) if curve is not None else (wider.output_tokens_mean, wider.output_tokens_variance)
         model, slo_class, tokens = key
-        level = self._levels[model].factor if model in self._levels else 1.0
         return WorkloadProfile(
             model=model,
             slo_class=slo_class,
             token_class=tokens,
             prompt_tokens_mean=row.prompt.mean,
             prompt_tokens_variance=max(0.0, row.prompt.variance),
-            output_tokens_mean=level * mean,
-            output_tokens_variance=level * level * variance,
+            output_tokens_mean=mean,
+            output_tokens_variance=variance,
             samples=round(row.prompt.weight),
             censored=round(row.output.censored(running)),
             output_first_bin=first,
             output_shares=shares,
-            output_per_prompt_token=level * row.slope.tokens,
         )
 
 

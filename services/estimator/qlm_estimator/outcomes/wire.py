@@ -11,10 +11,10 @@ from qlm.api.v1 import estimator_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
-from qlm_estimator.calibration_windows import CalibrationRow, PredictedTime
 from qlm_estimator.events import entry_id_of
-from qlm_estimator.outcomes import Count, Ended, Outcomes, OutcomesReport
-from qlm_estimator.predictions import Judged, Predicted, Told, told
+from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
+from qlm_estimator.outcomes.windows import CalibrationRow, PredictedTime
+from qlm_estimator.predictions import Judged, Predicted, Told, WaitEnded, told
 from qlm_queue.values import StreamEntry
 
 LATENCY_MAX_S = 365 * 86_400.0
@@ -41,8 +41,9 @@ _TIMES = {
 _REQUEUED = {"evicted": Count.EVICTED, "lost": Count.RECOVERED}
 
 
-def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Iterator[Ended | Judged]:
-    """Counts the events of an entry; gives the requests that ended and the predictions that were judged. `classes`: group id -> SLO class,
+def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Iterator[Ended | Judged | Predicted | WaitEnded]:
+    """Counts the events of an entry; gives what clients were told, the first starts, the requests that ended and the predictions that were
+    judged. `classes`: group id -> SLO class,
     for ends that do not tell it. Raises ValueError where the entry is malformed."""
     try:
         events = events_pb2.RequestEvents.FromString(entry.payload).events
@@ -52,6 +53,8 @@ def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Ite
     for event in events:
         if event.kind in _COUNTED:
             outcomes.count(told_s, _COUNTED[event.kind])
+            if event.kind == events_pb2.EVENT_KIND_PULLED and event.attempt == 1:
+                yield WaitEnded(queue_id=event.queue_id, at_s=told_s)
         elif event.kind == events_pb2.EVENT_KIND_GROUPS_MOVED:
             outcomes.count(told_s, Count.GROUPS_MOVED, len(event.group_ids))
         elif event.kind == events_pb2.EVENT_KIND_REQUEUED and event.cause in _REQUEUED:
@@ -60,7 +63,10 @@ def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Ite
             outcomes.count(told_s, Count.MODELS_SWAPPED)
         elif event.kind == events_pb2.EVENT_KIND_PREDICTED:
             predicted = _predicted(event, told_s)
-            judged = None if predicted is None else outcomes.predict(predicted)
+            if predicted is None:
+                continue
+            yield predicted
+            judged = outcomes.predict(predicted)
             if judged is not None:
                 yield judged
         elif event.kind in _ENDS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from qlm_estimator.calibration_windows import CalibrationRow, CalibrationWindows
+from qlm_estimator.outcomes.windows import CalibrationRow, CalibrationWindows
 from qlm_estimator.predictions import Judged, Predicted
 
 Value = TypeVar("Value")

@@ -17,7 +17,7 @@ import numpy as np
 
 from qlm_core.length_features import ANCHOR_TOKENS, hint_value, tenant_feature
 from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
-from qlm_estimator.tenant_factors import TenantFactors
+from qlm_estimator.lengths.tenants import TenantFactors
 
 if TYPE_CHECKING:
     from river.linear_model import LinearRegression

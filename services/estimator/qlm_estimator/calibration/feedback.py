@@ -1,0 +1,209 @@
+"""Learns from what came of predictions: one bias factor and error quantiles by horizon for each kind of time. Pure.
+
+A prediction is outstanding until its time is known. Whether it was beyond one of its quantiles is decided at the earlier of that and the
+moment at which the quantile passes: one that still waits then is a miss now. One whose request was cancelled says nothing more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qlm_core.calibration import (
+    HORIZONS,
+    LEVELS,
+    CalibratedTime,
+    CalibrationKey,
+    CalibrationProfile,
+    calibration_keys,
+    error_scale_s,
+    horizon_of,
+)
+from qlm_core.distribution import Normal
+from qlm_estimator.calibration.bias import CHANGED, BiasFactor
+from qlm_estimator.calibration.conformal import ErrorQuantiles
+from qlm_estimator.predictions import Predicted, Told
+
+PER_WAIT = 32.0
+"""Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
+alike."""
+OUTSTANDING_MAX = 10_000
+"""Predictions that are followed; beyond it new ones are left out."""
+LIMITS_MAX = 8 * OUTSTANDING_MAX
+"""Quantiles that are kept until they pass; of more, those of predictions that ended are dropped."""
+LATE = LEVELS.index(0.9)
+AGE_MAX_S = 6 * 3600.0
+"""A prediction this old is given up: its end was missed."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One kind of time. `followed_s`, `outstanding` [HORIZONS]: when the last prediction was told that is followed, and how many are."""
+
+    bias: BiasFactor = field(default_factory=BiasFactor)
+    errors: dict[int, ErrorQuantiles] = field(default_factory=dict)
+    followed_s: list[float] = field(default_factory=lambda: [-math.inf] * HORIZONS)
+    outstanding: list[int] = field(default_factory=lambda: [0] * HORIZONS)
+
+    def copy(self) -> _Row:
+        return _Row(self.bias.copy(), {horizon: errors.copy() for horizon, errors in self.errors.items()})
+
+    def at(self, horizon: int) -> ErrorQuantiles:
+        """Of a horizon; a new one begins like the nearest that there is."""
+        if horizon not in self.errors:
+            near = min(self.errors, key=lambda each: (abs(each - horizon), each), default=None)
+            self.errors[horizon] = ErrorQuantiles() if near is None else self.errors[near].copy()
+        return self.errors[horizon]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One time of a prediction. `rows`: those it is followed for, each with the horizon; `decided`: of LEVELS, whether it was told of a
+    miss."""
+
+    told_s: float
+    own: Normal
+    limits_s: tuple[float, ...]
+    rows: list[tuple[_Row, int]]
+    every: list[_Row]
+    level: float
+    missed: list[bool]
+
+
+class Feedback:
+    """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most `rows_max`: the one that was not updated
+    for the longest goes first."""
+
+    def __init__(self, *, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
+        self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}
+        self._limits: list[tuple[float, str, CalibratedTime, int]] = []
+
+    def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
+        """Takes published rows: their factors as they were; errors are learned anew, from the prior."""
+        for profile in profiles:
+            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples)))
+
+    def predict(self, predicted: Predicted, slowdown: float) -> None:
+        """A client was told this, by an engine believed to be so slow."""
+        if len(self._followed) >= OUTSTANDING_MAX:
+            return
+        for time, told in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
+            if told is not None and told.own.mean >= 0.0:
+                self._follow(time, predicted, told, slowdown)
+
+    def _follow(self, time: CalibratedTime, predicted: Predicted, told: Told, slowdown: float) -> None:
+        every: list[_Row] = []
+        rows: list[tuple[_Row, int]] = []
+        wider: _Row | None = None
+        for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
+            row = self._rows.pop(key, None) or (_Row() if wider is None else wider.copy())
+            self._put(key, row)
+            wider = row
+            every.append(row)
+            horizon = horizon_of(row.bias.factor * told.own.mean)
+            apart_s = told.own.mean / PER_WAIT
+            if not 0.0 <= predicted.at_s - row.followed_s[horizon] < apart_s:
+                row.followed_s[horizon] = predicted.at_s
+                row.outstanding[horizon] += 1
+                rows.append((row, horizon))
+        limits_s = (told.p50_s, told.p90_s, told.p99_s)
+        key_ = (predicted.queue_id, time)
+        self._followed[key_] = _Followed(predicted.at_s, told.own, limits_s, rows, every, slowdown, [False] * len(LEVELS))
+        if len(self._limits) > LIMITS_MAX:
+            self._limits = [limit for limit in self._limits if limit[1:3] in self._followed]
+            heapq.heapify(self._limits)
+        if rows:
+            for which, limit_s in enumerate(limits_s):
+                heapq.heappush(self._limits, (predicted.at_s + limit_s, *key_, which))
+
+    def pass_time(self, now_s: float) -> bool:
+        """Quantiles that passed while the time of their prediction is not over are missed; whether any was."""
+        learned = False
+        while self._limits and self._limits[0][0] < now_s:
+            _, queue_id, time, which = heapq.heappop(self._limits)
+            followed = self._followed.get((queue_id, time))
+            if followed is None or followed.missed[which]:
+                continue
+            followed.missed[which] = True
+            self._learn(followed, which, followed.limits_s[which])
+            learned = True
+        while self._followed and next(iter(self._followed.values())).told_s < now_s - AGE_MAX_S:
+            self._drop(next(iter(self._followed)))
+        return learned
+
+    def end(self, queue_id: str, time: CalibratedTime, actual_s: float, slowdown: float) -> bool:
+        """The time of a prediction is known, with an engine believed to be so slow by now; False where none is followed."""
+        followed = self._drop((queue_id, time))
+        if followed is None or not (math.isfinite(actual_s) and actual_s >= 0.0):
+            return False
+        for which, limit_s in enumerate(followed.limits_s):
+            if not followed.missed[which]:
+                followed.missed[which] = actual_s > limit_s
+                self._learn(followed, which, actual_s)
+        for row, horizon in followed.rows:
+            row.at(horizon).add(_error(row, followed.own, actual_s))
+        scale = slowdown / followed.level
+        if abs(scale - 1.0) < CHANGED:
+            for row in followed.every:
+                row.bias.add(followed.told_s, scale * followed.own.mean, actual_s)
+        return True
+
+    def forget(self, queue_id: str) -> None:
+        """The request ended in another way."""
+        for time in CalibratedTime:
+            self._drop((queue_id, time))
+
+    def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
+        """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come."""
+        late: dict[int, dict[int, list[float]]] = {}
+        for followed in self._followed.values():
+            if followed.missed[LATE]:
+                for row, horizon in followed.rows:
+                    error = _error(row, followed.own, now_s - followed.told_s)
+                    late.setdefault(id(row), {}).setdefault(horizon, []).append(error)
+        return tuple(_profile(key, row, late.get(id(row), {})) for key, row in sorted(self._rows.items(), key=lambda each: each[0]))
+
+    def _learn(self, followed: _Followed, which: int, actual_s: float) -> None:
+        for row, horizon in followed.rows:
+            outstanding = row.outstanding[horizon]
+            row.at(horizon).learn(which, followed.missed[which], _error(row, followed.own, actual_s), outstanding)
+
+    def _drop(self, key: tuple[str, CalibratedTime]) -> _Followed | None:
+        followed = self._followed.pop(key, None)
+        if followed is not None:
+            for row, horizon in followed.rows:
+                row.outstanding[horizon] -= 1
+        return followed
+
+    def _put(self, key: CalibrationKey, row: _Row) -> None:
+        """The last in order is the newest."""
+        self._rows.pop(key, None)
+        self._rows[key] = row
+        while len(self._rows) > self._rows_max:
+            del self._rows[next(iter(self._rows))]
+
+
+def _error(row: _Row, own: Normal, actual_s: float) -> float:
+    mean_s = row.bias.factor * own.mean
+    return (actual_s - mean_s) / error_scale_s(mean_s, own.variance)
+
+
+def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[float]]) -> CalibrationProfile:
+    time, model, gpu, n_gpu, instance = key
+    errors = {horizon: row.at(horizon) for horizon in late} | (row.errors or {0: ErrorQuantiles()})
+    known = {horizon: each.quantiles(late.get(horizon, ())) for horizon, each in errors.items()}
+    by_horizon = [known[min(known, key=lambda each: (abs(each - horizon), each))] for horizon in range(HORIZONS)]
+    return CalibrationProfile(
+        time=CalibratedTime(time),
+        model=model,
+        gpu=gpu,
+        n_gpu=n_gpu,
+        instance=instance,
+        bias_factor=row.bias.factor,
+        scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
+        samples=row.bias.pairs,
+    )

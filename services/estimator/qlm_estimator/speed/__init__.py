@@ -1,0 +1,1 @@
+"""How fast instances are: one factor on the steps of a model, and one on its loads."""
