@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -112,6 +112,7 @@ def test_blanks_are_neither_lost_nor_added(metaspace_path: Path, words: list[str
 
 
 @settings(max_examples=300, deadline=None)
+@example(content="😀aaaaa漢漢漢漢😀😀😀", cuts=[33], start=33)
 @given(content=st.text(alphabet="a 漢é😀", max_size=24), cuts=st.lists(st.integers(0, 60), max_size=20), start=st.integers(0, 60))
 def test_characters_of_a_token_a_byte_are_whole_however_many_stand_in_a_row(
     byte_fallback_path: Path, content: str, cuts: list[int], start: int

@@ -62,13 +62,13 @@ class _ExactDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         self._window.extend(token_ids)
-        text = self._complete(self._window)
+        text, left_out = self._complete(self._window)
         # A decoder that changed what it said before has nothing new to add until it is longer.
         new = text[len(self._given) :]
         if new:
             self._given = text
-        if len(self._window) > 2 * CONTEXT_TOKENS and not self._decode(self._window).endswith(REPLACEMENT):
-            self._begin(self._window[-CONTEXT_TOKENS:])
+        if len(self._window) > 2 * CONTEXT_TOKENS and left_out is not None:
+            self._begin(self._window[-CONTEXT_TOKENS - left_out :])
         elif len(self._window) > WINDOW_TOKENS_MAX:
             new += self._give_up()
         return new
@@ -89,11 +89,11 @@ class _ExactDetokenizer:
     def _begin(self, window: list[int]) -> None:
         """With these tokens, which may begin within a character, as given."""
         self._window = window
-        self._given = self._complete(window)
+        self._given, _ = self._complete(window)
         for left_out in range(1, CHARACTER_TOKENS_MAX):
             if self._given and not self._given.startswith(REPLACEMENT):
                 return
-            given = self._complete(window[left_out:])
+            given, _ = self._complete(window[left_out:])
             if given and not given.startswith(REPLACEMENT):
                 self._window, self._given = window[left_out:], given
 
@@ -101,13 +101,14 @@ class _ExactDetokenizer:
         text: str = self._tokenizer.decode(token_ids)
         return text
 
-    def _complete(self, token_ids: Sequence[int]) -> str:
-        """Their text without an incomplete character at its end."""
+    def _complete(self, token_ids: Sequence[int]) -> tuple[str, int | None]:
+        """Their text without an incomplete character at its end, and how many tokens that has; None where what is at the end is no
+        beginning of a character."""
         text = self._decode(token_ids)
+        if not text.endswith(REPLACEMENT):
+            return text, 0
         for left_out in range(1, CHARACTER_TOKENS_MAX):
-            if not text.endswith(REPLACEMENT):
-                return text
             shorter = self._decode(token_ids[:-left_out])
             if shorter and not shorter.endswith(REPLACEMENT):
-                return shorter
-        return text.rstrip(REPLACEMENT)
+                return shorter, left_out
+        return text.rstrip(REPLACEMENT), None
