@@ -246,7 +246,7 @@ def test_a_solver_that_runs_out_of_time_answers_or_says_so(solver: Solver) -> No
 
 
 def test_a_gap_is_a_share_of_what_was_found() -> None:
-    found = [solve_exactly(small(seed, groups=6), Settings(gap=0.5)) for seed in range(1, 5)]
+    found = [solve_exactly(small(seed, groups=5), Settings(gap=0.5)) for seed in range(1, 5)]
     assert max(each.gap for each in found) > 0.01, "not all were solved to the end"
     for each in found:
         assert each.gap == pytest.approx(max(0.0, each.objective - each.bound) / each.objective, abs=1e-6)
@@ -317,7 +317,7 @@ def answered(job: Solve, choice: Choice) -> Solved:
 @pytest.mark.parametrize("choice", [Choice.EXACT_HIGHS, Choice.EXACT_GLPK])
 def test_exact_orders_are_taken_where_they_are_cheaper(choice: Choice) -> None:
     """Than those of a search without a move."""
-    problem = small(5, groups=5)
+    problem = small(5)
     first, exact = answered(polished(problem), Choice.HEURISTIC), answered(polished(problem), choice)
     assert exact.rule == f"{choice}: optimal"
     cost = evaluate(problem, exact.orders).total
