@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -71,7 +71,8 @@ class SimulatedSubject:
         self.finish = FinishReason.STOP
         self.deadline_s = 20.0
         rows = {(row.gpu, row.n_gpu, row.model): row for row in shipped_snapshot().hardware}
-        profile = rows["H100-80GB", 1, "Mistral-7B"]
+        row = rows["H100-80GB", 1, "Mistral-7B"]
+        profile = replace(row, kv_swap_us_per_token=100.0 * row.kv_swap_us_per_token)  # so that calls find a move under way
         specs = [ModelSpec(name=name, profile="Mistral-7B", context_tokens_max=self.context_tokens) for name in self.models]
         self.engine: Engine = SimulatedEngine(
             {spec.name: SimulatedModel(spec=spec, profile=profile) for spec in specs},

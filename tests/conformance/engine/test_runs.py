@@ -104,7 +104,7 @@ async def test_what_cannot_be_served_fails_by_itself(subject: Subject, reader: R
     assert long.outputs[-1].failure is not None
     assert long.outputs[-1].failure.kind is FailureKind.REFUSED
     assert other.outputs[-1].failure is not None
-    assert other.outputs[-1].failure.kind is FailureKind.BROKEN
+    assert other.outputs[-1].failure.kind is FailureKind.AWAY
     assert good.outputs[-1].finish is subject.finish
 
 
