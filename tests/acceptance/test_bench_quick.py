@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_S = 110
+TIMEOUT_S = 240
 
 
 def run_bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
