@@ -129,6 +129,14 @@ def test_a_run_that_the_engine_broke_goes_back_with_what_it_made() -> None:
     assert t.answer_items("give back", ENDED) == ["forget 1 given_back"]  # it had failed too often: the server ended it
 
 
+def test_runs_that_the_engine_broke_together_are_suspects() -> None:
+    """Any of them may have done it. One that broke alone, on an engine that serves, did."""
+    t = serving("1", "2", "3")
+    assert t.end(*(ended(name, failure=FailureKind.BROKEN) for name in ("1", "2")))[-1] == "give back 1 2 suspected"
+    t.answer_items("give back", DONE, DONE)
+    assert t.end(ended("3", failure=FailureKind.BROKEN))[-1] == "give back 3 failed"
+
+
 def test_what_a_returning_run_made_is_stored_before_it_goes() -> None:
     t = serving("1", "2")
     t.produce(("2", 1))

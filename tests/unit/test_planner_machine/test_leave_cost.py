@@ -13,10 +13,11 @@ from qlm_planner.cost.leave_cost import leave_costs
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of, plan_costs
 from qlm_planner.groups.cheapest_place import best_place
+from qlm_planner.plan.solver_problem import draft
 
 from .test_advice import arrival
 from .test_cheapest_place import POLICY, board_of, class_table, estimates, group, slot
-from .world import START_S
+from .world import START_S, World
 
 SWAP_S = 10.0
 
@@ -70,6 +71,44 @@ def test_a_model_that_nobody_asks_for_is_not_missed() -> None:
     made = estimates(swap_s=SWAP_S)
     [costs] = leave_costs(board_with(demanded(2.0, 5.0), slot("a")), made, [slot("a")])
     assert np.flatnonzero(costs).tolist() == [made.code("alpha")]
+
+
+async def test_the_machine_expects_what_came() -> None:
+    world = World()
+    await world.join("a")
+    machine = await world.lead()
+    for _ in range(10):
+        await world.submit("alpha", slo_s=5.0)
+        await world.advance(1.0)
+    [rate] = machine.board.expected["alpha"]
+    assert rate.slo_s == 5.0
+    assert rate.per_s == pytest.approx(1.0, rel=0.2)
+    costs = machine.changes.table.leave_costs(machine.board, machine.board.serving)
+    assert costs[0, machine.estimates.code("alpha")] > 0.0
+
+
+def test_costs_follow_what_is_expected_and_what_instances_serve() -> None:
+    made: ClassTable = class_table(swap_s=SWAP_S)
+    board = board_with(demanded(2.0, 5.0), slot("a"), slot("b", active="gamma"))
+    alpha = made.estimates.code("alpha")
+    alone = made.leave_costs(board, board.serving)[0, alpha]
+    board.expect(demanded(4.0, 5.0).by_model(START_S))
+    assert made.leave_costs(board, board.serving)[0, alpha] == pytest.approx(2.0 * alone, rel=0.01)
+    board.slots["b"].active_model = "alpha"
+    assert made.leave_costs(board, board.serving)[0, alpha] == 0.0
+
+
+def test_the_solver_has_the_same_costs() -> None:
+    made: ClassTable = class_table(swap_s=SWAP_S)
+    board = board_with(demanded(2.0, 5.0), slot("a"), slot("b", active="gamma"))
+    for each in (group(1, "beta", 200.0), group(2, "alpha", 300.0)):
+        board.groups[each.group_id] = each
+        board.queues["b"].append(each.group_id)
+    found = draft(board, made.estimates, made, START_S)
+    assert found is not None
+    costs = made.leave_costs(board, board.serving)[:, made.estimates.code("alpha")]
+    assert found.problem.leave_cost.max(axis=1).tolist() == costs.tolist() != [0.0, 0.0]
+    assert found.problem.leave_active_cost.tolist() == [costs[0], 0.0]
 
 
 def test_a_group_goes_where_no_model_is_missed() -> None:

@@ -97,13 +97,10 @@ class Estimates:
 
     def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> bool:
         """True if they say that an instance runs otherwise than they did when this was true last, or first."""
-        drifted = False
-        for row in profiles.hardware:
-            key = (row.instance, row.model)
-            known = self._slowdowns.get(key, 1.0 if self.ready else row.slowdown)
-            changed = not known / DRIFT < row.slowdown < known * DRIFT
-            self._slowdowns[key] = row.slowdown if changed else known
-            drifted = drifted or changed
+        slowdowns = {(row.instance, row.model): row.slowdown for row in profiles.hardware if row.instance}
+        known = {key: self._slowdowns.get(key, 1.0 if self.ready else slowdown) for key, slowdown in slowdowns.items()}
+        drifted = [key for key, slowdown in slowdowns.items() if not known[key] / DRIFT < slowdown < known[key] * DRIFT]
+        self._slowdowns = known | {key: slowdowns[key] for key in drifted}
         self._catalogue = dict(catalogue)
         for model in self._catalogue:
             self.code(model)
@@ -113,7 +110,7 @@ class Estimates:
         self._services_of_all.clear()
         self._engines.clear()
         self.version += 1
-        return drifted
+        return bool(drifted)
 
     def code(self, model: str) -> int:
         """The number that stands for a model in arrays; every name has its own."""
