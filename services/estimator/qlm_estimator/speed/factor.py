@@ -20,7 +20,7 @@ MEMORY_S = 30.0
 """Engine time after which an old run weighs 1 / e. Two minutes after a change of the speed, 2% of it is left."""
 
 RATIO_MAX = 16.0
-"""A run that took so many times longer or shorter than predicted tells of something else than the engine's speed."""
+"""A run that took so many times longer or shorter than predicted has another cause than the engine's speed."""
 
 REFERENCE_STEP = (32.0, 16_000.0)
 """Sequences and context tokens of the step by which two rows of one pair are compared."""
