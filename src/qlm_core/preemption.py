@@ -169,7 +169,8 @@ def make_room(
     now_s: float, head: Contender, batch: Sequence[Occupant], room: Room, hardware: HardwareProfile | None, rule: Rule
 ) -> tuple[Victim, ...]:
     """Who gives way to a head of the model that is active: as many as its requests need that would be late if they waited for the batch to
-    make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them."""
+    make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them. A head
+    that is late in any case takes nobody's place in its own band: who gives way for it waits as long as it would, and loses work."""
     slack_s = head.slack_s(now_s)
     in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
     seats = room.seats + len(in_time)
@@ -177,7 +178,8 @@ def make_room(
     wanted = min(head.requests, rule.victims_max)
     host_kv_tokens = room.host_kv_tokens
     chosen: list[Victim] = []
-    candidates = iter(_by_rank(now_s, (each for each in batch if each.left_s > slack_s and _may_yield(each, head, rule))))
+    lower = [each for each in batch if slack_s >= 0.0 or each.urgency.band > head.urgency.band]
+    candidates = iter(_by_rank(now_s, (each for each in lower if each.left_s > slack_s and _may_yield(each, head, rule))))
     for _ in range(wanted):
         taken: list[Victim] = []
         while seats < 1 or kv_tokens < head.kv_tokens:

@@ -125,6 +125,13 @@ def test_one_late_request_is_not_traded_for_another() -> None:
     assert evicts(waits(due_s=25.0, service_s=20.0), runs("a", due_s=70.0, answered=True)) == ["a"]
 
 
+def test_a_head_that_is_late_in_any_case_takes_no_place_in_its_own_band() -> None:
+    for due_s, yields in ((2.0, ["own"]), (1.9, []), (-30.0, [])):
+        head = waits(due_s=due_s, service_s=2.0)
+        assert evicts(head, runs("own")) == yields
+        assert evicts(head, runs("own"), runs("later", band=1)) == ["later"]
+
+
 def test_of_those_alike_the_one_with_least_work() -> None:
     # 3,000 and 3,600 s are alike, 100 s is not.
     assert evicts(waits(), runs("big", due_s=3_600.0, tokens=4_000), runs("small", due_s=3_000.0), runs("near", due_s=100.0)) == ["small"]
