@@ -12,7 +12,7 @@ import pytest
 
 from qlm_agent.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core.model import ModelSpec
-from qlm_core.profile import ProfileSnapshot, WorkloadProfile
+from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import LEAD, OWN
@@ -27,8 +27,8 @@ MISTRAL = next(row for row in shipped_snapshot().hardware if row.key == ("A100-8
 ROW = replace(MISTRAL, gpu="big", model="alpha", kv_capacity_tokens=KV_TOKENS)
 
 
-def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float:
-    """Until it has ended, with nobody before it on the queue."""
+def estimates_of(row: HardwareProfile, prompt: int, output: int) -> Estimates:
+    """Of an engine that serves requests of known lengths."""
     workload = WorkloadProfile(
         model="alpha",
         prompt_tokens_mean=prompt,
@@ -39,8 +39,14 @@ def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float
     )
     estimates = Estimates(Policy())
     estimates.load(
-        {"alpha": ModelSpec(name="alpha", profile="alpha")}, ProfileSnapshot(version=0, made_s=0.0, hardware=(ROW,), workload=(workload,))
+        {"alpha": ModelSpec(name="alpha", profile="alpha")}, ProfileSnapshot(version=0, made_s=0.0, hardware=(row,), workload=(workload,))
     )
+    return estimates
+
+
+def predicted_s(running: int, batch_max: int, prompt: int, output: int) -> float:
+    """Until it has ended, with nobody before it on the queue."""
+    estimates = estimates_of(ROW, prompt, output)
     on, new = slot("a", running=running), group(1, "alpha", 600.0, 1)
     on.facts, new.waiting_prompt_tokens = replace(on.facts, batch_max=batch_max), prompt
     [line] = lines(ClassTable(estimates=estimates), (on, [new]))
@@ -78,3 +84,14 @@ def test_a_request_in_a_running_batch_ends_when_the_plan_says(running: int, prom
     """With a seat that is free, and behind a full batch."""
     sizes = running, running + seats, prompt, output
     assert predicted_s(*sizes) == pytest.approx(served_s(*sizes), rel=0.05)
+
+
+def test_a_batch_with_more_requests_than_are_thought_to_fit_has_no_backlog() -> None:
+    """What runs is shorter than the model's requests on average: a seat is free when the next one ends, not when all but a batch have."""
+    few = replace(ROW, kv_capacity_tokens=100 * 1_200)
+    estimates = estimates_of(few, prompt=1_000, output=200)
+    fits = estimates.service_of_all(slot("a"), "alpha")
+    assert fits is not None
+    assert fits.batch == pytest.approx(100.0, rel=1e-3)
+    full, over = (estimates.engine(slot("a", running=running)).lead_s(crowd=300.0) for running in (100, 200))
+    assert over < full < 0.1

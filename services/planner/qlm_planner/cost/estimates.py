@@ -203,9 +203,11 @@ class Estimates:
                 left_variance += kept.count * served.output.variance * served.token_s**2
                 unknown -= kept.count
         unknown = max(0, unknown)
+        # What runs has room: requests that are shorter than the model's on average, or than is known yet.
+        batch = max(any_class.batch, float(slot.running))
         # Until the first of a full batch ends: the least of as many times that are evenly spread.
         full = slot.running >= any_class.batch
-        seat_s = 2.0 * any_class.left_tokens / (any_class.batch + 1.0) * any_class.step_base_s if full else 0.0
+        seat_s = 2.0 * any_class.left_tokens / (batch + 1.0) * any_class.step_base_s if full else 0.0
         drain = any_class.drain(slot.running, full=True, behind=0.0)
         # What gives way comes back behind the head: its KV is computed again, after two swaps at the least.
         way = giving_way(any_class, workload.prompt_tokens_mean, hardware)
@@ -215,7 +217,7 @@ class Estimates:
             model_code=code,
             left_s=left_s + unknown * any_class.left_tokens * any_class.sequence_s,
             share_s=any_class.left_tokens * any_class.sequence_s,
-            batch=any_class.batch,
+            batch=batch,
             seat_s=seat_s,
             left_variance=left_variance + unknown * any_class.output.variance * any_class.token_s**2,
             drain_s=drain.mean,
