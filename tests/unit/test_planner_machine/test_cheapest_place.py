@@ -13,8 +13,9 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, band_of, traits_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.order_cost import OWN
 from qlm_planner.cost.service_times import ClassTable
-from qlm_planner.cost.virtual_queues import Line, lines_of
+from qlm_planner.cost.virtual_queues import Line, lines_of, plan_costs
 from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policy import Policy
 
@@ -166,6 +167,31 @@ def test_the_instance_where_it_costs_least() -> None:
     assert urgent == "b", "an idle slow engine is in time, the fast one is not"
     relaxed = chosen(made, group(9, "alpha", 600), (slot("a", running=20), [group(1, "alpha", 600, 20)]), (slot("b", active=""), []))
     assert relaxed == "a", "where its model is active, no swap is needed"
+
+
+@pytest.mark.parametrize(("running", "instance"), [(1, "a"), (250, "b")])
+def test_an_idle_instance_is_worth_a_load_where_the_running_batch_is_too_slow(running: int, instance: str) -> None:
+    """A request takes 1.1 s by itself and 3.0 s beside 250 others."""
+    made = class_table(swap_s=1.0)
+    assert chosen(made, group(9, "alpha", 2.7, 1), (slot("a", running=running), []), (slot("b", active=""), [])) == instance
+
+
+def test_who_shares_a_batch_is_known_where_it_runs_now_or_nothing_does() -> None:
+    """Beside 60 that run 70 decode together, on an idle instance 10; of a batch that is yet to come the mean is all that is known: 50."""
+    made, own_s = class_table(), {}
+    for active, running in (("alpha", 60), ("beta", 60), ("", 0)):
+        elsewhere = slot("b", running=90 - running)
+        on, _ = lines(made, (slot("a", active=active, running=running), [group(1, "alpha", 600.0, 10)]), (elsewhere, []))
+        own_s[active] = on.rows[OWN, 0]
+    assert own_s[""] < own_s["beta"] < own_s["alpha"]
+
+
+def test_plans_are_compared_by_the_batches_that_they_make() -> None:
+    """The second group on an idle instance, or beside the first: there nobody would wait for another, but each step would take longer."""
+    groups = [group(number, "alpha", 600.0, 1) for number in (1, 2)]
+    board = board_of([slot("a", running=100), slot("b")], {"a": groups})
+    apart, beside = plan_costs(board, class_table(), START_S, [{"a": ["alpha-1"], "b": ["alpha-2"]}, {"a": ["alpha-1", "alpha-2"]}])
+    assert apart.completion_s < 0.75 * beside.completion_s
 
 
 def test_an_instance_without_the_model_never_gets_it() -> None:

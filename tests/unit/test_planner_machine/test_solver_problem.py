@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
 
-from qlm_planner.cost.order_cost import REQUESTS, WORK
-from qlm_planner.cost.service_times import ROWS, ClassTable
+from qlm_planner.board.slot import Slot
+from qlm_planner.cost import virtual_queues
+from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.order_cost import REQUESTS, WORK, Floats, Integers
+from qlm_planner.cost.service_times import ROWS, ClassTable, GroupColumns
 from qlm_planner.cost.virtual_queues import plan_costs
 from qlm_planner.plan.solver_problem import Draft, draft, reconciled
 from qlm_planner.search import Orders, ProblemError, evaluate
@@ -62,7 +66,13 @@ def test_terms_that_are_no_numbers_are_no_problem(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_order_costs_the_same_as_a_plan_and_as_the_answer_to_a_problem(seed: int) -> None:
+def test_an_order_costs_the_same_as_a_plan_and_as_the_answer_to_a_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where batches are the mean one: the search knows no others."""
+
+    def mean(slots: Sequence[Slot], known: Estimates, queue: Integers, groups: GroupColumns) -> Floats:
+        return np.full((len(slots), known.codes), virtual_queues.mean_crowd(slots, groups.count))
+
+    monkeypatch.setattr(virtual_queues, "crowds_of", mean)
     board, made = random_board(seed, unequal=True), estimates()
     terms, chance = ClassTable(estimates=made), random.Random(seed)
     found = draft(board, made, terms, START_S)

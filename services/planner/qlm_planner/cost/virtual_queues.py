@@ -12,22 +12,22 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Engine, Estimates
-from qlm_planner.cost.order_cost import ACTIVE, LEAD, MODEL, QUEUE_ROWS, WORK, Floats, OrderTimes, order_times
-from qlm_planner.cost.service_times import ClassTable
+from qlm_planner.cost.order_cost import ACTIVE, COUNT, LEAD, MODEL, WORK, Floats, Integers, OrderTimes, order_times
+from qlm_planner.cost.service_times import ClassTable, GroupColumns
 from qlm_planner.search.problem import Costs
 
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """One virtual queue: `groups` in its order, the same as `rows` of `order_cost`, and its column there (`engine`). `crowd`: requests that
-    an instance has on average."""
+    """One virtual queue: `groups` in its order, the same as `rows` of `order_cost`, and its column there (`engine`). `crowds` [models]: as
+    of `crowds_of`."""
 
     slot: Slot
     groups: list[Group]
     rows: Floats
     engine: tuple[float, ...]
-    crowd: float
     leaving: Floats
+    crowds: Floats
 
     @property
     def work_s(self) -> float:
@@ -46,6 +46,7 @@ class Line:
     def insert(self, position: int, group: Group, column: Floats) -> None:
         self.groups.insert(position, group)
         self.rows = np.insert(self.rows, position, column, axis=1)
+        self.crowds[int(column[MODEL])] += column[COUNT]
 
 
 def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[str] = ()) -> list[Line]:
@@ -55,26 +56,42 @@ def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[
     bounds = np.cumsum([0, *(len(queue) for queue in queues)]).tolist()
     on = np.arange(len(slots), dtype=np.int64).repeat([len(queue) for queue in queues])
     columns = table.columns([group for queue in queues for group in queue])
-    crowd = crowd_of(slots, columns.count)
     leaving = table.leave_costs(board, slots)
-    rows = table.rows(slots, on, columns, crowd, now_s, leaving)
-    engines = engine_rows(table.estimates, slots, crowd, leaving)
+    crowds = crowds_of(slots, table.estimates, on, columns)
+    rows = table.rows(slots, on, columns, crowds[on, columns.model], now_s, leaving)
+    engines = engine_rows(table.estimates, slots, crowds, leaving)
     return [
-        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine, crowd=crowd, leaving=costs)
-        for slot, queue, engine, costs, (begin, end) in zip(slots, queues, engines, leaving, pairwise(bounds), strict=True)
+        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine, leaving=costs, crowds=crowd)
+        for slot, queue, engine, costs, crowd, (begin, end) in zip(slots, queues, engines, leaving, crowds, pairwise(bounds), strict=True)
     ]
 
 
-def crowd_of(slots: Sequence[Slot], waiting: Floats) -> float:
-    """Requests that an instance has on average, which share its batch."""
+def crowds_of(slots: Sequence[Slot], estimates: Estimates, queue: Integers, groups: GroupColumns) -> Floats:
+    """Requests that would share a batch with another one, by its model's number [queues, models]. Of the model that a queue's instance
+    serves now, and of any where it serves none, those that run and wait there; of others, whose batch is yet to come, the mean of all.
+    `slots`: of the queues; `queue` [groups]: where each stands."""
+    crowds = np.zeros((len(slots), estimates.codes))
+    np.add.at(crowds, (queue, groups.model), groups.count)
+    mean = mean_crowd(slots, groups.count)
+    for crowd, slot in zip(crowds, slots, strict=True):
+        if slot.active_model:
+            code = estimates.code(slot.active_model)
+            known = crowd[code] + slot.running
+            crowd[:] = mean
+            crowd[code] = known
+    return crowds
+
+
+def mean_crowd(slots: Sequence[Slot], waiting: Floats) -> float:
+    """Requests that an instance has on average."""
     return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
 
 
-def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowd: float, leaving: Floats) -> list[tuple[float, ...]]:
+def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowds: Floats, leaving: Floats) -> list[tuple[float, ...]]:
     """The columns of queues (QUEUE_ROWS)."""
     return [
         (
-            engine.lead_s(crowd),
+            engine.lead_s(float(crowd[engine.model_code]) if engine.model_code >= 0 else 0.0),
             engine.left_variance,
             engine.drain_s,
             engine.drain_variance,
@@ -82,7 +99,7 @@ def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowd: float, leavi
             leave_cost_of(engine, costs),
             engine.model_code,
         )
-        for engine, costs in zip(map(estimates.engine, slots), leaving, strict=True)
+        for engine, crowd, costs in zip(map(estimates.engine, slots), crowds, leaving, strict=True)
     ]
 
 
@@ -96,7 +113,8 @@ def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     slots = [line.slot for line in lines]
     on = np.arange(len(slots), dtype=np.int64)
     alone = table.columns([group]).take(np.zeros(len(slots), dtype=np.int64))
-    return table.rows(slots, on, alone, lines[0].crowd, now_s, np.array([line.leaving for line in lines]))
+    crowd = np.array([line.crowds[alone.model[0]] for line in lines]) + group.waiting
+    return table.rows(slots, on, alone, crowd, now_s, np.array([line.leaving for line in lines]))
 
 
 def times_of(lines: Sequence[Line], table: ClassTable) -> OrderTimes:
@@ -125,10 +143,10 @@ def plan_costs(board: Board, table: ClassTable, now_s: float, plans: Sequence[Ma
     queues = [plan.get(name, ()) for plan in plans for name in names]
     orders = np.array([place[group_id] for queue in queues for group_id in queue], dtype=np.int64)
     queue = np.arange(len(queues)).repeat([len(each) for each in queues])
-    crowd = crowd_of(slots, columns.count)
     leaving = table.leave_costs(board, slots)
-    rows = table.rows(slots, queue % len(slots), columns.take(orders), crowd, now_s, leaving)
-    heads = engine_rows(table.estimates, slots, crowd, leaving)
-    engines = np.tile(np.array(heads).reshape(len(slots), QUEUE_ROWS).T, len(plans))
+    placed, of_all = columns.take(orders), list(slots) * len(plans)
+    crowds = crowds_of(of_all, table.estimates, queue, placed)
+    rows = table.rows(slots, queue % len(slots), placed, crowds[queue, placed.model], now_s, leaving)
+    engines = np.array(engine_rows(table.estimates, of_all, crowds, np.tile(leaving, (len(plans), 1)))).T
     times = order_times(rows, queue, engines, table.estimates.policy.weights)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]

@@ -14,7 +14,7 @@ from qlm_planner.board.group import Group, GroupTraits, group_of_one
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable, Floats, GroupColumns, service_times
-from qlm_planner.cost.virtual_queues import crowd_of
+from qlm_planner.cost.virtual_queues import mean_crowd
 from qlm_planner.plan.solver_problem import kinds_of, problem_of, standing
 from qlm_planner.search.problem import Orders, Problem
 
@@ -99,7 +99,7 @@ def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -
     if (slots or tried) and columns.ids:
         # What is expected stands on the queues.
         leaving = np.zeros((len(slots) + len(tried), estimates.codes))
-        problem = problem_of([*slots, *tried], columns, crowd_of(slots, here.count), orders, heads, table, now_s, leaving)
+        problem = problem_of([*slots, *tried], columns, mean_crowd(slots, here.count), orders, heads, table, now_s, leaving)
         kinds = kinds_of([*slots, *tried], estimates, table)[1]
         shared = table.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
         one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)

@@ -1,8 +1,8 @@
 """The board as a problem for the solver, and the solver's orders as queues again.
 
 Instances whose engines are alike share the rows of the problem (a *kind*): those with the same batch and the same profiles, but for learned
-speeds that differ by less than `SPEED_STEP`. The plan that comes out is judged (`virtual_queues.plan_costs`) with the profiles of each
-instance."""
+speeds that differ by less than `SPEED_STEP`, and all have the mean batch. The plan that comes out is judged (`virtual_queues.plan_costs`)
+with the profiles and the batch of each instance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates, Likeness
 from qlm_planner.cost.order_cost import Floats
 from qlm_planner.cost.service_times import BATCH, ClassTable, GroupColumns, service_times
-from qlm_planner.cost.virtual_queues import crowd_of, leave_cost_of
+from qlm_planner.cost.virtual_queues import leave_cost_of, mean_crowd
 from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
@@ -67,7 +67,7 @@ def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -
     columns = table.columns(groups)
     orders, heads = standing(estimates, slots, queues)
     return Draft(
-        problem=problem_of(slots, columns, crowd_of(slots, columns.count), orders, heads, table, now_s, table.leave_costs(board, slots)),
+        problem=problem_of(slots, columns, mean_crowd(slots, columns.count), orders, heads, table, now_s, table.leave_costs(board, slots)),
         groups=tuple(columns.ids),
         queues=tuple(slot.facts.name for slot in slots),
         able=tuple(_able(slot) for slot in slots),
