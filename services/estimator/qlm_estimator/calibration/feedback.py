@@ -22,11 +22,11 @@ from qlm_core.calibration import (
     horizon_of,
 )
 from qlm_core.distribution import Normal
-from qlm_estimator.calibration.bias import CHANGED, BiasFactor
-from qlm_estimator.calibration.conformal import ErrorQuantiles
+from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
+from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
 from qlm_estimator.predictions import Predicted, Told
 
-PER_WAIT = 32.0
+PER_WAIT = 16.0
 """Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
 alike."""
 OUTSTANDING_MAX = 10_000
@@ -60,13 +60,13 @@ class _Row:
 
 @dataclass(slots=True)
 class _Followed:
-    """One time of a prediction. `rows`: those it is followed for, each with the horizon; `decided`: of LEVELS, whether it was told of a
-    miss."""
+    """One time of a prediction. `rows`: those it is followed for, each with the horizon and its weight there; `missed`: of LEVELS, whether
+    that was learned."""
 
     told_s: float
     own: Normal
     limits_s: tuple[float, ...]
-    rows: list[tuple[_Row, int]]
+    rows: list[tuple[_Row, int, float]]
     every: list[_Row]
     level: float
     missed: list[bool]
@@ -97,7 +97,7 @@ class Feedback:
 
     def _follow(self, time: CalibratedTime, predicted: Predicted, told: Told, slowdown: float) -> None:
         every: list[_Row] = []
-        rows: list[tuple[_Row, int]] = []
+        rows: list[tuple[_Row, int, float]] = []
         wider: _Row | None = None
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
             row = self._rows.pop(key, None) or (_Row() if wider is None else wider.copy())
@@ -105,11 +105,11 @@ class Feedback:
             wider = row
             every.append(row)
             horizon = horizon_of(row.bias.factor * told.own.mean)
-            apart_s = told.own.mean / PER_WAIT
-            if not 0.0 <= predicted.at_s - row.followed_s[horizon] < apart_s:
+            apart_s = predicted.at_s - row.followed_s[horizon]
+            if not 0.0 <= apart_s < told.own.mean / PER_WAIT:
                 row.followed_s[horizon] = predicted.at_s
                 row.outstanding[horizon] += 1
-                rows.append((row, horizon))
+                rows.append((row, horizon, min(1.0, max(0.0, apart_s) / (told.own.mean + SHORT_S))))
         limits_s = (told.p50_s, told.p90_s, told.p99_s)
         key_ = (predicted.queue_id, time)
         self._followed[key_] = _Followed(predicted.at_s, told.own, limits_s, rows, every, slowdown, [False] * len(LEVELS))
@@ -144,8 +144,8 @@ class Feedback:
             if not followed.missed[which]:
                 followed.missed[which] = actual_s > limit_s
                 self._learn(followed, which, actual_s)
-        for row, horizon in followed.rows:
-            row.at(horizon).add(_error(row, followed.own, actual_s))
+        for row, horizon, weight in followed.rows:
+            row.at(horizon).add(_error(row, followed.own, actual_s), weight)
         scale = slowdown / followed.level
         if abs(scale - 1.0) < CHANGED:
             for row in followed.every:
@@ -159,23 +159,23 @@ class Feedback:
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come."""
-        late: dict[int, dict[int, list[float]]] = {}
+        late: dict[int, dict[int, list[Weighted]]] = {}
         for followed in self._followed.values():
             if followed.missed[LATE]:
-                for row, horizon in followed.rows:
+                for row, horizon, weight in followed.rows:
                     error = _error(row, followed.own, now_s - followed.told_s)
-                    late.setdefault(id(row), {}).setdefault(horizon, []).append(error)
+                    late.setdefault(id(row), {}).setdefault(horizon, []).append((error, weight))
         return tuple(_profile(key, row, late.get(id(row), {})) for key, row in sorted(self._rows.items(), key=lambda each: each[0]))
 
     def _learn(self, followed: _Followed, which: int, actual_s: float) -> None:
-        for row, horizon in followed.rows:
+        for row, horizon, _ in followed.rows:
             outstanding = row.outstanding[horizon]
             row.at(horizon).learn(which, followed.missed[which], _error(row, followed.own, actual_s), outstanding)
 
     def _drop(self, key: tuple[str, CalibratedTime]) -> _Followed | None:
         followed = self._followed.pop(key, None)
         if followed is not None:
-            for row, horizon in followed.rows:
+            for row, horizon, _ in followed.rows:
                 row.outstanding[horizon] -= 1
         return followed
 
@@ -192,7 +192,7 @@ def _error(row: _Row, own: Normal, actual_s: float) -> float:
     return (actual_s - mean_s) / error_scale_s(mean_s, own.variance)
 
 
-def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[float]]) -> CalibrationProfile:
+def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighted]]) -> CalibrationProfile:
     time, model, gpu, n_gpu, instance = key
     errors = {horizon: row.at(horizon) for horizon in late} | (row.errors or {0: ErrorQuantiles()})
     known = {horizon: each.quantiles(late.get(horizon, ())) for horizon, each in errors.items()}
