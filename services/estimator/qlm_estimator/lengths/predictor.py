@@ -31,9 +31,8 @@ MONITOR_MEMORY = 500.0
 """Finished requests of a model after which an old comparison weighs 1 / e."""
 SAMPLES_MIN = 50
 """Comparisons before a model is used."""
-USE_SCORE, DROP_SCORE = 3.0, 0.0
-"""The model comes into use where it is nearer than the median by so many standard errors (which are looked at after every request, so two
-would often be chance), and leaves it where it is no nearer."""
+CHANCE = 0.01
+"""Of a model that is no nearer than the median to come into use all the same, however often that is looked at."""
 MODELS_MAX = 1_024
 """Served models that are judged."""
 NO_FACTOR = (1.0, 0.0)
@@ -67,8 +66,15 @@ class LengthMonitor:
         self.model_error += share * (model_error - self.model_error)
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
         if self.samples >= SAMPLES_MIN:
-            least = DROP_SCORE if self.used else USE_SCORE
+            least = 0.0 if self.used else self._by_chance
             self.used = self.gain_tokens > least * math.sqrt(self.variance / self.weight)
+
+    @property
+    def _by_chance(self) -> float:
+        """Standard errors of the gain that are exceeded at any time with CHANCE where there is none (Robbins, "Statistical methods related
+        to the law of the iterated logarithm", 1970). It is looked at after every request, so two or three would often be chance."""
+        share = SAMPLES_MIN / self.weight
+        return math.sqrt((1.0 + share) * math.log((1.0 + 1.0 / share) / CHANCE**2))
 
     @property
     def gain_tokens(self) -> float:
