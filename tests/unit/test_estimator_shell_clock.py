@@ -15,8 +15,8 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import OutcomesOfTerm
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.outcomes.report import Count, Ended, OutcomesOfTerm
+from qlm_estimator.predictions import Predicted, told
 from qlm_estimator.shell import EstimatorShell
 from qlm_process import profile_wire
 from qlm_process.lease_keeper import RoleElection
@@ -77,7 +77,8 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
     def judge() -> None:
         assert outcomes.current is not None
         predicted = Predicted(queue_id="1", at_s=world.now_s, completion=told(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
-        outcomes.current.calibration.add(Judged(predicted=predicted, at_s=world.now_s, completion_s=3.0))
+        outcomes.current.predict(predicted)
+        outcomes.current.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
 
     def shown() -> float | None:
         labels = {"time": "completion", "model": "chat", "gpu": "A100-80GB", "depth": "0"}

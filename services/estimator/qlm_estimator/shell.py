@@ -33,6 +33,7 @@ from qlm_estimator.lengths.predictor import load_library
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes.accuracy import calibration_rows
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes, OutcomesOfTerm
 from qlm_estimator.outcomes.wire import take
 from qlm_estimator.predictions import Judged
@@ -136,7 +137,7 @@ class EstimatorShell:
         now_s = self._clock.now_s()
         due = not 0.0 <= now_s - self._calibrated_s < CALIBRATION_EVERY_S
         if due and self._outcomes.current is not None:
-            self._metrics.report_calibration(self._outcomes.current.calibration.rows(now_s - WINDOW_MAX_S))
+            self._metrics.report_calibration(calibration_rows(self._outcomes.current.judged_since(now_s - WINDOW_MAX_S)))
             self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
