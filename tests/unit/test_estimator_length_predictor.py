@@ -187,26 +187,6 @@ def test_profiles_without_a_model_leave_what_was_learned() -> None:
     assert expected(predictor.model(), facts_of("short")) == pytest.approx(expected(before, facts_of("short")), rel=0.2)
 
 
-def test_what_tenants_make_beyond_their_medians_is_known_after_a_restart() -> None:
-    """Two tenants of one median; one in four answers of the second is twelve times as long."""
-    predictor = LengthPredictor()
-    for number in range(800):
-        learn(predictor, facts_of("even"), 50)
-        learn(predictor, facts_of("heavy"), 600 if number % 4 == 0 else 50)
-    again = LengthPredictor()
-    again.restore(length_wire.model_from_proto(length_wire.model_to_proto(predictor.model())))
-    for tenant in ("even", "heavy"):
-        learn(again, facts_of(tenant), 50)
-
-    def ratio(told: LengthPredictor) -> float:
-        even, heavy = (told.model().guess(facts_of(tenant), MEDIAN, 1 << 20) for tenant in ("even", "heavy"))
-        return (heavy.class_tokens / heavy.model_tokens) / (even.class_tokens / even.model_tokens)
-
-    learned = ratio(predictor)
-    assert learned > 2.0
-    assert ratio(again) == pytest.approx(learned, rel=0.1)
-
-
 def test_metrics_tell_where_it_is_used() -> None:
     metrics = EstimatorMetrics()
     model = taught().model()

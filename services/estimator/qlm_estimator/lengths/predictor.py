@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlm_core.length_features import ANCHOR_TOKENS, hint_value, tenant_feature
+from qlm_core.length_features import ANCHOR_TOKENS, hint_value
 from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
-from qlm_estimator.lengths.tenants import TenantFactors
 
 RATE = 0.2
 """First step of a feature's weight, in logarithms of tokens."""
@@ -28,8 +27,6 @@ CHANCE = 0.01
 """Of a model that is no nearer than the median to come into use all the same, however often that is looked at."""
 MODELS_MAX = 1_024
 """Served models that are judged."""
-NO_FACTOR = (1.0, 0.0)
-"""Of a feature that stands for no tenant, and the requests that it rests on."""
 
 
 @dataclass(slots=True)
@@ -76,8 +73,6 @@ class LengthPredictor:
     _weights: dict[int, float] = field(default_factory=dict)
     _curvatures: dict[int, float] = field(default_factory=dict)  # sums of squared gradients
     _monitors: dict[str, LengthMonitor] = field(default_factory=dict)
-    _tenants: dict[int, TenantFactors] = field(default_factory=dict)  # by the feature of the served model
-    _factors: dict[int, tuple[float, float]] = field(default_factory=dict)  # restored, of tenants that were not heard of since
     _published: LengthModel = NO_LENGTH_MODEL
     _published_at: int = 0
 
@@ -94,8 +89,6 @@ class LengthPredictor:
             self._monitors[score.model] = LengthMonitor(
                 score.used, score.samples, weight, score.median_error_tokens, score.model_error_tokens, score.median_error_tokens**2
             )
-        self._tenants.clear()
-        self._factors = dict(zip(model.features, zip(model.factors, model.factor_samples, strict=True), strict=False))
 
     def learn(self, model: str, guess: LengthGuess, output_tokens: int) -> None:
         """One finished request and what was thought of it at its arrival: first judged, then learned from."""
@@ -103,7 +96,6 @@ class LengthPredictor:
             return
         monitor = self._monitors.setdefault(model, LengthMonitor())
         monitor.compare(abs(guess.median_tokens - output_tokens), abs(guess.model_tokens - output_tokens))
-        self._learn_tenant(guess, output_tokens)
         values = dict.fromkeys(guess.features, 1.0)
         total = sum(self._weights.get(feature, 0.0) for feature in values)
         told = hint_value(guess.hint_tokens, total)
@@ -125,26 +117,14 @@ class LengthPredictor:
         kept = sorted(sorted(weights, key=lambda key: (-abs(weights[key]), key))[:WEIGHTS_MAX])
         for key, curvature in curvatures.items():
             curvatures[key] = min(curvature, CURVATURE_MAX)
-        factors = self._factors | {feature: told for tenants in self._tenants.values() for feature, told in tenants.published().items()}
         self._published = LengthModel(
             features=tuple(kept),
             weights=_in_single_precision([weights[key] for key in kept]),
             curvatures=_in_single_precision([curvatures.get(key, 0.0) for key in kept]),
             scores=tuple(_score(model, monitor) for model, monitor in sorted(self._monitors.items())),
-            factors=_in_single_precision([factors.get(key, NO_FACTOR)[0] for key in kept]),
-            factor_samples=_in_single_precision([factors.get(key, NO_FACTOR)[1] for key in kept]),
         )
         self._published_at = self.learned
         return self._published
-
-    def _learn_tenant(self, guess: LengthGuess, output_tokens: int) -> None:
-        if not guess.features:
-            return
-        feature = tenant_feature(guess.features)
-        tenants = self._tenants.setdefault(guess.features[0], TenantFactors())
-        if feature in self._factors:
-            tenants.restore(feature, *self._factors.pop(feature))
-        tenants.learn(feature, guess.model_tokens, float(output_tokens))
 
 
 def _in_single_precision(values: list[float]) -> tuple[float, ...]:
