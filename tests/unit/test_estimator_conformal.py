@@ -54,3 +54,13 @@ def test_misses_widen_and_hits_narrow_and_only_the_last_errors_count() -> None:
     for _ in range(ERRORS_MAX):
         met.add(0.0, 1.0)
     assert met.quantiles()[1] == 0.0
+
+
+def test_what_was_published_is_gone_on_with() -> None:
+    before = ErrorQuantiles()
+    for error in np.random.default_rng(3).normal(0.0, 0.5, 60).tolist():
+        before.add(error, 1.0)
+    told = before.quantiles()
+    after = ErrorQuantiles.restored(told, 10.0)
+    assert after.quantiles()[:2] == pytest.approx(told[:2], abs=0.3)
+    assert ErrorQuantiles.restored(told, 0.0).quantiles() == ErrorQuantiles().quantiles()

@@ -101,6 +101,15 @@ def test_a_restored_machine_goes_on_from_the_published_rows() -> None:
     assert row(again).applied(OWN).mean == pytest.approx(120.0, rel=0.03)
 
 
+def test_a_restored_machine_is_as_sure_as_it_was() -> None:
+    again = Driver()
+    again.restore(learned(100.0, 200).published[-1])
+    again.seen()
+    again.now_s = 1e6
+    served(again, 1e6, 100.0)
+    assert row(again).applied(OWN).quantile(0.9) < 103.0
+
+
 def test_judged_predictions_are_counted() -> None:
     assert learned(count=7).machine.counts.judged == 7
 

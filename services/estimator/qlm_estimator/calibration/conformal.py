@@ -72,6 +72,8 @@ def _levels() -> list[_Level]:
     return [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS]
 
 
+ROUNDING = 1e-9
+"""Of a sum of weights."""
 _PRIOR = [(PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS), 1.0 / PRIOR_POINTS) for number in range(PRIOR_POINTS)]
 
 Weighted = tuple[float, float]
@@ -85,6 +87,15 @@ class ErrorQuantiles:
 
     _errors: list[Weighted] = field(default_factory=list)
     _levels: list[_Level] = field(default_factory=_levels)
+
+    @classmethod
+    def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
+        """With these quantiles, which rest on so many waits beside the prior: errors that have them, at the levels that are asked for in
+        the beginning."""
+        of_prior = (sum(weight for error, weight in _PRIOR if error <= quantile) for quantile in quantiles)
+        upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
+        weights = np.maximum(np.diff([0.0, *upto]), 0.0).tolist()
+        return cls(list(zip(quantiles, weights, strict=True)))
 
     def copy(self) -> ErrorQuantiles:
         """What another kind begins with that is like this one."""

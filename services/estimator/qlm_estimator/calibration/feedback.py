@@ -91,9 +91,11 @@ class Feedback:
         self._limits: list[tuple[float, str, CalibratedTime, int]] = []
 
     def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
-        """Takes published rows: their factors as they were; errors are learned anew, from the prior."""
+        """Takes published rows: their factors and quantiles as they were."""
         for profile in profiles:
-            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples)))
+            by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
+            errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
+            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples), errors))
 
     def predict(self, predicted: Predicted) -> None:
         """A client was told this."""
