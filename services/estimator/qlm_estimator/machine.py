@@ -94,7 +94,6 @@ class EstimatorMachine:
         self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[OperationTold] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
         self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
-        self._slowdowns: dict[tuple[str, str], float] = {}
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
@@ -123,7 +122,6 @@ class EstimatorMachine:
             case Restored():
                 self._restore(event.snapshot)
                 self._snapshot = event.snapshot
-                self._note_slowdowns()
                 self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
                 self._last_index = sys.maxsize
             case Imported():
@@ -161,9 +159,8 @@ class EstimatorMachine:
     # Feedback ---------------------------------------------------------------------------------------------------------
 
     def _slowdown(self, model: str, instance: str) -> float:
-        """As it is published; 1 where none was learned."""
         spec = self._catalogue.get(model)
-        return 1.0 if spec is None else self._slowdowns.get((instance, spec.profile), 1.0)
+        return 1.0 if spec is None else self._speeds.slowdown(instance, spec.profile)
 
     # Publication ------------------------------------------------------------------------------------------------------
 
@@ -184,16 +181,12 @@ class EstimatorMachine:
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
             last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
         )
-        self._note_slowdowns()
         switched = [
             LengthModelSwitched(model=score.model, used=score.used, gain=score.gain)
             for score in self._snapshot.length_model.scores
             if score.used != before.used_for(score.model)
         ]
         return [Publish(snapshot=self._snapshot), *switched]
-
-    def _note_slowdowns(self) -> None:
-        self._slowdowns = {(row.instance, row.model): row.slowdown for row in self._snapshot.hardware if row.instance}
 
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._feedback.restore(snapshot.calibration.rows)
