@@ -12,6 +12,7 @@ from qlm_core.prediction_service import EngineColumns, Integers
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import PRIOR_SAMPLES, ProfileSnapshot
 from qlm_core.queue_columns import COUNT, PROMPT, SERVICE
+from qlm_core.queue_model import FULL_SHARE
 from qlm_core.running_course import COURSE_ROWS, Runners, Waiting, courses
 
 TOKEN_S = SERVICE + 4
@@ -40,10 +41,10 @@ class CourseReader:
         first: Integers,
         rows: Floats,
     ) -> Floats:
-        """[COURSE_ROWS, views]. There is one where all that runs has told what it made, and more of its model is next, for up to
-        COURSES_MAX views. `engine_of`: the number of a model's engine on an instance, of those in `columns`; `first` [views + 1]: where the
-        groups of each view begin in `rows`."""
-        waiting = [(queue, at) for queue, view in enumerate(views) if _told(view) for at in range(_alike(view))]
+        """[COURSE_ROWS, views]. There is one where all that runs has told what it made, nearly all of it decodes and more of its model is
+        next, for up to COURSES_MAX views. `engine_of`: the number of a model's engine on an instance, of those in `columns`; `first`
+        [views + 1]: where the groups of each view begin in `rows`."""
+        waiting = [(queue, at) for queue, view in enumerate(views) if self._decodes(view) for at in range(_alike(view))]
         if not 0 < len({queue for queue, _ in waiting}) <= COURSES_MAX:
             return np.zeros((COURSE_ROWS, len(views)))
         chosen = sorted({queue for queue, _ in waiting})
@@ -85,6 +86,15 @@ class CourseReader:
             limit=np.repeat(np.array([runner.output_tokens_max for _, _, runner in classes], dtype=np.float64), count),
         )
 
+    def _decodes(self, view: QueueView) -> bool:
+        """Whether all that runs has told what it made, nobody knows better than its classes, and nearly all of it decodes: where requests
+        wait in the engine for their prefills, these set the pace."""
+        told = sum(len(runner.produced_tokens) for runner in view.runners)
+        if view.running_output_left is not None or not 0 < view.running == told:
+            return False
+        unstarted = sum(runner.unstarted(self._prompt_tokens(view.active_model, runner)) for runner in view.runners if runner.count)
+        return unstarted <= (1.0 - FULL_SHARE) * told
+
     def _prompt_tokens(self, model: str, runner: RunningView) -> float:
         if runner.prompt_tokens is not None:
             return runner.prompt_tokens / runner.count
@@ -99,11 +109,6 @@ class CourseReader:
             self._curves.append(self._profiles.output_curve_for(*key))
             self._samples.append(PRIOR_SAMPLES + self._profiles.workload_for(*key).samples)
         return number
-
-
-def _told(view: QueueView) -> bool:
-    """Whether all that runs has told what it made, and nobody knows better than its classes."""
-    return view.running_output_left is None and 0 < view.running == sum(len(runner.produced_tokens) for runner in view.runners)
 
 
 def _alike(view: QueueView) -> int:

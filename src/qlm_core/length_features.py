@@ -55,11 +55,6 @@ def features_of(facts: LengthFacts) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*map(_bucket, names), *map(_prompt_bucket, prompts)]))
 
 
-def tenant_feature(features: Sequence[int]) -> int:
-    """That of the tenant among the features of a request."""
-    return features[min(1, len(features) - 1)]
-
-
 def hint_feature(facts: LengthFacts) -> int:
     """The feature whose weight is how far this tenant's hints are followed: 0 not at all, 1 to the letter."""
     return _bucket(f"e{facts.model}|{facts.tenant}")

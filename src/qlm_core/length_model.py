@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qlm_core.length_curve import TOKENS_MAX
-from qlm_core.length_features import ANCHOR_TOKENS, BUCKETS, LengthFacts, features_of, hint_feature, hint_value, tenant_feature
+from qlm_core.length_features import ANCHOR_TOKENS, BUCKETS, LengthFacts, features_of, hint_feature, hint_value
 
 WEIGHTS_MAX = 4096
 """Most weights of a model that is published."""
@@ -45,8 +45,7 @@ class LengthScore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthGuess:
     """What was thought of a request's output at its arrival, in tokens: the median of its group, what the model says, and what is
-    `expected` of it: one of them. `hint`: the client's own, 0 for none. `features`, `hint_feature`: of `qlm_core.length_features`.
-    `mean_tokens`: what the model says times the factor of the tenant, which puts the request into its class; 0: nobody told."""
+    `expected` of it: one of them. `hint`: the client's own, 0 for none. `features`, `hint_feature`: of `qlm_core.length_features`."""
 
     median_tokens: float
     model_tokens: float
@@ -55,35 +54,29 @@ class LengthGuess:
     hint_tokens: int = 0
     features: tuple[int, ...] = ()
     hint_feature: int = 0
-    mean_tokens: int = 0
 
     def __post_init__(self) -> None:
         for tokens in (self.median_tokens, self.model_tokens, float(self.expected_tokens)):
             if not 1.0 <= tokens <= TOKENS_MAX:  # False for NaN
                 raise ValueError(f"expected outputs are from 1 to {TOKENS_MAX} tokens, got {tokens}")
-        if not 0 <= self.mean_tokens <= TOKENS_MAX:
-            raise ValueError(f"a mean output is from 0 to {TOKENS_MAX} tokens, got {self.mean_tokens}")
         if self.hint_tokens < 0 or not all(0 <= feature < BUCKETS for feature in (*self.features, self.hint_feature)):
             raise ValueError("a hint is >= 0, features are below BUCKETS")
 
     @property
     def class_tokens(self) -> int:
         """The output that the request's class is told by; 0 where the model is not in use."""
-        return (self.mean_tokens or self.expected_tokens) if self.by_model else 0
+        return self.expected_tokens if self.by_model else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthModel:
     """The published model. `weights` and `curvatures` (sums of squared gradients, from which learning goes on) are those of `features`, in
-    order; so are `factors`, of tenants' features (1 for others), and `factor_samples`, the finished requests that each rests on (both
-    empty: none is known). Raises ValueError for what no learner writes."""
+    order. Raises ValueError for what no learner writes."""
 
     features: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
     curvatures: tuple[float, ...] = ()
     scores: tuple[LengthScore, ...] = ()
-    factors: tuple[float, ...] = ()
-    factor_samples: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.weights) == len(self.curvatures) <= WEIGHTS_MAX:
@@ -92,18 +85,10 @@ class LengthModel:
             raise ValueError(f"features of a length model are below {BUCKETS}")
         if not all(math.isfinite(weight) for weight in self.weights) or not all(0.0 <= each < math.inf for each in self.curvatures):
             raise ValueError("weights of a length model are finite, curvatures finite and >= 0")
-        if len(self.factors) != len(self.factor_samples) or len(self.factors) not in (0, len(self.features)):
-            raise ValueError("a length model has a factor, and samples of it, for each feature or for none")
-        if not all(0.0 < each < math.inf for each in self.factors) or not all(0.0 <= each < math.inf for each in self.factor_samples):
-            raise ValueError("factors of a length model are finite and > 0, their samples finite and >= 0")
 
     @cached_property
     def _weight_of(self) -> Mapping[int, float]:
         return dict(zip(self.features, self.weights, strict=True))
-
-    @cached_property
-    def _factor_of(self) -> Mapping[int, float]:
-        return dict(zip(self.features, self.factors, strict=False))
 
     @cached_property
     def _used(self) -> frozenset[str]:
@@ -126,7 +111,6 @@ class LengthModel:
         modelled = min(max(1.0, ANCHOR_TOKENS * math.exp(min(max(total, -TOTAL_MAX), TOTAL_MAX))), most)
         if features[0] not in self._weight_of:  # the served model's own: nothing was learned of it
             by_model, modelled = False, median
-        factor = self._factor_of.get(tenant_feature(features), 1.0)
         return LengthGuess(
             median_tokens=median,
             model_tokens=modelled,
@@ -135,7 +119,6 @@ class LengthModel:
             hint_tokens=hint,
             features=features,
             hint_feature=told,
-            mean_tokens=round(min(max(1.0, modelled * factor), most)) if by_model else 0,
         )
 
 

@@ -217,8 +217,9 @@ class Service:
 
     @property
     def work(self) -> Normal:
-        """Engine time of one request: its known prompt work and its unknown output over Theta (equation 2, which leaves the prompt out)."""
-        return self.output.scaled(self.token_s).shifted(self.prefill_work_s)
+        """Engine time of one request: its known prompt work, which makes the first token, and the rest of its unknown output over Theta
+        (equation 2, which leaves the prompt out)."""
+        return self.output.shifted(-1.0).scaled(self.token_s).shifted(self.prefill_work_s)
 
     @property
     def batch_left_s(self) -> float:

@@ -63,6 +63,11 @@ class RunningView:
         if min(self.prompt_tokens or 0, self.prefill_left_tokens, self.offloaded_tokens) < 0 or math.isnan(self.deadline_s):
             raise ValueError("running requests: tokens are >= 0, a deadline is a number")
 
+    def unstarted(self, prompt_tokens_mean: float) -> float:
+        """How many of them wait in the engine for their prefill, by the tokens that are left of prompts of so many."""
+        without_output = self.produced_tokens.count(0) if self.produced_tokens else self.count
+        return min(without_output, self.prefill_left_tokens / max(1.0, prompt_tokens_mean))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:

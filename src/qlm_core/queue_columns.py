@@ -23,9 +23,9 @@ SERVICE = 14
 """The first of the rows of `ServiceFigures`, in the order of its fields."""
 ROWS = SERVICE + 11
 
-(LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 4)
+(LEAD_HELD, LEAD_MODEL, LEAD_DRAIN, LEAD_DRAIN_VARIANCE, LEAD_LOADING) = range(SUMS, SUMS + 5)
 """The rows of what runs behind those of `Leads.left`."""
-COURSE = SUMS + 4
+COURSE = SUMS + 5
 """The first of the rows of the course of what runs (`qlm_core.running_course`)."""
 LEAD_ROWS = COURSE + COURSE_ROWS
 
@@ -56,6 +56,7 @@ class QueueGroups:
         return Leads(
             model=lead[LEAD_MODEL],
             left=lead[:SUMS],
+            held_s=lead[LEAD_HELD],
             drain_s=lead[LEAD_DRAIN],
             drain_variance=lead[LEAD_DRAIN_VARIANCE],
             course=lead[COURSE:] if lead[LEAD_ROWS - 1].any() else None,
@@ -68,7 +69,7 @@ class QueueGroups:
         each = np.empty((SUMS, rows.shape[1]))
         each[REQUESTS] = 1.0
         each[PREFILL] = served.prefill_work_s
-        each[DECODE] = served.output * served.token_s
+        each[DECODE] = np.maximum(served.output - 1.0, 0.0) * served.token_s  # the prefill makes the first token
         each[VARIANCE] = served.output_variance * served.token_s**2
         each[SEATS] = 1.0 / served.batch
         each[LEFT] = each[SEATS] * served.batch_left_s

@@ -57,12 +57,14 @@ class QueueColumns:
 @dataclass(frozen=True, slots=True, eq=False)
 class Leads:
     """What the engine of each queue does now. `model` [queues]: the active one. `left` [SUMS, queues]: what is left of all that runs.
+    `held_s`: decode work of its batch, which is all of that unless more was pulled than decode at a time.
     `drain_s`, `drain_variance`: until all of it has ended or given way, where another model comes next. `course` [COURSE_ROWS, queues]: how
     what runs makes way to more of its model, all zero where that is not known (`qlm_core.running_course`); None: nowhere.
     `loading_s`: until the active model is loaded, before which nothing starts; None: it is everywhere."""
 
     model: Floats
     left: Floats
+    held_s: Floats
     drain_s: Floats
     drain_variance: Floats
     course: Floats | None = None
@@ -106,6 +108,8 @@ def run_waits(columns: QueueColumns, leads: Leads) -> RunWaits:
     goes_on = model.take(columns.first) == leads.model
     lead = np.zeros((SUMS, run_first.size))
     lead[:, queue_run] = leads.left * goes_on
+    held_s = np.zeros(run_first.size)
+    held_s[queue_run] = leads.held_s * goes_on
 
     whole = count * each
     ahead = np.add.accumulate(whole, axis=1)
@@ -121,7 +125,7 @@ def run_waits(columns: QueueColumns, leads: Leads) -> RunWaits:
     places = np.empty((2, count.size))
     places[0], places[1] = 0.0, others
     work = ahead[DECODE] + places * each[DECODE]
-    held = lead[DECODE].take(run) * (lead[SEATS].take(run) >= FULL_SHARE)
+    held = held_s.take(run) * (lead[SEATS].take(run) >= FULL_SHARE)
     stays = persistence(work, held)
     in_flight = stays * held + (1.0 - stays) * in_flight
     seats_ahead, seat_each, coursed = ahead[SEATS], each[SEATS], np.zeros(count.size, dtype=np.bool_)

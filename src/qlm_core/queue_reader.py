@@ -31,6 +31,7 @@ from qlm_core.queue_columns import (
     FIRST_TOKEN,
     LEAD_DRAIN,
     LEAD_DRAIN_VARIANCE,
+    LEAD_HELD,
     LEAD_LOADING,
     LEAD_MODEL,
     LEAD_ROWS,
@@ -50,7 +51,7 @@ from qlm_core.queue_model import DECODE, LEFT, PREFILL, REQUESTS, SEATS, VARIANC
 from qlm_core.request import SloKind
 
 GROUP_FIGURES = 14
-RUNNER_FIGURES = 12
+RUNNER_FIGURES = 13
 """Figures of a group and of a class that runs, as they are collected."""
 
 NOT_OF_CLASS = -1.0
@@ -160,6 +161,7 @@ class QueueReader:
         output = self._output(model, runner.slo_class, runner.token_class, runner.output_tokens_max)
         left, spread = -1.0, output.variance * runner.count
         unlike = longest = 0.0
+        prompt = workload.prompt_tokens_mean if runner.prompt_tokens is None else runner.prompt_tokens / runner.count
         if view.running_output_left is not None:
             left, spread = view.running_output_left.mean * runner.count, view.running_output_left.variance * runner.count
         elif runner.produced_tokens:
@@ -171,9 +173,9 @@ class QueueReader:
             unlike, longest = float(((means - means.mean()) ** 2).sum()), float(means.max())
         else:
             longest = longest_among(self.profiles.longest_output_for(model, runner.slo_class, runner.token_class), runner.count)
-        prompt = workload.prompt_tokens_mean if runner.prompt_tokens is None else runner.prompt_tokens / runner.count
         hardware = self._profiles_of[engine][0]
-        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens)
+        usual = prompt + workload.prompt_tokens_variance / max(1.0, prompt)  # of the request that a token of a prompt belongs to
+        outstanding_s = hardware.prefill_work_s(runner.prefill_left_tokens, runner.prefill_left_tokens * usual)
         if runner.offloaded_tokens:
             outstanding_s += hardware.kv_swap_s(runner.offloaded_tokens)
         return (
@@ -189,6 +191,7 @@ class QueueReader:
             outstanding_s,
             unlike,
             longest,
+            runner.unstarted(prompt),
         )
 
     def engine(self, view: QueueView, model: str) -> int:
@@ -310,7 +313,10 @@ class QueueReader:
         queue, of, count = told[0].astype(np.int64), told[1].astype(np.int64), told[2]
         served = self._mixed(alone, of)
         renewal = told[7] < 0.0
-        left = np.where(renewal, count * alone.left_tokens, told[7])
+        unstarted = told[12]
+        # The prefill makes the first token.
+        whole = unstarted * np.maximum(alone.output - 1.0, 0.0)
+        left = np.where(renewal, (count - unstarted) * alone.left_tokens + whole, told[7] - unstarted)
         queues = lead.shape[1]
 
         def summed(value: Floats) -> Floats:
@@ -320,6 +326,11 @@ class QueueReader:
         lead[REQUESTS], lead[PREFILL], lead[DECODE] = summed(count), summed(told[9]), summed(left * served.token_s)
         lead[VARIANCE], lead[SEATS] = summed(told[8] * served.token_s**2), summed(share)
         lead[LEFT] = summed(count * alone.left_tokens * served.token_s)
+        # Those that wait in the engine for their prefill are of its batch as far as this has seats.
+        behind = np.minimum(whole, left) * served.token_s
+        seats = summed(unstarted / served.batch)
+        beyond = np.clip(lead[SEATS] - 1.0, 0.0, seats) / np.maximum(seats, 1e-12)
+        lead[LEAD_HELD] = lead[DECODE] - beyond * summed(behind)
         # The last to end: of those that run for good, a whole output at the most; where more is known, what is known.
         each = np.where(renewal, served.output, left / count)
         total = np.maximum(lead[REQUESTS], 1.0)

@@ -15,7 +15,6 @@ def guess_to_proto(guess: LengthGuess) -> request_pb2.LengthGuess:
         hint_tokens=guess.hint_tokens,
         features=guess.features,
         hint_feature=guess.hint_feature,
-        mean_tokens=guess.mean_tokens,
     )
 
 
@@ -29,14 +28,13 @@ def guess_from_proto(message: request_pb2.LengthGuess) -> LengthGuess:
         hint_tokens=message.hint_tokens,
         features=tuple(message.features),
         hint_feature=message.hint_feature,
-        mean_tokens=message.mean_tokens,
     )
 
 
 def predicted_output_tokens(admission: request_pb2.Admission) -> int:
     """The output that the length model predicted for a stored request; 0 where it was not in use."""
     guess = admission.length_guess
-    return (guess.mean_tokens or guess.expected_tokens) if guess.by_model else 0
+    return guess.expected_tokens if guess.by_model else 0
 
 
 def model_to_proto(model: LengthModel) -> estimator_pb2.LengthModel:
@@ -54,8 +52,6 @@ def model_to_proto(model: LengthModel) -> estimator_pb2.LengthModel:
             )
             for score in model.scores
         ],
-        factors=model.factors,
-        factor_samples=model.factor_samples,
     )
 
 
@@ -75,6 +71,4 @@ def model_from_proto(message: estimator_pb2.LengthModel) -> LengthModel:
             )
             for score in message.scores
         ),
-        factors=tuple(message.factors),
-        factor_samples=tuple(message.factor_samples),
     )

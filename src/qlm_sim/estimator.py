@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.importing import ImportDesk
-from qlm_estimator.lengths.predictor import load_library
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import OutcomesOfTerm
@@ -14,11 +13,6 @@ from qlm_queue.values import ESTIMATOR_ROLE
 from qlm_sim.leases import election
 from qlm_sim.process import Process
 from qlm_sim.site import Site
-
-
-async def _load_learner() -> None:
-    """What it takes is no time of the simulation."""
-    load_library()
 
 
 class ProcessClock(ServerClock):
@@ -71,6 +65,5 @@ class SimEstimator:
             outcomes=OutcomesOfTerm(),
             imports=ImportDesk(),
             sleep=process.sleep,
-            load_learner=_load_learner,
         )
         process.spawn(shell.run())

@@ -28,7 +28,6 @@ from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.importing import WAITING_MAX, ImportDesk
-from qlm_estimator.shell import load_in_thread
 from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
 from qlm_queue.embedded import EmbeddedServer
@@ -103,7 +102,6 @@ async def test_what_is_brought_is_published_and_survives_a_restart(rig: Rig, ser
 
 
 async def test_calibration_and_the_length_model_are_brought_as_well(rig: Rig, server: EmbeddedServer) -> None:
-    await load_in_thread()  # here, where no lease has to be renewed meanwhile: cores may be few
     estimator = await leading(rig, server.url)
     calibrated = CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.25, samples=12.5)
     scores = (LengthScore(model="chat", used=True, samples=90, median_error_tokens=50.0, model_error_tokens=40.0),)

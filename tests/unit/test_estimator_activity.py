@@ -48,7 +48,7 @@ def test_a_run_among_others() -> None:
     first, alone, last = (10.0 - own_s) * RATE, other_s * SLOW_RATE, (10.0 - other_s) * RATE
     steps = first + alone + last
     assert found.sequences == pytest.approx((2 * first + alone + 2 * last) / steps)
-    # Nothing has told a pace, so it is that of the profile: what A had made before, and what each makes at the middle of its time beside B.
+    # What A had made before, and what each makes at the middle of its time beside B.
     held = (
         first * (3_000 + 9.925 * RATE + own_s * SLOW_RATE + first)
         + alone * (2_000 + first + alone / 2)
@@ -89,10 +89,12 @@ def test_those_that_nobody_knows_are_counted() -> None:
     assert alone.sequences == pytest.approx(1.0), "no more left than there were"
 
 
-def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None:
+def test_what_all_have_made_follows_from_the_steps_that_are_learned() -> None:
     """An engine with a step of 0.05 s, then of 0.1 s; every second one comes that makes 100 tokens, every tenth one of 2,000. What is held
-    beside each is followed to a twentieth, on both sides of the change."""
+    beside each is followed to a tenth, on both sides of the change."""
     activity = Activity(since=(0, 0), running=0)
+    row = replace(HARDWARE, prefill_ms_per_token=0.0, decode_b_ms_per_seq=0.0, decode_c_ms_per_context_token=0.0)
+    speed = SpeedLearner(base=BaseRows(shipped=(row,), facts={}), rows_max=1)
     running: dict[str, tuple[int, int, int]] = {}  # prompt, output, made
     first_s: dict[str, float] = {}
     held: dict[str, list[int]] = {}
@@ -101,7 +103,7 @@ def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None
         if step % 20 == 0:
             name = str(step)
             running[name], held[name] = (500, 2_000 if step % 200 == 0 else 100, 0), []
-            activity.pull(now_s, name, 1, 500, replace(HARDWARE, prefill_ms_per_token=0.0))
+            activity.pull(now_s, name, 1, 500, speed.hardware(INSTANCE, row.model))
         context = sum(prompt + made for prompt, _, made in running.values())
         now_s += 0.05 if step < 6_000 else 0.1
         for name, (prompt, output, made) in list(running.items()):
@@ -112,10 +114,11 @@ def test_what_all_have_made_follows_from_the_steps_of_those_that_ended() -> None
                 del running[name]
                 found = activity.leave(now_s, name, now_s, output, first_s[name])
                 assert found is not None
+                speed.add(INSTANCE, row.model, found, output)
                 errors.append((now_s, found.context_tokens / (sum(held[name]) / len(held[name])) - 1.0))
-    late = [error for at_s, error in errors if 60.0 < at_s < 300.0 or at_s > 750.0]
+    late = [error for at_s, error in errors if 200.0 < at_s < 300.0 or at_s > 700.0]
     assert len(late) > 150
-    assert max(map(abs, late)) < 0.05
+    assert max(map(abs, late)) < 0.1
 
 
 def test_a_batch_that_fills_and_drains_is_no_faster() -> None:
@@ -149,17 +152,6 @@ def test_a_batch_that_fills_and_drains_is_no_faster() -> None:
     learned = speed.hardware(INSTANCE, HARDWARE.model)
     assert learned is not None
     assert learned.slowdown == pytest.approx(TRUE_SLOWDOWN, rel=0.015)
-
-
-def test_an_absurd_output_tells_no_pace() -> None:
-    activity = Activity(since=(0, 0), running=0)
-    activity.pull(0.0, "A", 1, 1_000, HARDWARE)
-    activity.pull(0.0, "B", 1, 1_000, HARDWARE)
-    activity.leave(1.0, "A", 1.0, 100_000)
-    found = activity.leave(11.0, "B", 11.0, 300)
-    assert found is not None
-    alone = 1.0 / HARDWARE.decode_step_s(1.0, 1_000.0)
-    assert found.context_tokens < 2 * 1_000 + 11.0 * alone
 
 
 def test_idle_time_counts_for_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_it_is_judged_by_what_it_did_lately() -> None:
     assert monitor.samples == 11_000
 
 
+def test_the_first_lucky_requests_bring_no_model_into_use() -> None:
+    """Nearer by 3.7 standard errors: that is chance now and then, with a look after each request, and is none where it goes on."""
+    monitor = LengthMonitor()
+    for number in range(76):
+        monitor.compare(10.0, 8.58 if number % 2 else 10.58)
+    assert monitor.gain_tokens > 3.0 * math.sqrt(monitor.variance / monitor.weight)
+    assert not monitor.used
+    for number in range(64):
+        monitor.compare(10.0, 8.58 if number % 2 else 10.58)
+    assert monitor.used
+
+
 def test_a_relation_that_ends_is_unlearned() -> None:
     predictor, rng = taught(), np.random.default_rng(2)
     for _ in range(800):  # the tenants are alike now
@@ -172,26 +185,6 @@ def test_profiles_without_a_model_leave_what_was_learned() -> None:
     assert predictor.model() == before
     learn(predictor, facts_of("short"), 30)
     assert expected(predictor.model(), facts_of("short")) == pytest.approx(expected(before, facts_of("short")), rel=0.2)
-
-
-def test_what_tenants_make_beyond_their_medians_is_known_after_a_restart() -> None:
-    """Two tenants of one median; one in four answers of the second is twelve times as long."""
-    predictor = LengthPredictor()
-    for number in range(800):
-        learn(predictor, facts_of("even"), 50)
-        learn(predictor, facts_of("heavy"), 600 if number % 4 == 0 else 50)
-    again = LengthPredictor()
-    again.restore(length_wire.model_from_proto(length_wire.model_to_proto(predictor.model())))
-    for tenant in ("even", "heavy"):
-        learn(again, facts_of(tenant), 50)
-
-    def ratio(told: LengthPredictor) -> float:
-        even, heavy = (told.model().guess(facts_of(tenant), MEDIAN, 1 << 20) for tenant in ("even", "heavy"))
-        return (heavy.class_tokens / heavy.model_tokens) / (even.class_tokens / even.model_tokens)
-
-    learned = ratio(predictor)
-    assert learned > 2.0
-    assert ratio(again) == pytest.approx(learned, rel=0.1)
 
 
 def test_metrics_tell_where_it_is_used() -> None:

@@ -12,6 +12,7 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes import report as outcomes_module
+from qlm_estimator.outcomes.accuracy import R2_SAMPLES_MIN, PredictedTime
 from qlm_estimator.outcomes.report import (
     ENDS_MAX,
     OTHER_CLASS,
@@ -22,7 +23,6 @@ from qlm_estimator.outcomes.report import (
     Outcomes,
     class_order,
 )
-from qlm_estimator.outcomes.windows import R2_SAMPLES_MIN, PredictedTime
 from qlm_estimator.outcomes.wire import take, to_proto
 from qlm_estimator.predictions import Judged, Predicted, WaitEnded, told
 from qlm_queue.values import StreamEntry

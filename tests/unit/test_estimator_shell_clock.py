@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
-import pytest
-
-from qlm_core.length_model import LengthModel
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorSettings
 from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import OutcomesOfTerm
-from qlm_estimator.predictions import Judged, Predicted, told
+from qlm_estimator.outcomes.report import Count, Ended, OutcomesOfTerm
+from qlm_estimator.predictions import Predicted, told
 from qlm_estimator.shell import EstimatorShell
-from qlm_process import profile_wire
 from qlm_process.lease_keeper import RoleElection
 from qlm_process.server_clock import ServerClock
 from qlm_queue.memory_queue import MemoryQueue
@@ -77,7 +72,8 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
     def judge() -> None:
         assert outcomes.current is not None
         predicted = Predicted(queue_id="1", at_s=world.now_s, completion=told(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
-        outcomes.current.calibration.add(Judged(predicted=predicted, at_s=world.now_s, completion_s=3.0))
+        outcomes.current.predict(predicted)
+        outcomes.current.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
 
     def shown() -> float | None:
         labels = {"time": "completion", "model": "chat", "gpu": "A100-80GB", "depth": "0"}
@@ -96,41 +92,6 @@ async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
         await until(lambda: world.looks == 2, "a look after the step")
         world.now_s += LOOK_EVERY_S
         await until(lambda: world.looks == 3, "the next look")
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-@pytest.mark.parametrize("learned", [LengthModel(features=(1,), weights=(0.5,), curvatures=(1.0,)), LengthModel()])
-async def test_the_library_of_the_length_model_is_loaded_before_it_goes_on_from_a_published_one(learned: LengthModel) -> None:
-    """In a thread: the lease has to be renewed meanwhile."""
-    world, outcomes = World(), OutcomesOfTerm()
-    lease = await world.acquire_lease(ESTIMATOR_ROLE, "before", 1e6, "")
-    assert lease is not None
-    await world.publish_profiles(lease, 1, profile_wire.to_body(replace(shipped_snapshot(), version=1, length_model=learned)))
-    await world.release_lease(lease)
-    leads_when_loaded: list[bool] = []
-
-    async def load() -> None:
-        leads_when_loaded.append(outcomes.current is not None)
-
-    shell = EstimatorShell(
-        queue=world,
-        clock=WorldClock(world),
-        election=RoleElection(world, ESTIMATOR_ROLE, "h:1", ttl_s=1e6, renew_s=1e5),
-        settings=EstimatorSettings(read_block_s=0.01),
-        catalogue={"chat": ModelSpec(name="chat", profile="Mistral-7B")},
-        shipped=shipped_snapshot(),
-        metrics=EstimatorMetrics(),
-        outcomes=outcomes,
-        imports=ImportDesk(),
-        load_learner=load,
-    )
-    task = asyncio.create_task(shell.run())
-    try:
-        await until(lambda: outcomes.current, "it leads")
-        assert leads_when_loaded == ([False] if learned.features else [])
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -16,9 +16,9 @@ from qlm_core.instance import InstanceFacts
 from qlm_load.__main__ import main
 from qlm_load.azure_shape import input_tokens_at, output_tokens_at
 from qlm_load.bench_estimator.families import FAMILIES, family_rows
-from qlm_load.bench_estimator.figures import BY_KEY, MULTIS, SHIFT_NAMES, SINGLES, p90_cells, runs_of
+from qlm_load.bench_estimator.figures import BY_KEY, MULTIS, SHIFT_NAMES, SINGLES, details, p90_cells, r2_behind, runs_of, values_of
 from qlm_load.bench_estimator.multi import predict_multi
-from qlm_load.bench_estimator.runs import seeds_of
+from qlm_load.bench_estimator.runs import Plan, measure_run, seeds_of
 from qlm_load.bench_estimator.scores import Judged, r2
 from qlm_load.bench_estimator.single import GPU, Shift, models, predict_run
 from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
@@ -200,3 +200,17 @@ def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "estimator", "--traces", str(tmp_path), "--only", "r2_wait_azure", "--processes", "1"])
     assert result.exit_code == 2
     assert "azure_conv_2023" in result.output
+
+
+def test_what_a_mean_of_each_class_cannot_tell_is_held_against_the_oracle(tmp_path: Path) -> None:
+    """Kinds of work that change while requests wait: who learns a length at its arrival knows it no better."""
+    plan = Plan(traces=tmp_path, seeds=(1,), rows_max=2_000, predicted_max=300, processes=1)
+    run = measure_run("abrupt", 1, plan)
+    assert run.oracle is not None
+    assert (run.oracle.actual_wait_s == run.judged.actual_wait_s).all(), "the same truth"
+    behind = r2_behind(run)
+    assert behind is not None
+    assert details(run)["r2_wait_oracle"] - details(run)["r2_wait"] == pytest.approx(behind, abs=1e-4)
+    values = values_of(["r2_behind_oracle"], {name: [run] for name in SINGLES})["r2_behind_oracle"]
+    assert isinstance(values, dict)
+    assert values["most"] == pytest.approx(behind, abs=1e-4)

@@ -133,10 +133,6 @@ DAMAGED: dict[str, tuple[str, str]] = {
     "unknown time": (changed("calibration", 0, time="lunch"), "calibration row 1.time"),
     "odd length model": (changed("length_model", 0, weights=[1.0]), "length_model row 1: a length model has one weight"),
     "absurd length model": (changed("length_model", 0, weights=[0.5, -30.0]), "length model: weights are logarithms from -20 to 20"),
-    "absurd factors": (
-        changed("length_model", 0, factors=[1.0, 1e9], factor_samples=[1.0, 1.0]),
-        "length model: factors are from 1/1e+06 to 1e+06",
-    ),
     "absurd score": (
         changed(
             "length_model", 0, scores=[{"model": "m", "used": True, "samples": 9, "median_error_tokens": 1e200, "model_error_tokens": 1.0}]

@@ -66,7 +66,11 @@ def seconds_at_capacity(requests: Sequence[Arrival], seed: int) -> float:
 
 
 def predict_run(
-    requests: Sequence[Arrival], seed: int, shift: Shift | None = None, predicted_max: int = PREDICTED_MAX
+    requests: Sequence[Arrival],
+    seed: int,
+    shift: Shift | None = None,
+    predicted_max: int = PREDICTED_MAX,
+    estimator: type[Follower] = Follower,
 ) -> tuple[Judged, float]:
     """The run at LOAD of capacity: predictions at arrival against what came, and the time of the last arrival."""
     requests = stretched(requests, seconds_at_capacity(requests, seed) / LOAD)
@@ -75,7 +79,7 @@ def predict_run(
     if shift is not None:
         requests = _shifted(requests, shift)
         instance.slow_from_s, instance.slowness = shift.at_share * duration_s, shift.slowness
-    follower = Follower(requests, [facts()], {MODEL: spec()}, shipped_snapshot().hardware, lambda _: instance.runs.on_gpu())
+    follower = estimator(requests, [facts()], {MODEL: spec()}, shipped_snapshot().hardware, lambda _: instance.runs.on_gpu())
     stride = max(1, round(len(requests) / predicted_max))
     predictions: dict[int, Prediction] = {}
 

@@ -87,9 +87,9 @@ class TrueInstance:
     slowness: float = 1.0
 
     @classmethod
-    def of(cls, facts: InstanceFacts, models: Mapping[str, SimulatedModel], seed: int) -> TrueInstance:
+    def of(cls, facts: InstanceFacts, models: Mapping[str, SimulatedModel], seed: int, bias_max: float = BIAS_MAX) -> TrueInstance:
         """An instance with nothing loaded; its bias and its noise follow from the seed and its name."""
-        noise = Slower(seed=seed, instance=facts.name, step_noise=STEP_NOISE_MIN, bias_max=BIAS_MAX)
+        noise = Slower(seed=seed, instance=facts.name, step_noise=STEP_NOISE_MIN, bias_max=bias_max)
         limits = SimulatedLimits(batch_max=facts.batch_max, tell_every_s=TELL_EVERY_S)
         return cls(
             facts=facts,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
-from qlm_core.calibration import CalibratedTime, CalibrationTable
+from qlm_core.calibration import CalibrationTable
 from qlm_core.hardware_prior import why_none
 from qlm_core.hardware_profile import HardwareKey, HardwareProfile
 from qlm_core.instance import InstanceFacts
@@ -50,9 +50,6 @@ FINISH_SLACK_S = 5.0
 
 UNSEEN_OPERATIONS_MAX = 256
 """Operations of incarnations that no reading of the queue has told of yet which are kept until the next."""
-
-TOLD_MAX = 20_000
-"""Predictions that are remembered until their requests end."""
 
 UNKNOWN_PAIRS_MAX = 1_000
 """Pairs of GPUs and model without a profile that are told of."""
@@ -96,9 +93,7 @@ class EstimatorMachine:
         self._speeds = SpeedLearner(base=self._base, rows_max=learning.hardware_rows_max)
         self._operations = OperationTimes(base=self._base, rows_max=learning.hardware_rows_max)
         self._unseen_operations: deque[OperationTold] = deque(maxlen=UNSEEN_OPERATIONS_MAX)
-        self._feedback = Feedback(rows_max=learning.calibration_rows_max)
-        self._told: dict[str, Predicted] = {}
-        self._slowdowns: dict[tuple[str, str], float] = {}
+        self._feedback = Feedback(rows_max=learning.calibration_rows_max, slowdown_of=self._slowdown)
         self._snapshot = ProfileSnapshot(version=0, made_s=0.0, hardware=shipped)
         self._published_s = -float("inf")
         self._learned = False
@@ -127,22 +122,18 @@ class EstimatorMachine:
             case Restored():
                 self._restore(event.snapshot)
                 self._snapshot = event.snapshot
-                self._note_slowdowns()
                 self._read = self._last_entry = entry_id_of(event.snapshot.last_event_id)
                 self._last_index = sys.maxsize
             case Imported():
                 self._restore(event.snapshot)
                 self._learned, self._published_s = True, -float("inf")
             case Predicted():
-                self._feedback.predict(event, self._slowdown(event.model, event.instance))
-                self._told[event.queue_id] = event
-                while len(self._told) > TOLD_MAX:
-                    del self._told[next(iter(self._told))]
+                self._feedback.predict(event)
             case WaitEnded():
-                self._wait_ended(event.queue_id, event.at_s)
+                self._learned |= self._feedback.wait_ended(event.queue_id, event.at_s)
             case Judged():
                 self.counts.judged += 1
-                self._completed_as_told(event)
+                self._learned |= self._feedback.judge(event)
             case EntryRead():
                 self._read = max(self._read, event.entry_id)
             case Tick():
@@ -167,26 +158,9 @@ class EstimatorMachine:
 
     # Feedback ---------------------------------------------------------------------------------------------------------
 
-    def _wait_ended(self, queue_id: str, at_s: float) -> None:
-        predicted = self._told.get(queue_id)
-        if predicted is not None:
-            level = self._slowdown(predicted.model, predicted.instance)
-            self._learned |= self._feedback.end(queue_id, CalibratedTime.WAIT, at_s - predicted.at_s, level)
-
-    def _completed_as_told(self, judged: Judged) -> None:
-        """A wait whose end was not told by itself is known by now."""
-        predicted = judged.predicted
-        self._told.pop(predicted.queue_id, None)
-        level = self._slowdown(predicted.model, predicted.instance)
-        if judged.wait_s is not None:
-            self._learned |= self._feedback.end(predicted.queue_id, CalibratedTime.WAIT, judged.wait_s, level)
-        self._learned |= self._feedback.end(predicted.queue_id, CalibratedTime.COMPLETION, judged.completion_s, level)
-        self._feedback.forget(predicted.queue_id)
-
     def _slowdown(self, model: str, instance: str) -> float:
-        """As it is published; 1 where none was learned."""
         spec = self._catalogue.get(model)
-        return 1.0 if spec is None else self._slowdowns.get((instance, spec.profile), 1.0)
+        return 1.0 if spec is None else self._speeds.slowdown(instance, spec.profile)
 
     # Publication ------------------------------------------------------------------------------------------------------
 
@@ -207,16 +181,12 @@ class EstimatorMachine:
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
             last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
         )
-        self._note_slowdowns()
         switched = [
             LengthModelSwitched(model=score.model, used=score.used, gain=score.gain)
             for score in self._snapshot.length_model.scores
             if score.used != before.used_for(score.model)
         ]
         return [Publish(snapshot=self._snapshot), *switched]
-
-    def _note_slowdowns(self) -> None:
-        self._slowdowns = {(row.instance, row.model): row.slowdown for row in self._snapshot.hardware if row.instance}
 
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._feedback.restore(snapshot.calibration.rows)
@@ -264,7 +234,6 @@ class EstimatorMachine:
             case LifecycleKind.ENDED:
                 self._lengths.ended(event)
                 self._leave(event)
-                self._told.pop(event.queue_id, None)
                 self._feedback.forget(event.queue_id)
             case LifecycleKind.COMPLETED:
                 self._completed(event)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
+from qlm_core.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.machine import Counts
+from qlm_estimator.outcomes.accuracy import CalibrationRow
 from qlm_estimator.outcomes.report import Count, Ended
-from qlm_estimator.outcomes.windows import CalibrationRow
 from qlm_estimator.predictions import Judged
 from qlm_process.metrics import Metrics
 
@@ -23,60 +23,9 @@ class EstimatorMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leader = Gauge(
-            "qlm_estimator_leader", "1 while this process is the leader, which learns and publishes.", registry=self.registry
-        )
-        self.version = Gauge("qlm_estimator_profile_version", "Version of the newest profile snapshot.", registry=self.registry)
-        self.slowdown = Gauge(
-            "qlm_estimator_slowdown_ratio",
-            "Measured over shipped durations of a model's runs on an instance.",
-            ("instance", "model"),
-            registry=self.registry,
-        )
-        self.slowdown_samples = Gauge(
-            "qlm_estimator_slowdown_samples", "Runs behind the slowdown, faded.", ("instance", "model"), registry=self.registry
-        )
-        self.prior_share = Gauge(
-            "qlm_estimator_prior_share_ratio",
-            "How much of a slowdown is what was believed before any run: 1 without runs.",
-            ("instance", "model"),
-            registry=self.registry,
-        )
-        operation = ("instance", "model", "operation")
-        self.operation_slowdown = Gauge(
-            "qlm_estimator_operation_slowdown_ratio",
-            "Measured over profiled durations of an operation on an instance: swap_warm and swap_cold (a model becomes active, from host "
-            "memory or from disk), kv_swap.",
-            operation,
-            registry=self.registry,
-        )
-        self.operation_samples = Gauge(
-            "qlm_estimator_operation_slowdown_samples", "Operations behind that.", operation, registry=self.registry
-        )
-        self.output_tokens = Gauge(
-            "qlm_estimator_output_mean_tokens", "Mean output of a model's finished requests.", ("model",), registry=self.registry
-        )
-        self.output_samples = Gauge(
-            "qlm_estimator_output_samples", "Finished requests behind the mean output, faded.", ("model",), registry=self.registry
-        )
-        self.output_censored = Gauge(
-            "qlm_estimator_output_censored_samples",
-            "Requests of a model that have not ended, or never will, whose length so far its figures take as a lower bound.",
-            ("model",),
-            registry=self.registry,
-        )
-        self.length_model_used = Gauge(
-            "qlm_estimator_length_model_used",
-            "1 where outputs of single requests are predicted by the length model, 0 where the median of their group is nearer.",
-            ("model",),
-            registry=self.registry,
-        )
-        self.length_model_gain = Gauge(
-            "qlm_estimator_length_model_gain_ratio",
-            "By how much the length model's mean absolute error was below that of the group median lately, used or not.",
-            ("model",),
-            registry=self.registry,
-        )
+        self.leader = self._gauge("leader", "1 while this process is the leader, which learns and publishes.")
+        self.version = self._gauge("profile_version", "Version of the newest profile snapshot.")
+        self._of_snapshot = {name: self._gauge(name, text, labels) for name, (text, labels) in _SNAPSHOT.items()}
         self.publications = Counter("qlm_estimator_publications_total", "Profile snapshots published.", registry=self.registry)
         self.malformed = Counter(
             "qlm_estimator_malformed_entries_total", "Entries of the event stream that could not be read.", registry=self.registry
@@ -103,18 +52,16 @@ class EstimatorMetrics(Metrics):
             registry=self.registry,
         )
         self._calibration = {
-            name: Gauge(
-                f"qlm_estimator_calibration_{metric}",
-                f"{text}, over the last hour of judged predictions; {LABELS_TEXT}",
-                (*LABELS, *extra),
-                registry=self.registry,
-            )
-            for name, (metric, text, extra) in _CALIBRATION.items()
+            name: self._gauge(f"calibration_{name}", f"{text}, over the last hour of judged predictions; {LABELS_TEXT}", (*LABELS, *extra))
+            for name, (text, extra) in _CALIBRATION.items()
         }
         self._counters = {
             name: Counter(f"qlm_estimator_{metric}_total", text, registry=self.registry) for name, (metric, text) in _COUNTERS.items()
         }
         self._reported = Counts()
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"qlm_estimator_{name}", text, labels, registry=self.registry)
 
     def count_outcome(self, outcome: Ended | Judged) -> None:
         """A request ended, or a prediction was judged."""
@@ -136,22 +83,22 @@ class EstimatorMetrics(Metrics):
         self.report_calibration(())
 
     def report_calibration(self, rows: Iterable[CalibrationRow]) -> None:
-        """Shows these rows and no others. Their keys are bounded by `CalibrationWindows`."""
+        """Shows these rows and no others. Their keys are bounded by `calibration_rows`."""
         for gauge in self._calibration.values():
             gauge.clear()
         for row in rows:
             labels = (str(row.time), row.model, row.gpu, row.depth)
             self._calibration["samples"].labels(*labels).set(row.samples)
-            self._calibration["bias"].labels(*labels).set(row.bias_s)
+            self._calibration["bias_seconds"].labels(*labels).set(row.bias_s)
             if row.r2 is not None:
-                self._calibration["r2"].labels(*labels).set(row.r2)
+                self._calibration["r2_ratio"].labels(*labels).set(row.r2)
             for level, within, pinball_s in (
                 ("0.5", row.within_p50, row.pinball_p50_s),
                 ("0.9", row.within_p90, row.pinball_p90_s),
                 ("0.99", row.within_p99, row.pinball_p99_s),
             ):
-                self._calibration["coverage"].labels(*labels, level).set(within)
-                self._calibration["pinball"].labels(*labels, level).set(pinball_s)
+                self._calibration["coverage_ratio"].labels(*labels, level).set(within)
+                self._calibration["pinball_seconds"].labels(*labels, level).set(pinball_s)
 
     def report_counts(self, counts: Counts) -> None:
         """Adds what a machine counted since the last report."""
@@ -163,45 +110,70 @@ class EstimatorMetrics(Metrics):
     def report_snapshot(self, snapshot: ProfileSnapshot) -> None:
         """Shows a snapshot; rows that it lacks disappear."""
         self.version.set(snapshot.version)
-        gauges = (self.slowdown, self.slowdown_samples, self.output_tokens, self.output_samples, self.output_censored)
-        operations = (self.operation_slowdown, self.operation_samples)
-        for gauge in (*gauges, *operations, self.prior_share, self.length_model_used, self.length_model_gain):
+        for gauge in self._of_snapshot.values():
             gauge.clear()
         for hardware in snapshot.hardware:
             if hardware.instance:
-                self.slowdown.labels(hardware.instance, hardware.model).set(hardware.slowdown)
-                self.slowdown_samples.labels(hardware.instance, hardware.model).set(hardware.samples)
-                self.prior_share.labels(hardware.instance, hardware.model).set(hardware.prior_share)
-                self._report_operations(hardware)
+                labels = (hardware.instance, hardware.model)
+                self._show("slowdown_ratio", labels, hardware.slowdown)
+                self._show("slowdown_samples", labels, hardware.samples)
+                self._show("prior_share_ratio", labels, hardware.prior_share)
+                for name in TIMED_OPERATIONS:
+                    operation: OperationSlowdown = getattr(hardware, name)
+                    if operation.samples:
+                        self._show("operation_slowdown_ratio", (*labels, name), operation.slowdown)
+                        self._show("operation_slowdown_samples", (*labels, name), operation.samples)
         for workload in snapshot.workload:
             if not workload.slo_class and not workload.token_class:
-                self.output_tokens.labels(workload.model).set(workload.output_tokens_mean)
-                self.output_samples.labels(workload.model).set(workload.samples)
-                self.output_censored.labels(workload.model).set(workload.censored)
+                self._show("output_mean_tokens", (workload.model,), workload.output_tokens_mean)
+                self._show("output_samples", (workload.model,), workload.samples)
+                self._show("output_censored_samples", (workload.model,), workload.censored)
         for score in snapshot.length_model.scores:
-            self.length_model_used.labels(score.model).set(score.used)
-            self.length_model_gain.labels(score.model).set(score.gain)
+            self._show("length_model_used", (score.model,), score.used)
+            self._show("length_model_gain_ratio", (score.model,), score.gain)
 
-    def _report_operations(self, hardware: HardwareProfile) -> None:
-        for name in TIMED_OPERATIONS:
-            operation: OperationSlowdown = getattr(hardware, name)
-            if operation.samples:
-                labels = (hardware.instance, hardware.model, name)
-                self.operation_slowdown.labels(*labels).set(operation.slowdown)
-                self.operation_samples.labels(*labels).set(operation.samples)
+    def _show(self, name: str, labels: Sequence[str], value: float) -> None:
+        self._of_snapshot[name].labels(*labels).set(value)
 
+
+_SNAPSHOT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "slowdown_ratio": ("Measured over shipped durations of a model's runs on an instance.", ("instance", "model")),
+    "slowdown_samples": ("Runs behind the slowdown, faded.", ("instance", "model")),
+    "prior_share_ratio": ("How much of a slowdown is what was believed before any run: 1 without runs.", ("instance", "model")),
+    "operation_slowdown_ratio": (
+        "Measured over profiled durations of an operation on an instance: swap_warm and swap_cold (a model becomes active, from host "
+        "memory or from disk), kv_swap.",
+        ("instance", "model", "operation"),
+    ),
+    "operation_slowdown_samples": ("Operations behind that.", ("instance", "model", "operation")),
+    "output_mean_tokens": ("Mean output of a model's finished requests.", ("model",)),
+    "output_samples": ("Finished requests behind the mean output, faded.", ("model",)),
+    "output_censored_samples": (
+        "Requests of a model that have not ended, or never will, whose length so far its figures take as a lower bound.",
+        ("model",),
+    ),
+    "length_model_used": (
+        "1 where outputs of single requests are predicted by the length model, 0 where the median of their group is nearer.",
+        ("model",),
+    ),
+    "length_model_gain_ratio": (
+        "By how much the length model's mean absolute error was below that of the group median lately, used or not.",
+        ("model",),
+    ),
+}
+"""Of the newest snapshot: name -> help and labels."""
 
 LABELS = ("time", "model", "gpu", "depth")
 LABELS_TEXT = "`time`: wait or completion; empty labels: any; `depth`: requests ahead, the power of four at or above"
 
-_CALIBRATION: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "samples": ("samples", "Predictions that clients were told and that came", ()),
-    "coverage": ("coverage_ratio", "Share of requests that came by the predicted quantile: right where it is the `level`", ("level",)),
-    "bias": ("bias_seconds", "Mean time by which requests came after the predicted median; negative: before", ()),
-    "r2": ("r2_ratio", "Share of the variance of what came that the predicted medians explain, from ten samples on", ()),
-    "pinball": ("pinball_seconds", "Mean pinball loss of the predicted quantile", ("level",)),
+_CALIBRATION: dict[str, tuple[str, tuple[str, ...]]] = {
+    "samples": ("Predictions that clients were told and that came", ()),
+    "coverage_ratio": ("Share of requests that came by the predicted quantile: right where it is the `level`", ("level",)),
+    "bias_seconds": ("Mean time by which requests came after the predicted median; negative: before", ()),
+    "r2_ratio": ("Share of the variance of what came that the predicted medians explain, from ten samples on", ()),
+    "pinball_seconds": ("Mean pinball loss of the predicted quantile", ("level",)),
 }
-"""Name -> metric, help and further labels."""
+"""Name -> help and further labels."""
 
 _COUNTERS = {
     "events": ("events", "Lifecycle events read."),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import assert_never
 
 import structlog
 
 from qlm_core.errors import LeaseLost, PreconditionFailed, Unavailable
-from qlm_core.length_model import NO_LENGTH_MODEL
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.config import EstimatorSettings
@@ -21,7 +20,6 @@ from qlm_estimator.events import (
     HardwareUnknown,
     Imported,
     LengthModelSwitched,
-    Lifecycle,
     Publish,
     QueueSeen,
     Restored,
@@ -29,10 +27,10 @@ from qlm_estimator.events import (
     entry_id_of,
 )
 from qlm_estimator.importing import ImportDesk
-from qlm_estimator.lengths.predictor import load_library
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes.accuracy import calibration_rows
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes, OutcomesOfTerm
 from qlm_estimator.outcomes.wire import take
 from qlm_estimator.predictions import Judged
@@ -46,11 +44,6 @@ from qlm_queue.values import Overview, StreamEntry
 
 CALIBRATION_EVERY_S = 5.0
 """How often the metrics of calibration are worked out."""
-
-
-async def load_in_thread() -> None:
-    """The library of the length model takes more than a second to import, in which the lease has to be renewed."""
-    await asyncio.to_thread(load_library)
 
 
 class EstimatorShell:
@@ -69,7 +62,6 @@ class EstimatorShell:
         outcomes: OutcomesOfTerm,
         imports: ImportDesk,
         sleep: Sleep = asyncio.sleep,
-        load_learner: Callable[[], Awaitable[None]] = load_in_thread,
     ) -> None:
         self._queue = queue
         self._looks = QueueLooks(queue)
@@ -83,8 +75,6 @@ class EstimatorShell:
         self._outcomes = outcomes
         self._imports = imports
         self._classes: dict[str, str] = {}
-        self._load_learner = load_learner
-        self._library_loaded = False
         self._calibrated_s = 0.0
 
     async def run(self) -> None:
@@ -136,7 +126,7 @@ class EstimatorShell:
         now_s = self._clock.now_s()
         due = not 0.0 <= now_s - self._calibrated_s < CALIBRATION_EVERY_S
         if due and self._outcomes.current is not None:
-            self._metrics.report_calibration(self._outcomes.current.calibration.rows(now_s - WINDOW_MAX_S))
+            self._metrics.report_calibration(calibration_rows(self._outcomes.current.judged_since(now_s - WINDOW_MAX_S)))
             self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
@@ -145,7 +135,6 @@ class EstimatorShell:
         machine = EstimatorMachine(learning=self._settings.learning(), catalogue=self._catalogue, shipped=self._shipped.hardware)
         version, body = await self._queue.read_profiles()
         snapshot = self._parsed(version, body)
-        await self._load_library_for(snapshot)
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
         # A publication of before any entry was read, or of a version that does not tell: from its time on.
         after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
@@ -179,21 +168,9 @@ class EstimatorShell:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
-        if any(isinstance(event, Lifecycle) and event.length_guess is not None for event in events):
-            await self._load_library()
         happened: list[Event] = [*events, *told]
         for event in happened:
             await self._step(keeper, machine, event)
-
-    async def _load_library_for(self, snapshot: ProfileSnapshot) -> None:
-        """Learning goes on from a length model that was published or is brought."""
-        if snapshot.length_model != NO_LENGTH_MODEL:
-            await self._load_library()
-
-    async def _load_library(self) -> None:
-        if not self._library_loaded:
-            await self._load_learner()
-            self._library_loaded = True
 
     async def _step(self, keeper: LeaseKeeper, machine: EstimatorMachine, event: Event) -> None:
         for effect in machine.step(self._clock.now_s(), event):
@@ -214,7 +191,6 @@ class EstimatorShell:
         """Whoever brought one is answered when it is published."""
         while (brought := self._imports.next()) is not None:
             try:
-                await self._load_library_for(brought.snapshot)
                 await self._step(keeper, machine, Imported(snapshot=brought.snapshot))
             except Unavailable as error:
                 brought.fail(error)

@@ -101,6 +101,15 @@ def test_a_restored_machine_goes_on_from_the_published_rows() -> None:
     assert row(again).applied(OWN).mean == pytest.approx(120.0, rel=0.03)
 
 
+def test_a_restored_machine_is_as_sure_as_it_was() -> None:
+    again = Driver()
+    again.restore(learned(100.0, 200).published[-1])
+    again.seen()
+    again.now_s = 1e6
+    served(again, 1e6, 100.0)
+    assert row(again).applied(OWN).quantile(0.9) < 103.0
+
+
 def test_judged_predictions_are_counted() -> None:
     assert learned(count=7).machine.counts.judged == 7
 
@@ -122,15 +131,14 @@ def test_what_was_told_before_the_speed_changed_is_no_bias() -> None:
 def test_what_never_ends_is_given_up_and_all_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "OUTSTANDING_MAX", 100)
     monkeypatch.setattr(feedback, "LIMITS_MAX", 500)
-    kept = feedback.Feedback(rows_max=10)
+    kept = feedback.Feedback(rows_max=10, slowdown_of=lambda _model, _instance: 1.0)
     for number in range(1_000):
         told_so = predicted(10.0 * number, str(number))
-        kept.predict(told_so, 1.0)
-        kept.end(told_so.queue_id, CalibratedTime.WAIT, 1.0, 1.0)
-        kept.end(told_so.queue_id, CalibratedTime.COMPLETION, 1.0, 1.0)
+        kept.predict(told_so)
+        kept.judge(Judged(predicted=told_so, at_s=told_so.at_s + 1.0, completion_s=1.0, wait_s=1.0))
         assert len(kept._limits) <= 510
     for number in range(1_000):
-        kept.predict(predicted(20_000.0, f"lost {number}"), 1.0)
+        kept.predict(predicted(20_000.0, f"lost {number}"))
     assert len(kept._followed) <= 102
     kept.pass_time(BEGAN_MS / 1e3 + 20_000.0 + feedback.AGE_MAX_S + 1.0)
     assert not kept._followed

@@ -31,8 +31,8 @@ def finish(driver: Driver, began_s: float, queue_id: str, output_tokens: int, **
     driver.tell(LifecycleKind.COMPLETED, ended_s, queue_id, **told)
 
 
-def paced() -> Driver:
-    """Twenty answers of 50 tokens went by: the pace of the agent is known."""
+def used() -> Driver:
+    """Twenty answers of 50 tokens went by."""
     driver = Driver()
     driver.seen()
     for number in range(20):
@@ -50,7 +50,7 @@ def output_mean(driver: Driver, at_s: float) -> float:
 
 
 def test_requests_that_run_on_and_on_raise_the_mean_before_they_end() -> None:
-    driver = paced()
+    driver = used()
     assert output_mean(driver, 50.0) == pytest.approx(50.0)
     for number in range(20):
         driver.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
@@ -62,7 +62,7 @@ def test_requests_that_run_on_and_on_raise_the_mean_before_they_end() -> None:
 
 
 def test_the_cancelled_count_as_longer_than_what_they_had_made() -> None:
-    left_out, cancelled = paced(), paced()
+    left_out, cancelled = used(), used()
     for number in range(20):
         cancelled.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
     for number in range(20):
@@ -72,7 +72,7 @@ def test_the_cancelled_count_as_longer_than_what_they_had_made() -> None:
 
 
 def test_what_never_ran_says_nothing() -> None:
-    driver = paced()
+    driver = used()
     for number in range(50):
         at_s = 60.0 + number / 10.0
         driver.tell(LifecycleKind.ENDED, at_s, f"waited{number}", incarnation="")
@@ -85,7 +85,7 @@ def test_what_never_ran_says_nothing() -> None:
 @pytest.mark.parametrize("figures", [{"output_tokens": 0}, {"output_tokens": 4_000_000_000}, {"prompt_tokens": 0}])
 def test_an_end_that_is_not_believed_is_an_end(figures: dict[str, int]) -> None:
     """Such as an empty answer."""
-    driver = paced()
+    driver = used()
     for number in range(20):
         driver.tell(LifecycleKind.PULLED, 60.0, f"odd{number}")
         driver.tell(LifecycleKind.COMPLETED, 61.0, f"odd{number}", **{"model": "chat", "slo_class": "64s", "output_tokens": 50, **figures})
@@ -94,7 +94,7 @@ def test_an_end_that_is_not_believed_is_an_end(figures: dict[str, int]) -> None:
 
 
 def test_an_evicted_request_keeps_what_it_made() -> None:
-    driver = paced()
+    driver = used()
     for number in range(20):
         driver.tell(LifecycleKind.PULLED, 60.0, f"evicted{number}")
     for number in range(20):
@@ -105,7 +105,7 @@ def test_an_evicted_request_keeps_what_it_made() -> None:
 
 
 def test_events_that_were_missed_end_what_is_known_of_running_requests() -> None:
-    driver = paced()
+    driver = used()
     driver.tell(LifecycleKind.ACCEPTED, 55.0, "a", acceptance_number=100)
     for number in range(20):
         driver.tell(LifecycleKind.PULLED, 60.0, f"long{number}")
@@ -115,7 +115,7 @@ def test_events_that_were_missed_end_what_is_known_of_running_requests() -> None
 
 
 def test_one_that_hangs_or_claims_absurd_figures_is_not_endless() -> None:
-    hanging, claiming = paced(), paced()
+    hanging, claiming = used(), used()
     hanging.tell(LifecycleKind.PULLED, 60.0, "hangs")
     claiming.tell(LifecycleKind.PULLED, 60.0, "claims")
     claiming.tell(LifecycleKind.ENDED, 61.0, "claims", output_tokens=4_000_000_000)
@@ -124,10 +124,10 @@ def test_one_that_hangs_or_claims_absurd_figures_is_not_endless() -> None:
 
 
 def test_a_clock_that_goes_back_makes_nothing_longer() -> None:
-    driver = paced()
+    driver = used()
     driver.tell(LifecycleKind.PULLED, 1_000_000.0, "future")
     driver.tick(60.0)
-    assert output_mean(driver, 1_000_001.0) == pytest.approx(50.0, rel=0.1)
+    assert output_mean(driver, 1_000_001.0) == pytest.approx(50.0, rel=0.2)
 
 
 def guess_of(driver: Driver, tenant: str) -> LengthGuess:

@@ -18,13 +18,13 @@ import numpy as np
 
 from qlm_core.calibration import LEVELS, PRIOR_SCORE
 from qlm_core.distribution import normal_quantile
+from qlm_core.normal_arrays import Floats
+from qlm_estimator.calibration.bias import MEMORY
 
 ERRORS_MAX = 256
 """Errors that a row remembers."""
-PRIOR_ERRORS = 16
-"""Errors of the prior that a new row begins with, evenly over its normal."""
-PRIOR_FADES_OVER = 4
-"""Errors after which one of the prior's is forgotten."""
+PRIOR_POINTS = 16
+"""Errors of the prior, evenly over its normal: together they weigh as much as one wait, the one to come, of which nothing is known."""
 RATES = (0.002, 0.008, 0.032, 0.128)
 """Of the change of a level by an outcome: the range of DtACI, by factors of four."""
 INTERVAL = 500.0
@@ -72,50 +72,58 @@ def _levels() -> list[_Level]:
     return [_Level(1.0 - level, [1.0 - level] * len(RATES)) for level in LEVELS]
 
 
-def _prior() -> list[float]:
-    return [PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_ERRORS) for number in range(PRIOR_ERRORS)]
+ROUNDING = 1e-9
+"""Of a sum of weights."""
+_PRIOR = [(PRIOR_SCORE * normal_quantile((number + 0.5) / PRIOR_POINTS), 1.0 / PRIOR_POINTS) for number in range(PRIOR_POINTS)]
+
+Weighted = tuple[float, float]
+"""An error and its weight: the share of a wait since the prediction before it, since predictions that wait behind the same requests err
+alike. However many there are, they are no more evidence than independent waits fit into their time."""
 
 
 @dataclass(slots=True)
 class ErrorQuantiles:
     """Of one kind of prediction: normalised errors, the oldest first, and a level for each of LEVELS."""
 
-    _prior: list[float] = field(default_factory=_prior)
-    _errors: list[float] = field(default_factory=list)
+    _errors: list[Weighted] = field(default_factory=list)
     _levels: list[_Level] = field(default_factory=_levels)
-    _learned: int = 0
+
+    @classmethod
+    def restored(cls, quantiles: Sequence[float], waits: float) -> ErrorQuantiles:
+        """With these quantiles, which rest on so many waits beside the prior: errors that have them, at the levels that are asked for in
+        the beginning."""
+        of_prior = (sum(weight for error, weight in _PRIOR if error <= quantile) for quantile in quantiles)
+        upto = [min(waits, level * (waits + 1.0) - prior + ROUNDING) for level, prior in zip(LEVELS, of_prior, strict=True)]
+        weights = np.maximum(np.diff([0.0, *upto]), 0.0).tolist()
+        return cls(list(zip(quantiles, weights, strict=True)))
 
     def copy(self) -> ErrorQuantiles:
         """What another kind begins with that is like this one."""
-        levels = [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels]
-        return ErrorQuantiles(list(self._prior), list(self._errors), levels, self._learned)
+        return ErrorQuantiles(list(self._errors), [_Level(each.miss, list(each.asked), list(each.weights)) for each in self._levels])
 
-    def add(self, error: float) -> None:
-        """An error is known."""
-        self._errors.append(error)
-        del self._errors[:-ERRORS_MAX]
-        self._learned += 1
-        if self._prior and self._learned % PRIOR_FADES_OVER == 0:
-            # The innermost go last: what is left stays as wide.
-            del self._prior[len(self._prior) // 2]
+    def add(self, error: float, weight: float) -> None:
+        """An error is known; those before it fade as the factor's pairs do (Barber et al., "Conformal prediction beyond exchangeability",
+        2023)."""
+        kept = math.exp(-weight / MEMORY)
+        self._errors = [*((known, kept * of_known) for known, of_known in self._errors[1 - ERRORS_MAX :]), (error, weight)]
 
     def learn(self, which: int, missed: bool, error: float, outstanding: int) -> None:
         """Whether an outcome was beyond what was told for LEVELS[which], as soon as that is certain; `error`: at least so large then."""
-        known = self._known()
-        above = 1.0 - float(np.searchsorted(known, error, side="right")) / len(known)
-        self._levels[which].learn(missed, above, outstanding)
+        errors, below = self._known()
+        at = int(np.searchsorted(errors, error, side="right"))
+        self._levels[which].learn(missed, 1.0 - (float(below[at - 1]) if at else 0.0), outstanding)
 
-    def quantiles(self, at_least: Sequence[float] = ()) -> tuple[float, ...]:
+    def quantiles(self, at_least: Sequence[Weighted] = ()) -> tuple[float, ...]:
         """The normalised error of each of LEVELS, ascending, and 0 for the median: it is what the bias factor says, since a median of the
-        last errors would follow each of their waves, late by a wait. A level beyond what the errors tell is as far above their largest as
-        that is above their median, and a unit at the least: none is infinite. `at_least`: of those that are outstanding, which count as so
-        large by now."""
-        known = self._known(at_least)
-        most = 1.0 - 1.0 / (len(known) + 1.0)
-        beyond = known[-1] + max(1.0, known[-1] - float(np.median(known)))
-        found = [beyond if (level := each.level) > most else float(np.quantile(known, level)) for each in self._levels]
+        last errors would follow each of their waves, late by a wait. None is infinite: the prior has a largest error. `at_least`: of those
+        that are outstanding, which count as so large by now."""
+        errors, below = self._known(at_least)
+        found = [float(errors[min(int(np.searchsorted(below, each.level)), len(errors) - 1)]) for each in self._levels]
         found[0] = 0.0
         return tuple(np.maximum.accumulate(found).tolist())
 
-    def _known(self, at_least: Sequence[float] = ()) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.sort(np.array([*self._prior, *self._errors, *at_least]))
+    def _known(self, at_least: Sequence[Weighted] = ()) -> tuple[Floats, Floats]:
+        """All errors in order, the prior's among them, and the share of the weight up to each."""
+        errors, weights = np.array(sorted([*_PRIOR, *self._errors, *at_least])).T
+        below = np.cumsum(weights)
+        return errors, below / below[-1]

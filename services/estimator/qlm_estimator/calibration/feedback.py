@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.calibration import (
@@ -22,11 +22,11 @@ from qlm_core.calibration import (
     horizon_of,
 )
 from qlm_core.distribution import Normal
-from qlm_estimator.calibration.bias import CHANGED, BiasFactor
-from qlm_estimator.calibration.conformal import ErrorQuantiles
-from qlm_estimator.predictions import Predicted, Told
+from qlm_estimator.calibration.bias import CHANGED, SHORT_S, BiasFactor
+from qlm_estimator.calibration.conformal import ErrorQuantiles, Weighted
+from qlm_estimator.predictions import Judged, Predicted, Told
 
-PER_WAIT = 32.0
+PER_WAIT = 16.0
 """Predictions of a kind that are followed within the time that one of them stands for; of more, those between are left out: they err
 alike."""
 OUTSTANDING_MAX = 10_000
@@ -60,64 +60,72 @@ class _Row:
 
 @dataclass(slots=True)
 class _Followed:
-    """One time of a prediction. `rows`: those it is followed for, each with the horizon; `decided`: of LEVELS, whether it was told of a
-    miss."""
+    """One time of a prediction, made for an engine believed to be so slow. `rows`: those it is followed for, each with the horizon and its
+    weight there; `missed`: of LEVELS, whether that was learned."""
 
-    told_s: float
-    own: Normal
-    limits_s: tuple[float, ...]
-    rows: list[tuple[_Row, int]]
-    every: list[_Row]
-    level: float
-    missed: list[bool]
+    predicted: Predicted
+    told: Told
+    slowdown: float
+    rows: list[tuple[_Row, int, float]] = field(default_factory=list)
+    every: list[_Row] = field(default_factory=list)
+    missed: list[bool] = field(default_factory=lambda: [False] * len(LEVELS))
+
+    @property
+    def limits_s(self) -> tuple[float, ...]:
+        return (self.told.p50_s, self.told.p90_s, self.told.p99_s)
+
+
+SlowdownOf = Callable[[str, str], float]
+"""How slow the engine of a model on an instance is believed to be now."""
 
 
 class Feedback:
     """Rows for waits and completions of (model, GPUs, instance), of (model) and of all. At most `rows_max`: the one that was not updated
     for the longest goes first."""
 
-    def __init__(self, *, rows_max: int) -> None:
+    def __init__(self, *, rows_max: int, slowdown_of: SlowdownOf) -> None:
         self._rows_max = rows_max
+        self._slowdown_of = slowdown_of
         self._rows: dict[CalibrationKey, _Row] = {(time.value, "", "", 0, ""): _Row() for time in CalibratedTime}
         self._followed: dict[tuple[str, CalibratedTime], _Followed] = {}
         self._limits: list[tuple[float, str, CalibratedTime, int]] = []
 
     def restore(self, profiles: Iterable[CalibrationProfile]) -> None:
-        """Takes published rows: their factors as they were; errors are learned anew, from the prior."""
+        """Takes published rows: their factors and quantiles as they were."""
         for profile in profiles:
-            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples)))
+            by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
+            errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
+            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples), errors))
 
-    def predict(self, predicted: Predicted, slowdown: float) -> None:
-        """A client was told this, by an engine believed to be so slow."""
+    def predict(self, predicted: Predicted) -> None:
+        """A client was told this."""
         if len(self._followed) >= OUTSTANDING_MAX:
             return
         for time, told in ((CalibratedTime.WAIT, predicted.wait), (CalibratedTime.COMPLETION, predicted.completion)):
             if told is not None and told.own.mean >= 0.0:
-                self._follow(time, predicted, told, slowdown)
+                self._follow(time, predicted, told)
 
-    def _follow(self, time: CalibratedTime, predicted: Predicted, told: Told, slowdown: float) -> None:
-        every: list[_Row] = []
-        rows: list[tuple[_Row, int]] = []
+    def _follow(self, time: CalibratedTime, predicted: Predicted, told: Told) -> None:
+        followed = _Followed(predicted, told, self._slowdown_of(predicted.model, predicted.instance))
         wider: _Row | None = None
         for key in reversed(calibration_keys(time, predicted.model, predicted.gpu, predicted.n_gpu, predicted.instance)):
             row = self._rows.pop(key, None) or (_Row() if wider is None else wider.copy())
             self._put(key, row)
             wider = row
-            every.append(row)
+            followed.every.append(row)
             horizon = horizon_of(row.bias.factor * told.own.mean)
-            apart_s = told.own.mean / PER_WAIT
-            if not 0.0 <= predicted.at_s - row.followed_s[horizon] < apart_s:
+            apart_s = predicted.at_s - row.followed_s[horizon]
+            if not 0.0 <= apart_s < told.own.mean / PER_WAIT:
                 row.followed_s[horizon] = predicted.at_s
                 row.outstanding[horizon] += 1
-                rows.append((row, horizon))
-        limits_s = (told.p50_s, told.p90_s, told.p99_s)
+                followed.rows.append((row, horizon, min(1.0, max(0.0, apart_s) / (told.own.mean + SHORT_S))))
         key_ = (predicted.queue_id, time)
-        self._followed[key_] = _Followed(predicted.at_s, told.own, limits_s, rows, every, slowdown, [False] * len(LEVELS))
+        self._followed[key_] = followed
         if len(self._limits) > LIMITS_MAX:
             self._limits = [limit for limit in self._limits if limit[1:3] in self._followed]
             heapq.heapify(self._limits)
-        if rows:
-            for which, limit_s in enumerate(limits_s):
+        if followed.rows:
+            for which, limit_s in enumerate(followed.limits_s):
                 heapq.heappush(self._limits, (predicted.at_s + limit_s, *key_, which))
 
     def pass_time(self, now_s: float) -> bool:
@@ -131,12 +139,24 @@ class Feedback:
             followed.missed[which] = True
             self._learn(followed, which, followed.limits_s[which])
             learned = True
-        while self._followed and next(iter(self._followed.values())).told_s < now_s - AGE_MAX_S:
+        while self._followed and next(iter(self._followed.values())).predicted.at_s < now_s - AGE_MAX_S:
             self._drop(next(iter(self._followed)))
         return learned
 
-    def end(self, queue_id: str, time: CalibratedTime, actual_s: float, slowdown: float) -> bool:
-        """The time of a prediction is known, with an engine believed to be so slow by now; False where none is followed."""
+    def wait_ended(self, queue_id: str, at_s: float) -> bool:
+        """A request started at this time of the queue's clock; whether anything was learned."""
+        followed = self._followed.get((queue_id, CalibratedTime.WAIT))
+        return followed is not None and self._end(queue_id, CalibratedTime.WAIT, at_s - followed.predicted.at_s)
+
+    def judge(self, judged: Judged) -> bool:
+        """A request completed: all that was predicted of it is known by now; whether anything was learned."""
+        queue_id = judged.predicted.queue_id
+        learned = judged.wait_s is not None and self._end(queue_id, CalibratedTime.WAIT, judged.wait_s)
+        learned |= self._end(queue_id, CalibratedTime.COMPLETION, judged.completion_s)
+        self.forget(queue_id)
+        return learned
+
+    def _end(self, queue_id: str, time: CalibratedTime, actual_s: float) -> bool:
         followed = self._drop((queue_id, time))
         if followed is None or not (math.isfinite(actual_s) and actual_s >= 0.0):
             return False
@@ -144,12 +164,13 @@ class Feedback:
             if not followed.missed[which]:
                 followed.missed[which] = actual_s > limit_s
                 self._learn(followed, which, actual_s)
-        for row, horizon in followed.rows:
-            row.at(horizon).add(_error(row, followed.own, actual_s))
-        scale = slowdown / followed.level
+        for row, horizon, weight in followed.rows:
+            row.at(horizon).add(_error(row, followed.told.own, actual_s), weight)
+        predicted = followed.predicted
+        scale = self._slowdown_of(predicted.model, predicted.instance) / followed.slowdown
         if abs(scale - 1.0) < CHANGED:
             for row in followed.every:
-                row.bias.add(followed.told_s, scale * followed.own.mean, actual_s)
+                row.bias.add(predicted.at_s, scale * followed.told.own.mean, actual_s)
         return True
 
     def forget(self, queue_id: str) -> None:
@@ -159,23 +180,23 @@ class Feedback:
 
     def profiles(self, now_s: float) -> tuple[CalibrationProfile, ...]:
         """The rows by key. The errors of those that are beyond their p90 by now count as far as they have come."""
-        late: dict[int, dict[int, list[float]]] = {}
+        late: dict[int, dict[int, list[Weighted]]] = {}
         for followed in self._followed.values():
             if followed.missed[LATE]:
-                for row, horizon in followed.rows:
-                    error = _error(row, followed.own, now_s - followed.told_s)
-                    late.setdefault(id(row), {}).setdefault(horizon, []).append(error)
+                for row, horizon, weight in followed.rows:
+                    error = _error(row, followed.told.own, now_s - followed.predicted.at_s)
+                    late.setdefault(id(row), {}).setdefault(horizon, []).append((error, weight))
         return tuple(_profile(key, row, late.get(id(row), {})) for key, row in sorted(self._rows.items(), key=lambda each: each[0]))
 
     def _learn(self, followed: _Followed, which: int, actual_s: float) -> None:
-        for row, horizon in followed.rows:
+        for row, horizon, _ in followed.rows:
             outstanding = row.outstanding[horizon]
-            row.at(horizon).learn(which, followed.missed[which], _error(row, followed.own, actual_s), outstanding)
+            row.at(horizon).learn(which, followed.missed[which], _error(row, followed.told.own, actual_s), outstanding)
 
     def _drop(self, key: tuple[str, CalibratedTime]) -> _Followed | None:
         followed = self._followed.pop(key, None)
         if followed is not None:
-            for row, horizon in followed.rows:
+            for row, horizon, _ in followed.rows:
                 row.outstanding[horizon] -= 1
         return followed
 
@@ -192,7 +213,7 @@ def _error(row: _Row, own: Normal, actual_s: float) -> float:
     return (actual_s - mean_s) / error_scale_s(mean_s, own.variance)
 
 
-def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[float]]) -> CalibrationProfile:
+def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighted]]) -> CalibrationProfile:
     time, model, gpu, n_gpu, instance = key
     errors = {horizon: row.at(horizon) for horizon in late} | (row.errors or {0: ErrorQuantiles()})
     known = {horizon: each.quantiles(late.get(horizon, ())) for horizon, each in errors.items()}

@@ -14,7 +14,6 @@ from qlm_core.length_curve import BINS, FloatArray, LengthCurve, packed
 from qlm_core.profile import WorkloadKey, WorkloadProfile
 from qlm_core.workload_profile import wider_row
 from qlm_estimator.lengths.fading import FadingLengths
-from qlm_estimator.lengths.running import Begun
 
 RUNNING_COUNTED_MAX = 4_096
 """Running requests that one publication looks at; of more, every so manieth stands for all."""
@@ -41,6 +40,18 @@ class Moments:
     def bounded(self, value: float) -> float:
         """The value, or what it counts as beside those before it."""
         return min(value, self.mean + OUTLIER_DEVIATIONS * max(self.mean, math.sqrt(max(0.0, self.variance)))) if self.weight else value
+
+
+@dataclass(slots=True, kw_only=True)
+class Begun:
+    """A request that has been pulled and has not ended. `classes`: each with that class's clock when it first started. `produced_tokens`:
+    made at least in runs that ended; `incarnation`: that runs it, "" while it waits again. `output_tokens_max`: what the context of its
+    model holds beside its prompt, so that one that hangs is not taken for endless."""
+
+    classes: Mapping[WorkloadKey, float]
+    incarnation: str
+    output_tokens_max: float
+    produced_tokens: float = 0.0
 
 
 @dataclass(slots=True)

@@ -74,11 +74,6 @@ class FadingLengths:
             self._given_up[bin_of(min(produced_tokens, self._bound_tokens))] += self._weight(started)
 
     @property
-    def most_tokens(self) -> float:
-        """An output longer than this counts as so long."""
-        return self._bound_tokens
-
-    @property
     def samples(self) -> float:
         """Finishes, faded."""
         return float(self._ended.sum()) * self._now()

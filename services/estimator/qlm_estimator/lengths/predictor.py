@@ -1,49 +1,32 @@
 """Learns how long the answer to each request will be, from finished requests: a linear model of hashed features, in the logarithm of the
 output, under absolute error, so that it aims at a median as its rival is one (Koenker and Bassett, "Regression quantiles", 1978).
 
-The learner is river's (incremental, one request at a time) with AdaGrad steps (Duchi et al., JMLR 2011): a feature that is seldom there,
-such as a small tenant, takes large steps, a common one small ones. `LengthMonitor` decides whether the model is used.
+It is learned one request at a time with AdaGrad steps (Duchi et al., JMLR 2011): a feature that is seldom there, such as a small tenant,
+takes large steps, a common one small ones. `LengthMonitor` decides whether the model is used.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qlm_core.length_features import ANCHOR_TOKENS, hint_value, tenant_feature
+from qlm_core.length_features import ANCHOR_TOKENS, hint_value
 from qlm_core.length_model import NO_LENGTH_MODEL, WEIGHTS_MAX, LengthGuess, LengthModel, LengthScore
-from qlm_estimator.lengths.tenants import TenantFactors
-
-if TYPE_CHECKING:
-    from river.linear_model import LinearRegression
-    from river.optim import AdaGrad
 
 RATE = 0.2
 """First step of a feature's weight, in logarithms of tokens."""
-CURVATURE_MAX = 1e4
+CURVATURE_MIN, CURVATURE_MAX = 1e-8, 1e4
 """Steps shrink no further than after 40,000 requests with a feature (each adds a quarter), so that a change is followed at any age."""
 MONITOR_MEMORY = 500.0
 """Finished requests of a model after which an old comparison weighs 1 / e."""
 SAMPLES_MIN = 50
 """Comparisons before a model is used."""
-USE_SCORE, DROP_SCORE = 3.0, 0.0
-"""The model comes into use where it is nearer than the median by so many standard errors (which are looked at after every request, so two
-would often be chance), and leaves it where it is no nearer."""
+CHANCE = 0.01
+"""Of a model that is no nearer than the median to come into use all the same, however often that is looked at."""
 MODELS_MAX = 1_024
 """Served models that are judged."""
-NO_FACTOR = (1.0, 0.0)
-"""Of a feature that stands for no tenant, and the requests that it rests on."""
-
-
-def load_library() -> tuple[ModuleType, ModuleType]:
-    """river's `optim` and `linear_model`. The first call takes more than a second, so it is left until there is something to learn, and a
-    process with an event loop makes it in a thread."""
-    return importlib.import_module("river.optim"), importlib.import_module("river.linear_model")
 
 
 @dataclass(slots=True)
@@ -67,8 +50,15 @@ class LengthMonitor:
         self.model_error += share * (model_error - self.model_error)
         self.variance = (1.0 - share) * (self.variance + share * gap * gap)
         if self.samples >= SAMPLES_MIN:
-            least = DROP_SCORE if self.used else USE_SCORE
+            least = 0.0 if self.used else self._by_chance
             self.used = self.gain_tokens > least * math.sqrt(self.variance / self.weight)
+
+    @property
+    def _by_chance(self) -> float:
+        """Standard errors of the gain that are exceeded at any time with CHANCE where there is none (Robbins, "Statistical methods related
+        to the law of the iterated logarithm", 1970). It is looked at after every request, so two or three would often be chance."""
+        share = SAMPLES_MIN / self.weight
+        return math.sqrt((1.0 + share) * math.log((1.0 + 1.0 / share) / CHANCE**2))
 
     @property
     def gain_tokens(self) -> float:
@@ -80,20 +70,18 @@ class LengthPredictor:
     """Empty, or as restored. `learned`: finished requests learned from."""
 
     learned: int = 0
-    _base: dict[int, float] = field(default_factory=dict)
+    _weights: dict[int, float] = field(default_factory=dict)
+    _curvatures: dict[int, float] = field(default_factory=dict)  # sums of squared gradients
     _monitors: dict[str, LengthMonitor] = field(default_factory=dict)
-    _optimizer: AdaGrad | None = None
-    _learner: LinearRegression | None = None
-    _tenants: dict[int, TenantFactors] = field(default_factory=dict)  # by the feature of the served model
-    _factors: dict[int, tuple[float, float]] = field(default_factory=dict)  # restored, of tenants that were not heard of since
     _published: LengthModel = NO_LENGTH_MODEL
     _published_at: int = 0
 
     def restore(self, model: LengthModel) -> None:
-        """Goes on from a published model: its weights stay as they are and what is learned is added. An empty one changes nothing."""
+        """Goes on from a published model. An empty one changes nothing."""
         if model == NO_LENGTH_MODEL:
             return
-        self._base = dict(zip(model.features, model.weights, strict=True))
+        self._weights = dict(zip(model.features, model.weights, strict=True))
+        self._curvatures = dict(zip(model.features, model.curvatures, strict=True))
         self._published, self._published_at = model, self.learned
         self._monitors.clear()
         for score in model.scores[:MODELS_MAX]:
@@ -101,11 +89,6 @@ class LengthPredictor:
             self._monitors[score.model] = LengthMonitor(
                 score.used, score.samples, weight, score.median_error_tokens, score.model_error_tokens, score.median_error_tokens**2
             )
-        self._tenants.clear()
-        self._factors = dict(zip(model.features, zip(model.factors, model.factor_samples, strict=True), strict=False))
-        self._start()
-        assert self._optimizer is not None
-        self._optimizer.g2.update(zip(model.features, model.curvatures, strict=True))
 
     def learn(self, model: str, guess: LengthGuess, output_tokens: int) -> None:
         """One finished request and what was thought of it at its arrival: first judged, then learned from."""
@@ -113,57 +96,35 @@ class LengthPredictor:
             return
         monitor = self._monitors.setdefault(model, LengthMonitor())
         monitor.compare(abs(guess.median_tokens - output_tokens), abs(guess.model_tokens - output_tokens))
-        if self._learner is None:
-            self._start()
-        assert self._learner is not None
-        self._learn_tenant(guess, output_tokens)
         values = dict.fromkeys(guess.features, 1.0)
-        fixed = sum(self._base.get(feature, 0.0) for feature in values)
-        told = hint_value(guess.hint_tokens, float(fixed + self._learner.predict_one(values)))
+        total = sum(self._weights.get(feature, 0.0) for feature in values)
+        told = hint_value(guess.hint_tokens, total)
         if told:
             values[guess.hint_feature] = told
-            fixed += self._base.get(guess.hint_feature, 0.0) * told
-        self._learner.learn_one(values, math.log(output_tokens / ANCHOR_TOKENS) - fixed)
+            total += self._weights.get(guess.hint_feature, 0.0) * told
+        slope = 0.5 if math.log(output_tokens / ANCHOR_TOKENS) < total else -0.5
+        for feature, value in values.items():
+            gradient = slope * value
+            curvature = self._curvatures[feature] = self._curvatures.get(feature, 0.0) + gradient * gradient
+            self._weights[feature] = self._weights.get(feature, 0.0) - RATE * gradient / math.sqrt(curvature + CURVATURE_MIN)
         self.learned += 1
 
     def model(self) -> LengthModel:
         """The model as it is now, with its largest weights."""
         if self.learned == self._published_at:
             return self._published
-        assert self._learner is not None
-        assert self._optimizer is not None
-        fresh = self._learner.weights
-        weights = {key: self._base.get(key, 0.0) + fresh.get(key, 0.0) for key in self._base.keys() | fresh.keys()}
+        weights, curvatures = self._weights, self._curvatures
         kept = sorted(sorted(weights, key=lambda key: (-abs(weights[key]), key))[:WEIGHTS_MAX])
-        curvatures = self._optimizer.g2
         for key, curvature in curvatures.items():
-            if curvature > CURVATURE_MAX:
-                curvatures[key] = CURVATURE_MAX
-        factors = self._factors | {feature: told for tenants in self._tenants.values() for feature, told in tenants.published().items()}
+            curvatures[key] = min(curvature, CURVATURE_MAX)
         self._published = LengthModel(
             features=tuple(kept),
             weights=_in_single_precision([weights[key] for key in kept]),
             curvatures=_in_single_precision([curvatures.get(key, 0.0) for key in kept]),
             scores=tuple(_score(model, monitor) for model, monitor in sorted(self._monitors.items())),
-            factors=_in_single_precision([factors.get(key, NO_FACTOR)[0] for key in kept]),
-            factor_samples=_in_single_precision([factors.get(key, NO_FACTOR)[1] for key in kept]),
         )
         self._published_at = self.learned
         return self._published
-
-    def _learn_tenant(self, guess: LengthGuess, output_tokens: int) -> None:
-        if not guess.features:
-            return
-        feature = tenant_feature(guess.features)
-        tenants = self._tenants.setdefault(guess.features[0], TenantFactors())
-        if feature in self._factors:
-            tenants.restore(feature, *self._factors.pop(feature))
-        tenants.learn(feature, guess.model_tokens, float(output_tokens))
-
-    def _start(self) -> None:
-        optim, linear_model = load_library()
-        self._optimizer = optim.AdaGrad(RATE)
-        self._learner = linear_model.LinearRegression(optimizer=self._optimizer, loss=optim.losses.Quantile(0.5), intercept_lr=0.0)
 
 
 def _in_single_precision(values: list[float]) -> tuple[float, ...]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qlm_core.group import token_class
 from qlm_core.length_model import LengthModel
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_estimator.events import GroupClass, Lifecycle
-from qlm_estimator.lengths.classes import LengthLearner
+from qlm_estimator.lengths.classes import Begun, LengthLearner
 from qlm_estimator.lengths.predictor import LengthPredictor
-from qlm_estimator.lengths.running import Begun, Made, RunningRequests
+
+RUNNING_MAX = 65_536
+"""Requests that are followed; beyond it the oldest is forgotten."""
+SURE_SHARE = 0.8
+"""Of the tokens that a run is taken to have made, it is sure to have made this share: a bound that is too high would count a request as
+longer than it is."""
+
+Made = Callable[[str, str], float]
+"""Tokens that an incarnation is taken to have made of a request by now, by what it is busy with (`activity`)."""
 
 
 class RequestLengths:
@@ -17,9 +27,10 @@ class RequestLengths:
     started at its end."""
 
     def __init__(self, *, memory: float, rows_max: int, made: Made) -> None:
-        """As `LengthLearner`; `made`: see `running_requests`."""
+        """As `LengthLearner`."""
         self.rows = LengthLearner(memory=memory, rows_max=rows_max)
-        self._running = RunningRequests(made)
+        self._made_by = made
+        self._begun: dict[str, Begun] = {}
         self._predictor = LengthPredictor()
 
     def restore(self, snapshot: ProfileSnapshot) -> None:
@@ -28,52 +39,64 @@ class RequestLengths:
 
     def pulled(self, event: Lifecycle, spec: ModelSpec, group: GroupClass | None) -> None:
         """An agent took a request of a model."""
-        if self._running.pulled(event.queue_id, event.incarnation) or event.prompt_tokens < 1:
-            return
-        tokens = token_class(event.prompt_tokens) if group is None or not group.token_class else group.token_class
-        classes = self.rows.classes(spec.name, "" if group is None else group.slo_class, tokens)
-        begun = Begun(
-            model=spec.name,
-            classes=classes,
-            incarnation=event.incarnation,
-            output_tokens_max=max(1.0, float(spec.context_tokens_max - event.prompt_tokens)),
-        )
-        self._running.begin(event.queue_id, begun)
+        begun = self._begun.get(event.queue_id)
+        if begun is not None:
+            begun.incarnation = event.incarnation
+        elif event.prompt_tokens >= 1:
+            tokens = token_class(event.prompt_tokens) if group is None or not group.token_class else group.token_class
+            while len(self._begun) >= RUNNING_MAX:
+                del self._begun[next(iter(self._begun))]
+            self._begun[event.queue_id] = Begun(
+                classes=self.rows.classes(spec.name, "" if group is None else group.slo_class, tokens),
+                incarnation=event.incarnation,
+                output_tokens_max=max(1.0, float(spec.context_tokens_max - event.prompt_tokens)),
+            )
 
     def released(self, event: Lifecycle) -> None:
         """A request waits again."""
-        self._running.released(event.queue_id, started=event.started)
+        begun = self._begun.get(event.queue_id)
+        if begun is None:
+            return
+        if event.started:
+            begun.produced_tokens = self._made(event.queue_id, begun)
+        begun.incarnation = ""
+        if begun.produced_tokens == 0.0:
+            del self._begun[event.queue_id]
 
     def ended(self, event: Lifecycle) -> None:
         """A request was cancelled, expired or failed: its output would have been longer than what it made."""
-        found = self._running.ended(event.queue_id)
-        if found is not None:
-            begun, produced_tokens = found
+        begun = self._begun.pop(event.queue_id, None)
+        if begun is not None:
             claimed_tokens = min(float(event.output_tokens), begun.output_tokens_max)
-            self.rows.give_up(begun.classes, max(produced_tokens, claimed_tokens))
+            self.rows.give_up(begun.classes, max(self._made(event.queue_id, begun), claimed_tokens))
 
     def refused(self, event: Lifecycle) -> None:
         """A request ended with figures that are not believed: it tells no length, and runs no longer."""
-        self._running.ended(event.queue_id)
+        self._begun.pop(event.queue_id, None)
 
     def completed(self, event: Lifecycle, model: str, slo_class: str) -> None:
         """A request made all its output; its figures have been checked."""
-        found = self._running.ended(event.queue_id)
+        begun = self._begun.pop(event.queue_id, None)
         guess = event.length_guess
         now = self.rows.classes(model, slo_class, token_class(event.prompt_tokens, 0 if guess is None else guess.class_tokens))
-        began = {} if found is None else found[0].classes
+        began = {} if begun is None else begun.classes
         self.rows.finish({key: began.get(key, clock) for key, clock in now.items()}, event.prompt_tokens, event.output_tokens)
         if guess is not None:
             self._predictor.learn(model, guess, event.output_tokens)
 
     def missed(self) -> None:
-        """Events were trimmed unread."""
-        self._running.forget()
+        """Events were trimmed unread: who runs is not known."""
+        self._begun.clear()
 
     def profiles(self) -> tuple[WorkloadProfile, ...]:
         """The workload rows to publish."""
-        return self.rows.profiles(self._running.lower_bounds())
+        return self.rows.profiles((begun, self._made(queue_id, begun)) for queue_id, begun in self._begun.items())
 
     def length_model(self) -> LengthModel:
         """The length model to publish."""
         return self._predictor.model()
+
+    def _made(self, queue_id: str, begun: Begun) -> float:
+        """Tokens that a request has made at least."""
+        made = self._made_by(begun.incarnation, queue_id) if begun.incarnation else 0.0
+        return min(begun.produced_tokens + SURE_SHARE * made, begun.output_tokens_max)

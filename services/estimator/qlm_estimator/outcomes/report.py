@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from qlm_estimator.outcomes.windows import CalibrationRow, CalibrationWindows
+from qlm_estimator.outcomes.accuracy import CalibrationRow, calibration_rows
 from qlm_estimator.predictions import Judged, Predicted
 
 Value = TypeVar("Value")
@@ -114,7 +114,6 @@ class Outcomes:
         self._predictions: OrderedDict[str, Predicted] = OrderedDict()
         self._unpredicted: OrderedDict[str, Ended] = OrderedDict()
         self._judged: deque[Judged] = deque(maxlen=PREDICTIONS_MAX)
-        self.calibration = CalibrationWindows()
 
     def count(self, at_s: float, what: Count, by: int = 1) -> None:
         """Something happened. A time before the last one counts at the last one."""
@@ -173,13 +172,16 @@ class Outcomes:
             window_s=max(0.0, now_s - from_s),
             counts={what: counts[what] for what in Count},
             classes=tuple(_class_report(name, classes[name]) for name in sorted(classes, key=class_order)),
-            calibration=_calibration([judged for judged in self._judged if judged.at_s >= from_s], self.calibration.rows(from_s)),
+            calibration=_calibration(self.judged_since(from_s)),
         )
+
+    def judged_since(self, from_s: float) -> list[Judged]:
+        """Predictions that were judged from then on, PREDICTIONS_MAX at the most."""
+        return [judged for judged in self._judged if judged.at_s >= from_s]
 
     def _judge(self, predicted: Predicted, ended: Ended) -> Judged:
         judged = Judged(predicted=predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
         self._judged.append(judged)
-        self.calibration.add(judged)
         return judged
 
 
@@ -221,7 +223,7 @@ def _class_report(name: str, ends: Sequence[Ended]) -> ClassReport:
     )
 
 
-def _calibration(judged: Sequence[Judged], rows: tuple[CalibrationRow, ...]) -> CalibrationReport:
+def _calibration(judged: Sequence[Judged]) -> CalibrationReport:
     late_s = [each.completion_s - each.predicted.completion.p50_s for each in judged]
     errors = sorted(map(abs, late_s))
     of = max(1, len(judged))
@@ -232,7 +234,7 @@ def _calibration(judged: Sequence[Judged], rows: tuple[CalibrationRow, ...]) -> 
         error_p50_s=quantile(errors, 0.5),
         error_p90_s=quantile(errors, 0.9),
         bias_s=math.fsum(late_s) / of,
-        rows=rows,
+        rows=calibration_rows(judged),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, fields
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -12,8 +14,8 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
 from qlm_estimator.events import entry_id_of
+from qlm_estimator.outcomes.accuracy import CalibrationRow, PredictedTime
 from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
-from qlm_estimator.outcomes.windows import CalibrationRow, PredictedTime
 from qlm_estimator.predictions import Judged, Predicted, Told, WaitEnded, told
 from qlm_queue.values import StreamEntry
 
@@ -78,66 +80,22 @@ def take(outcomes: Outcomes, entry: StreamEntry, classes: dict[str, str]) -> Ite
 
 
 def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
-    counts, calibration = report.counts, report.calibration
+    """Fields of the messages are named as counts and as the report's own."""
+    operations = {field.name for field in estimator_pb2.Operations.DESCRIPTOR.fields}
+    counts = {str(what): count for what, count in report.counts.items()}
+    of_calibration = {field.name: getattr(report.calibration, field.name) for field in fields(report.calibration) if field.name != "rows"}
     return estimator_pb2.Outcomes(
         window_s=report.window_s,
-        accepted=counts[Count.ACCEPTED],
-        completed=counts[Count.COMPLETED],
-        failed=counts[Count.FAILED],
-        cancelled=counts[Count.CANCELLED],
-        expired=counts[Count.EXPIRED],
-        output_tokens=counts[Count.OUTPUT_TOKENS],
-        classes=[
-            estimator_pb2.ClassOutcomes(
-                slo_class=each.slo_class,
-                judged=each.judged,
-                attained=each.attained,
-                completed=each.completed,
-                latency_p50_s=each.latency_p50_s,
-                latency_p99_s=each.latency_p99_s,
-            )
-            for each in report.classes
-        ],
-        calibration=estimator_pb2.Calibration(
-            samples=calibration.samples,
-            within_p50=calibration.within_p50,
-            within_p90=calibration.within_p90,
-            error_p50_s=calibration.error_p50_s,
-            error_p90_s=calibration.error_p90_s,
-            bias_s=calibration.bias_s,
-            rows=[_row_message(row) for row in calibration.rows],
-        ),
-        operations=estimator_pb2.Operations(
-            pulled=counts[Count.PULLED],
-            unpulled=counts[Count.UNPULLED],
-            evicted=counts[Count.EVICTED],
-            recovered=counts[Count.RECOVERED],
-            kv_offloaded=counts[Count.KV_OFFLOADED],
-            kv_restored=counts[Count.KV_RESTORED],
-            models_swapped=counts[Count.MODELS_SWAPPED],
-            models_warmed=counts[Count.MODELS_WARMED],
-            groups_moved=counts[Count.GROUPS_MOVED],
-        ),
+        classes=[estimator_pb2.ClassOutcomes(**asdict(each)) for each in report.classes],
+        calibration=estimator_pb2.Calibration(**of_calibration, rows=[_row_message(row) for row in report.calibration.rows]),
+        operations=estimator_pb2.Operations(**{name: count for name, count in counts.items() if name in operations}),
+        **{name: count for name, count in counts.items() if name not in operations},
     )
 
 
 def _row_message(row: CalibrationRow) -> estimator_pb2.CalibrationRow:
-    return estimator_pb2.CalibrationRow(
-        time=_TIMES[row.time],
-        model=row.model,
-        gpu=row.gpu,
-        depth=row.depth,
-        samples=row.samples,
-        within_p50=row.within_p50,
-        within_p90=row.within_p90,
-        within_p99=row.within_p99,
-        bias_s=row.bias_s,
-        r2=row.r2,
-        pinball_p50_s=row.pinball_p50_s,
-        pinball_p90_s=row.pinball_p90_s,
-        pinball_p99_s=row.pinball_p99_s,
-        actual_mean_s=row.actual_mean_s,
-    )
+    values: dict[str, Any] = {**asdict(row), "time": _TIMES[row.time]}
+    return estimator_pb2.CalibrationRow(**values)
 
 
 def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:

@@ -4,7 +4,7 @@ Prefills are taken to be done one after the other as requests are pulled. The to
 during a run is a difference of two readings. A step takes as long as the profile says of what decodes then, and of a chunk of a prefill
 that rides along: while a batch fills, seconds pass and few steps are made, and means over a run's seconds would be of another time than its
 tokens were made in. Every decoding request gets a token in each step, so what each has made is a difference of two readings of one clock
-that counts steps. It runs at the pace that the runs of the model that ended lately had: their tokens over the steps of the profile.
+that counts steps.
 """
 
 from __future__ import annotations
@@ -23,13 +23,6 @@ RUNS_MAX = 10_000
 PULLS_MAX = 4_096
 """Pulls whose times are kept; a run that saw more of them is taken to have seen the last."""
 
-PACE_MEMORY = 32.0
-"""Runs that ended after which an old one weighs 1 / e in the pace of steps."""
-PACE_WITHIN_S = 10.0
-"""A run that decoded for longer tells of that time no more than one that took so long: it is a mean over what was long ago."""
-PACE_MAX = 16.0
-"""A run that made so many times more tokens than there were steps by the profile tells nothing."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -41,31 +34,11 @@ class Totals:
     context_tokens: float
 
 
-@dataclass(slots=True)
-class Pace:
-    """Steps of one model over those by its profile, from runs that ended; 1 before any ended."""
-
-    tokens: float = 0.0
-    steps: float = 0.0
-
-    def add(self, tokens: float, steps: float, seconds: float) -> None:
-        """A run that made so many tokens after its first, in so many steps by the profile and seconds > 0."""
-        if tokens > PACE_MAX * steps:
-            return
-        kept, weight = 1.0 - 1.0 / PACE_MEMORY, min(1.0, PACE_WITHIN_S / seconds)
-        self.tokens = kept * self.tokens + weight * tokens
-        self.steps = kept * self.steps + weight * steps
-
-    @property
-    def factor(self) -> float:
-        return self.tokens / self.steps if self.steps > 0.0 else 1.0
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since the step `began_step`; `profile`: of
-    its model, "" where that was not known; `certain`: it was; `number`: of its pull; `prefill_tokens_up_to`, `prefill_squares_up_to`:
-    pulled up to it, its own among them, and the sum of the squares of each."""
+    """A request from its pull on. `prefill_left_tokens`: of its prompt; without any it decodes, since `decode_began`; `certain`: its model
+    was known; `number`: of its pull; `prefill_tokens_up_to`, `prefill_squares_up_to`: pulled up to it, its own among them, and the sum of
+    the squares of each."""
 
     queue_id: str
     attempt: int
@@ -76,9 +49,7 @@ class Run:
     number: int
     prefill_tokens_up_to: int
     prefill_squares_up_to: int
-    profile: str = ""
     decode_began: Totals | None = None
-    began_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +79,7 @@ class Activity:
         self._decoding = 0
         self._decoding_prompts = 0
         self._decoding_began = 0.0  # sum of the steps that those who decode began at
-        self._step = 0.0
         self._hardware: HardwareProfile | None = None  # of the model that was pulled last
-        self._paces: dict[str, Pace] = {}
         self._at_s = since[0] / 1000.0
         self._steps = self._sequence_steps = self._context_steps = 0.0
         self._prefill_tokens = 0
@@ -130,7 +99,7 @@ class Activity:
     def made(self, queue_id: str) -> float:
         """Tokens that a request is taken to have made by the last event; 0 for one that runs not here, or has its prefill before it."""
         run = self._runs.get(queue_id)
-        return 0.0 if run is None or run.decode_began is None else self._step - run.began_step
+        return 0.0 if run is None or run.decode_began is None else self._steps - run.decode_began.steps
 
     def pull(self, at_s: float, queue_id: str, attempt: int, prompt_tokens: int, hardware: HardwareProfile | None) -> None:
         """A request was pulled. `hardware`: of the model that it is for, if that is known."""
@@ -144,7 +113,6 @@ class Activity:
             return
         if hardware is not None:
             self._hardware = hardware
-            self._paces.setdefault(hardware.model, Pace())
         run = Run(
             queue_id=queue_id,
             attempt=attempt,
@@ -155,7 +123,6 @@ class Activity:
             number=self._pulls_gone + len(self._pulls_s) - 1,
             prefill_tokens_up_to=self._prefill_tokens,
             prefill_squares_up_to=self._prefill_squares,
-            profile="" if hardware is None else hardware.model,
         )
         self._runs[queue_id] = run
         self._prefilling.append(run)
@@ -179,8 +146,6 @@ class Activity:
             return None
         ended_s = ended_s if ended_s > run.pulled_s else self._at_s
         seconds = ended_s - first_token_s if run.pulled_s <= first_token_s < ended_s else 0.0
-        if output_tokens > 1 and run.profile and seconds > 0.0:
-            self._paces[run.profile].add(output_tokens - 1.0, steps, seconds)
         behind = self._prefill_tokens - run.prefill_tokens_up_to
         done = self._done_behind(run, output_tokens - 1, first_token_s, seconds) if seconds > 0.0 else 0.0
         return FinishedRun(
@@ -210,9 +175,9 @@ class Activity:
         run = self._prefilling.popleft()
         run.prefill_left_tokens = 0.0
         if self._runs.get(run.queue_id) is run:
-            run.decode_began, run.began_step = self._totals(), self._step
+            run.decode_began = self._totals()
             self._decoding += 1
-            self._decoding_began += self._step
+            self._decoding_began += self._steps
             self._decoding_prompts += run.prompt_tokens
 
     def _prefilled(self, queue_id: str) -> None:
@@ -229,14 +194,12 @@ class Activity:
         if self._runs or self._unknown:
             sequences = self._decoding + self._unknown
             hardware = self._hardware
-            steps, made = passed_s, 0.0
+            steps = passed_s
             if hardware is not None:
-                steps = passed_s / self._step_s(hardware, sequences, self._held(sequences, self._step), prefilling=prefilling)
-                made = steps * self._paces[hardware.model].factor
-            self._steps += steps
+                steps /= self._step_s(hardware, sequences, self._held(sequences, self._steps), prefilling=prefilling)
             self._sequence_steps += steps * sequences
-            self._context_steps += steps * self._held(sequences, self._step + made / 2.0)
-            self._step += made
+            self._context_steps += steps * self._held(sequences, self._steps + steps / 2.0)
+            self._steps += steps
 
     def _held(self, sequences: int, step: float) -> float:
         """Tokens that all hold at a step. Those that nobody knows are taken to hold as much as the others."""
@@ -252,7 +215,7 @@ class Activity:
         if run is not None and run.decode_began is not None:
             self._decoding -= 1
             self._decoding_prompts -= run.prompt_tokens
-            self._decoding_began = self._decoding_began - run.began_step if self._decoding else 0.0
+            self._decoding_began = self._decoding_began - run.decode_began.steps if self._decoding else 0.0
         return run
 
     def _prefill_token_s(self, prompt_tokens: int) -> float:
@@ -261,7 +224,7 @@ class Activity:
         if hardware is None or not prompt_tokens:
             return 0.0
         sequences = self._decoding + self._unknown
-        beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._step)) if sequences else 0.0
+        beside_s = hardware.decode_step_s(float(sequences), self._held(sequences, self._steps)) if sequences else 0.0
         return hardware.prefill_work_s(prompt_tokens, prompt_tokens * prompt_tokens) / prompt_tokens + beside_s / PREFILL_CHUNK_TOKENS
 
     def _done_behind(self, run: Run, steps: int, first_token_s: float, seconds: float) -> float:

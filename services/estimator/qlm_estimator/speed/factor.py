@@ -94,6 +94,11 @@ class SpeedLearner:
         known = row is not None and row.base == base
         return replace(base, slowdown=row.slowdown if known and row is not None else 1.0).scaled(instance.time_scale)
 
+    def slowdown(self, instance: str, profile_name: str) -> float:
+        """How slow an instance is believed to be beside the row of its pair; 1 where nothing was learned."""
+        row = self._rows.get((instance, profile_name))
+        return 1.0 if row is None else row.slowdown
+
     def add(self, instance: InstanceFacts, profile_name: str, run: FinishedRun, output_tokens: int) -> bool:
         """One finished run that made `output_tokens` by itself; False if it is left out."""
         base = self._base.of(instance.gpu, instance.n_gpu, profile_name)

@@ -394,8 +394,6 @@ class LengthModel(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CURVATURES_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
-    FACTORS_FIELD_NUMBER: _builtins.int
-    FACTOR_SAMPLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of the features that have a weight, below 16,384; at most 4,096 of them."""
@@ -412,16 +410,6 @@ class LengthModel(_message.Message):
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___LengthScore]:
         """By served model."""
 
-    @_builtins.property
-    def factors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of each feature that stands for a tenant: how much longer its outputs are, in their sum, than the weights say, over the same of all
-        tenants; 1 for other features. Empty: none is known.
-        """
-
-    @_builtins.property
-    def factor_samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Finished requests that each factor rests on, faded."""
-
     def __init__(
         self,
         *,
@@ -429,12 +417,10 @@ class LengthModel(_message.Message):
         weights: _abc.Iterable[_builtins.float] | None = ...,
         curvatures: _abc.Iterable[_builtins.float] | None = ...,
         scores: _abc.Iterable[Global___LengthScore] | None = ...,
-        factors: _abc.Iterable[_builtins.float] | None = ...,
-        factor_samples: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvatures", b"curvatures", "factor_samples", b"factor_samples", "factors", b"factors", "features", b"features", "scores", b"scores", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvatures", b"curvatures", "features", b"features", "scores", b"scores", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

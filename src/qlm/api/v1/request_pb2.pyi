@@ -489,7 +489,6 @@ class LengthGuess(_message.Message):
     HINT_TOKENS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     HINT_FEATURE_FIELD_NUMBER: _builtins.int
-    MEAN_TOKENS_FIELD_NUMBER: _builtins.int
     median_tokens: _builtins.float
     """Median of the requests like it that ended before."""
     model_tokens: _builtins.float
@@ -502,8 +501,6 @@ class LengthGuess(_message.Message):
     """The client's own, at most max_tokens; 0: none."""
     hint_feature: _builtins.int
     """Feature of the tenant's hints."""
-    mean_tokens: _builtins.int
-    """What the length model says, times the factor of the tenant: the output that the token class goes by; 0: `expected_tokens`."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Hashed features of the request that are present."""
@@ -518,11 +515,10 @@ class LengthGuess(_message.Message):
         hint_tokens: _builtins.int = ...,
         features: _abc.Iterable[_builtins.int] | None = ...,
         hint_feature: _builtins.int = ...,
-        mean_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_model", b"by_model", "expected_tokens", b"expected_tokens", "features", b"features", "hint_feature", b"hint_feature", "hint_tokens", b"hint_tokens", "mean_tokens", b"mean_tokens", "median_tokens", b"median_tokens", "model_tokens", b"model_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_model", b"by_model", "expected_tokens", b"expected_tokens", "features", b"features", "hint_feature", b"hint_feature", "hint_tokens", b"hint_tokens", "median_tokens", b"median_tokens", "model_tokens", b"model_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

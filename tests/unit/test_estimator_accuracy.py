@@ -1,23 +1,20 @@
-"""Coverage, bias, R2 and pinball loss over windows of judged predictions, by model, GPU and depth."""
+"""Coverage, bias, R2 and pinball loss of judged predictions, by model, GPU and depth."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.windows import (
+from qlm_estimator.outcomes.accuracy import (
     KEYS_MAX,
     OTHER,
     R2_SAMPLES_MIN,
-    SAMPLES_MAX,
     UNKNOWN,
     CalibrationRow,
-    CalibrationWindows,
     PredictedTime,
+    calibration_rows,
 )
 from qlm_estimator.predictions import Judged, Predicted, depth_class, gpu_label, told
 
@@ -39,23 +36,21 @@ def judged(
     return Judged(predicted=predicted, at_s=at_s, completion_s=actual_s, wait_s=actual_s / 10.0)
 
 
-def row_of(windows: CalibrationWindows, time: PredictedTime, model: str = "", gpu: str = "", depth: str = "") -> CalibrationRow:
-    (row,) = (row for row in windows.rows() if (row.time, row.model, row.gpu, row.depth) == (time, model, gpu, depth))
+def row_of(came: list[Judged], time: PredictedTime, model: str = "", gpu: str = "", depth: str = "") -> CalibrationRow:
+    (row,) = (row for row in calibration_rows(came) if (row.time, row.model, row.gpu, row.depth) == (time, model, gpu, depth))
     return row
 
 
 def test_figures_of_four_predictions_by_hand() -> None:
-    windows = CalibrationWindows()
-    for actual_s in (1.0, 2.0, 3.0, 8.0):
-        windows.add(judged(actual_s, 2.0, 4.0))
-    row = row_of(windows, PredictedTime.COMPLETION)
+    came = [judged(actual_s, 2.0, 4.0) for actual_s in (1.0, 2.0, 3.0, 8.0)]
+    row = row_of(came, PredictedTime.COMPLETION)
     assert (row.samples, row.within_p50, row.within_p90, row.bias_s, row.actual_mean_s) == (4, 0.5, 0.75, 1.5, 3.5)
     assert row.pinball_p50_s == pytest.approx(0.5 * (1 + 0 + 1 + 6) / 4)
     assert row.pinball_p90_s == pytest.approx((0.1 * 3 + 0.1 * 2 + 0.1 * 1 + 0.9 * 4) / 4)
     p99_s = 2.0 + 2.0 * stats.norm.ppf(0.99) / stats.norm.ppf(0.9)
     assert row.pinball_p99_s == pytest.approx((0.01 * (3 * p99_s - 6.0) + 0.99 * (8.0 - p99_s)) / 4)
     assert row.r2 is None  # too few
-    wait = row_of(windows, PredictedTime.WAIT)
+    wait = row_of(came, PredictedTime.WAIT)
     assert wait.bias_s == pytest.approx(0.15)
     assert wait.within_p90 == 0.75
 
@@ -64,10 +59,11 @@ def test_true_quantiles_are_told_as_true_and_wrong_ones_as_wrong() -> None:
     generator = np.random.default_rng(5)
     means = generator.uniform(10.0, 200.0, 2_000)
     actual = generator.normal(means, 0.1 * means)
-    right, narrow = CalibrationWindows(), CalibrationWindows()
+    right: list[Judged] = []
+    narrow: list[Judged] = []
     for mean, actual_s in zip(means.tolist(), actual.tolist(), strict=True):
-        right.add(judged(actual_s, mean, float(stats.norm(mean, 0.1 * mean).ppf(0.9))))
-        narrow.add(judged(actual_s, 0.8 * mean, float(stats.norm(0.8 * mean, 0.05 * mean).ppf(0.9))))
+        right.append(judged(actual_s, mean, float(stats.norm(mean, 0.1 * mean).ppf(0.9))))
+        narrow.append(judged(actual_s, 0.8 * mean, float(stats.norm(0.8 * mean, 0.05 * mean).ppf(0.9))))
     good, bad = row_of(right, PredictedTime.COMPLETION), row_of(narrow, PredictedTime.COMPLETION)
     assert good.within_p50 == pytest.approx(0.5, abs=0.04)
     assert good.within_p90 == pytest.approx(0.9, abs=0.03)
@@ -82,11 +78,11 @@ def test_true_quantiles_are_told_as_true_and_wrong_ones_as_wrong() -> None:
 
 
 def test_rows_are_sums_then_keys_and_none_is_empty() -> None:
-    windows = CalibrationWindows()
-    assert windows.rows() == ()
+    came: list[Judged] = []
+    assert calibration_rows(came) == ()
     for model, gpu, ahead in (("a", "A", 0), ("a", "A", 5), ("b", "A", 5), ("b", "H", 70)):
-        windows.add(judged(1.0, 1.0, 2.0, model=model, gpu=gpu, ahead=ahead, wait=model == "a"))
-    completions = [(row.model, row.gpu, row.depth, row.samples) for row in windows.rows() if row.time is PredictedTime.COMPLETION]
+        came.append(judged(1.0, 1.0, 2.0, model=model, gpu=gpu, ahead=ahead, wait=model == "a"))
+    completions = [(row.model, row.gpu, row.depth, row.samples) for row in calibration_rows(came) if row.time is PredictedTime.COMPLETION]
     assert completions == [
         ("", "", "", 4),
         ("", "", "0", 1),
@@ -100,58 +96,28 @@ def test_rows_are_sums_then_keys_and_none_is_empty() -> None:
         ("b", "A", "16", 1),
         ("b", "H", "256", 1),
     ]
-    waits = [(row.model, row.depth, row.samples) for row in windows.rows() if row.time is PredictedTime.WAIT]
+    waits = [(row.model, row.depth, row.samples) for row in calibration_rows(came) if row.time is PredictedTime.WAIT]
     assert waits == [("", "", 2), ("", "0", 1), ("", "16", 1), ("a", "", 2), ("a", "0", 1), ("a", "16", 1)]
 
 
-def test_only_the_window_counts() -> None:
-    windows = CalibrationWindows()
-    for at_s in (10.0, 20.0, 30.0):
-        windows.add(judged(at_s, 1.0, 2.0, at_s=at_s))
-    assert [row.samples for row in windows.rows(20.0)][:2] == [2, 2]
-    assert windows.rows(31.0) == ()
-
-
 def test_what_does_not_tell_its_model_is_not_taken_for_any() -> None:
-    windows = CalibrationWindows()
-    windows.add(judged(1.0, 1.0, 2.0, model="", gpu=""))
-    assert {(row.model, row.gpu) for row in windows.rows()} == {("", ""), (UNKNOWN, UNKNOWN)}
+    came: list[Judged] = []
+    came.append(judged(1.0, 1.0, 2.0, model="", gpu=""))
+    assert {(row.model, row.gpu) for row in calibration_rows(came)} == {("", ""), (UNKNOWN, UNKNOWN)}
 
 
-def test_memory_is_bounded() -> None:
-    windows = CalibrationWindows()
-    for number in range(3 * SAMPLES_MAX):
-        windows.add(judged(float(number), 1.0, 2.0, at_s=float(number)))
-    row = row_of(windows, PredictedTime.COMPLETION)
-    assert row.samples == SAMPLES_MAX
-    assert row.actual_mean_s == pytest.approx(2.5 * SAMPLES_MAX - 0.5)
-    for number in range(2 * KEYS_MAX):
-        windows.add(judged(1.0, 1.0, 2.0, model=f"m{number}"))
-    names = {row.model for row in windows.rows()}
-    assert OTHER in names
-    assert len(names) <= KEYS_MAX + 2
-    assert row_of(windows, PredictedTime.COMPLETION, OTHER, OTHER).samples == KEYS_MAX + 1
-    assert row_of(windows, PredictedTime.COMPLETION).samples == SAMPLES_MAX + 2 * KEYS_MAX
-
-
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=200))
-def test_a_ring_keeps_the_last_ones_in_any_number(times: list[float]) -> None:
-    windows = CalibrationWindows()
-    for number, actual_s in enumerate(times):
-        windows.add(judged(actual_s, 1.0, 2.0, at_s=float(number), ahead=0))
-    row = row_of(windows, PredictedTime.COMPLETION, "m", "A", "0")
-    assert row.samples == len(times)
-    assert row.actual_mean_s == pytest.approx(float(np.mean(times)))
-    assert 0.0 <= row.within_p50 <= row.within_p90 <= row.within_p99 <= 1.0
-    assert min(row.pinball_p50_s, row.pinball_p90_s, row.pinball_p99_s) >= 0.0
+def test_keys_are_bounded_and_those_with_the_most_predictions_told_apart() -> None:
+    came = [judged(1.0, 1.0, 2.0, model=f"m{number}") for number in range(2 * KEYS_MAX)]
+    came += [judged(1.0, 1.0, 2.0, model=f"m{number}") for number in range(KEYS_MAX, 2 * KEYS_MAX)]
+    names = {row.model for row in calibration_rows(came)}
+    assert names == {"", OTHER, *(f"m{number}" for number in range(KEYS_MAX, 2 * KEYS_MAX))}
+    assert row_of(came, PredictedTime.COMPLETION, OTHER, OTHER).samples == KEYS_MAX
+    assert row_of(came, PredictedTime.COMPLETION).samples == 3 * KEYS_MAX
 
 
 def test_equal_answers_have_no_variance_to_explain() -> None:
-    windows = CalibrationWindows()
-    for _ in range(2 * R2_SAMPLES_MIN):
-        windows.add(judged(5.0, 4.0, 6.0))
-    assert row_of(windows, PredictedTime.COMPLETION).r2 is None
+    came = [judged(5.0, 4.0, 6.0)] * (2 * R2_SAMPLES_MIN)
+    assert row_of(came, PredictedTime.COMPLETION).r2 is None
 
 
 @pytest.mark.parametrize(
@@ -170,13 +136,12 @@ def test_gpu_labels() -> None:
 
 
 def test_metrics_show_the_rows_and_no_others() -> None:
-    metrics, windows = EstimatorMetrics(), CalibrationWindows()
-    for number in range(R2_SAMPLES_MIN):
-        windows.add(judged(1.0 + 1.25 * number, 5.0, 8.0))
-    metrics.report_calibration(windows.rows())
+    metrics = EstimatorMetrics()
+    came = [judged(1.0 + 1.25 * number, 5.0, 8.0) for number in range(R2_SAMPLES_MIN)]
+    metrics.report_calibration(calibration_rows(came))
     value = metrics.registry.get_sample_value
     key = {"time": "completion", "model": "m", "gpu": "A", "depth": "4"}
-    row = row_of(windows, PredictedTime.COMPLETION, "m", "A", "4")
+    row = row_of(came, PredictedTime.COMPLETION, "m", "A", "4")
     assert value("qlm_estimator_calibration_samples", key) == R2_SAMPLES_MIN
     coverage = {"0.5": row.within_p50, "0.9": row.within_p90, "0.99": row.within_p99}
     pinball_s = {"0.5": row.pinball_p50_s, "0.9": row.pinball_p90_s, "0.99": row.pinball_p99_s}

@@ -1,0 +1,121 @@
+"""The engine model against the step-accurate engine, regime by regime: hidden bias 0, distributions of lengths known, no feedback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlm_core.group import prompt_class, slo_class
+from qlm_core.profile import ProfileSnapshot
+from qlm_core.workload_profile import WorkloadProfile
+from qlm_estimator.lengths.classes import LengthLearner
+from qlm_load.bench_estimator.follower import Follower
+from qlm_load.bench_estimator.scores import Floats
+from qlm_load.bench_estimator.single import ARRIVALS_APART, LOAD, facts, models, spec
+from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
+from qlm_load.bench_estimator.workloads import MODEL, SLO, Arrival, arrivals, stretched
+from qlm_load.trace import TraceRow
+
+REQUESTS = 1_500
+EVERY = 5
+ERROR_MAX = 0.03
+WARM_SHARE = 0.3
+"""The engine fills up in this share of the requests."""
+
+
+class Known(Follower):
+    """Predicts with the distributions that the requests were drawn from."""
+
+    known: ProfileSnapshot
+
+    @property
+    def snapshot(self) -> ProfileSnapshot:
+        return self.known
+
+
+def _requests(prompt: float, output: float, *, together: float = 1.0, spread: float = 0.5) -> tuple[Arrival, ...]:
+    """Lognormal lengths with these means; `together`: requests of a burst."""
+    rng = np.random.default_rng(3)
+
+    def lengths(mean: float) -> Floats:
+        return mean * np.exp(rng.normal(-(spread**2) / 2.0, spread, REQUESTS))
+
+    gaps = np.where(rng.random(REQUESTS) < 1.0 / together, rng.exponential(together, REQUESTS), 0.01)
+    rows = zip(np.cumsum(gaps).tolist(), lengths(prompt).tolist(), lengths(output).tolist(), strict=True)
+    return arrivals([TraceRow(arrival_s=at_s, input_tokens=max(1, round(p)), output_tokens=max(1, round(o))) for at_s, p, o in rows])
+
+
+def _workload(requests: tuple[Arrival, ...]) -> tuple[WorkloadProfile, ...]:
+    learner = LengthLearner(memory=1e9, rows_max=4_096)
+    for request in requests:
+        classes = learner.classes(MODEL, slo_class(SLO), prompt_class(request.prompt_tokens))
+        learner.finish(classes, request.prompt_tokens, request.output_tokens)
+    return learner.profiles()
+
+
+@pytest.mark.parametrize(
+    ("requests", "batch_max", "kv_tokens"),
+    [
+        (_requests(2_400.0, 30.0), 256, None),
+        (_requests(2_400.0, 30.0, together=40.0), 256, None),
+        (_requests(500.0, 4.0), 256, None),
+        (_requests(300.0, 300.0, spread=0.3), 8, None),
+        (_requests(1_000.0, 300.0), 256, 60_000),
+        (_requests(500.0, 200.0), 256, None),
+    ],
+    ids=["prefill-bound", "prefill-bound bursts", "tiny outputs", "small batches", "KV is the limit", "full batches"],
+)
+def test_waits_are_right_where_lengths_are_known(requests: tuple[Arrival, ...], batch_max: int, kv_tokens: int | None) -> None:
+    (row,) = (model.profile for model in models().values())
+    row = replace(row, kv_capacity_tokens=kv_tokens or row.kv_capacity_tokens)
+    instance_facts = replace(facts(), batch_max=batch_max)
+
+    def instance() -> TrueInstance:
+        of = {name: replace(model, profile=row) for name, model in models().items()}
+        made = TrueInstance.of(instance_facts, of, 1, bias_max=0.0)
+        made.load(0.0, MODEL)
+        return made
+
+    at_once = [replace(request, arrival_s=0.0) for request in requests]
+    capacity_s = max(_starts(at_once, instance(), lambda _: None, lambda _: None).values())
+    requests, engine = stretched(requests, capacity_s / LOAD), instance()
+    follower = Known(requests, [instance_facts], {MODEL: spec()}, (row,), lambda _: engine.runs.on_gpu())
+    follower.known = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=_workload(requests))
+    predicted_s: dict[int, float] = {}
+
+    def arrive(request: Arrival) -> None:
+        follower.arrive(request)
+        if request.number % EVERY == 0 and request.number >= WARM_SHARE * REQUESTS:
+            found = follower.predict(request, request.arrival_s)
+            assert found is not None
+            predicted_s[request.number] = found.own_wait.mean
+        follower.place(request, "one", request.number // ARRIVALS_APART)
+
+    started_s = _starts(requests, engine, arrive, follower.see)
+    actual_s = [started_s[number] - requests[number].arrival_s for number in predicted_s]
+    assert math.fsum(predicted_s.values()) == pytest.approx(math.fsum(actual_s), rel=ERROR_MAX)
+
+
+def _starts(
+    requests: tuple[Arrival, ...] | list[Arrival],
+    instance: TrueInstance,
+    arrive: Callable[[Arrival], None],
+    see: Callable[[Happened], None],
+) -> dict[int, float]:
+    """When each request started."""
+
+    def assign(request: Arrival) -> str:
+        arrive(request)
+        instance.append(request)
+        return "one"
+
+    found: dict[int, float] = {}
+    for happened in happenings(requests, {"one": instance}, assign):
+        see(happened)
+        if happened.kind is Kind.STARTED:
+            found[happened.number] = happened.at_s
+    return found
