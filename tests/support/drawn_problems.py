@@ -91,8 +91,7 @@ def by_hand(
         warm=np.zeros((queues, models), dtype=np.bool_),
         head=np.full(queues, -1, dtype=np.int32),
         clear_cost=np.full(queues, math.inf),
-        leave_cost=np.zeros((queues, models)),
-        leave_active_cost=np.zeros(queues),
+        leave_cost=np.zeros(queues),
     )
 
 

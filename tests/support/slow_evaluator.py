@@ -50,9 +50,9 @@ def _queue_cost(problem: Problem, queue: int, groups: list[int]) -> float:
             swap_s = max(warm_s, cold_s - (end_s - run_s))
             start_s = run_s = end_s + swap_s
             variance += float(problem.own_variance[kind, before])
-            cost += weights.work * swap_s + float(problem.leave_cost[queue, problem.model[before]])
+            cost += weights.work * swap_s
         if before < 0 and model != active:
-            cost += float(problem.leave_active_cost[queue])
+            cost += float(problem.leave_cost[queue])
         cost += _group_cost(problem, kind, group, start_s, variance)
         start_s += float(problem.work_s[kind, group])
         variance += float(problem.work_variance[kind, group])

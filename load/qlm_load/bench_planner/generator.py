@@ -61,7 +61,7 @@ def drawn(seed: int, shape: Shape, weights: Weights | None = None) -> Problem:
     drain_lead_s = np.where(active >= 0, chance.uniform(0.0, 20.0, queues), 0.0)
     band = chance.integers(0, shape.bands, groups).astype(np.int32)
     head = _heads(chance, shape, model, band, active)
-    leave_cost = chance.uniform(0.0, 2_000.0, (queues, models))
+    leave_cost = chance.uniform(0.0, 2_000.0, queues)
     return Problem(
         model=model,
         band=band,
@@ -86,8 +86,7 @@ def drawn(seed: int, shape: Shape, weights: Weights | None = None) -> Problem:
         warm=chance.random((queues, models)) < 0.3,
         head=head,
         clear_cost=chance.uniform(50.0, 500.0, queues),
-        leave_cost=leave_cost,
-        leave_active_cost=np.where(active >= 0, leave_cost[np.arange(queues), active], 0.0),
+        leave_cost=np.where(active >= 0, leave_cost, 0.0),
         weights=weights or Weights(),
     )
 

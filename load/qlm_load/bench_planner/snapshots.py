@@ -92,6 +92,5 @@ def _problem(rows: tuple[TraceRow, ...], chance: np.random.Generator) -> Problem
         warm=chance.random((queues, MODELS)) < 0.3,
         head=np.full(queues, -1, dtype=np.int32),
         clear_cost=np.full(queues, math.inf),
-        leave_cost=np.zeros((queues, MODELS)),
-        leave_active_cost=np.zeros(queues),
+        leave_cost=np.zeros(queues),
     )

@@ -59,8 +59,7 @@ def problem(groups: int = 6) -> Problem:
         warm=np.zeros((1, 2), dtype=np.bool_),
         head=np.full(1, -1, dtype=np.int32),
         clear_cost=zero,
-        leave_cost=np.zeros((1, 2)),
-        leave_active_cost=zero,
+        leave_cost=zero,
     )
 
 

@@ -127,7 +127,7 @@ def test_the_parts_of_the_cost_add_up() -> None:
     orders = construct(problem).orders
     cost, weights = evaluate(problem, orders), problem.weights
     parts = weights.late * cost.late + weights.tardiness * cost.tardiness_s + weights.work * cost.swap_s
-    parts += weights.completion * cost.completion_s + cost.redo_cost + cost.leave_cost
+    parts += weights.completion * cost.completion_s + cost.redo_cost + cost.missed_cost
     assert cost.total == pytest.approx(parts)
 
 
@@ -164,7 +164,7 @@ def test_a_head_gives_way_only_for_a_gain() -> None:
     problem = by_hand(model=[0, 1], work_s=[[50.0, 5.0]], deadline_s=[1e4, 60.0], kind=[0], active=[0], swap_s=20.0, count=1.0)
     served = replace(problem, head=np.array([0], dtype=np.int32))
     assert solve(served, moves=500, seed=1).orders.lists() == [[1, 0]]
-    careful = replace(served, leave_active_cost=np.array([2_000.0]))
+    careful = replace(served, leave_cost=np.array([2_000.0]))
     assert solve(careful, moves=500, seed=1).orders.lists() == [[0, 1]]
 
 

@@ -59,8 +59,7 @@ def test_there_must_be_a_queue() -> None:
             drain_lead_variance=none,
             warm=np.zeros((0, 2), dtype=np.bool_),
             clear_cost=none,
-            leave_cost=np.zeros((0, 2)),
-            leave_active_cost=none,
+            leave_cost=none,
         )
 
 

@@ -129,10 +129,8 @@ def test_samples_see_what_means_do_not() -> None:
 
 def test_a_model_that_is_missed_stays_where_another_instance_is_as_good() -> None:
     problem = by_hand(model=[1, 0], work_s=[[10.0, 10.0]], deadline_s=[1_000.0] * 2, kind=[0, 0], active=[0, 2], models=3)
-    problem = replace(problem, leave_active_cost=np.array([5_000.0, 0.0]))
-    assert solve_exactly(problem).orders.lists() == [[1], [0]]
-    both = replace(problem, leave_active_cost=np.array([5_000.0, 9_000.0]), leave_cost=np.array([[2_000.0, 0.0, 0.0]] * 2))
-    assert solve_exactly(both).orders.lists() == enumerated(both).orders.lists() == [[1, 0], []]
+    problem = replace(problem, leave_cost=np.array([5_000.0, 0.0]))
+    assert solve_exactly(problem).orders.lists() == enumerated(problem).orders.lists() == [[1], [0]]
 
 
 def uncertain(seed: int) -> Problem:
@@ -160,7 +158,7 @@ def test_the_best_orders_for_samples_are_those_of_the_least_mean_cost(seed: int)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_the_best_orders_at_a_quantile_count_late_by_it_and_all_else_in_the_mean(seed: int) -> None:
     problem = uncertain(seed)
-    problem = replace(problem, leave_cost=0.0 * problem.leave_cost, leave_active_cost=0.0 * problem.leave_active_cost)
+    problem = replace(problem, leave_cost=0.0 * problem.leave_cost)
     mean, high = at_quantile(problem, 0.9)
     late_only = Weights(late=problem.weights.late, tardiness=0.0, work=0.0, completion=0.0)
     expected = cheapest_together(

@@ -30,14 +30,12 @@ def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy
     chance = np.random.default_rng(seed)
     if busy:
         clear_cost = chance.choice([0.0, 50.0, 5_000.0], problem.queues)
-        leave_cost = chance.choice([0.0, 3_000.0], (problem.queues, problem.models))
-        leave_active_cost = chance.choice([0.0, 3_000.0], problem.queues)
+        leave_cost = chance.choice([0.0, 3_000.0], problem.queues)
         problem = replace(
             problem,
             drain_lead_s=chance.uniform(0.0, 60.0, problem.queues),
             clear_cost=clear_cost,
             leave_cost=leave_cost,
-            leave_active_cost=leave_active_cost,
         )
     queues = [list(chance.permutation(queue)) for queue in construct(problem).orders.lists()]
     orders = Orders.of([sorted(queue, key=lambda group: int(problem.band[group])) for queue in queues])
@@ -46,13 +44,13 @@ def test_the_walk_of_the_search_costs_the_same(problem: Problem, seed: int, busy
     assert slow_cost(problem, orders) == pytest.approx(total, rel=1e-6, abs=1e-3)
 
 
-def test_models_that_leave_an_instance_cost_what_they_miss() -> None:
-    """The active one where another comes first, each other one where another comes behind it; the last one stays."""
+def test_an_active_model_that_leaves_costs_what_it_misses() -> None:
+    """Where another comes first."""
     problem = by_hand(model=[0, 1, 1, 2], work_s=[[5.0] * 4], deadline_s=[1e4] * 4, kind=[0], active=[0])
-    problem = replace(problem, leave_cost=np.array([[1.0, 20.0, 300.0]]), leave_active_cost=np.array([1.0]))
-    for order, missed in (([0, 1, 2, 3], 21.0), ([1, 2, 0, 3], 22.0), ([1, 0, 2, 3], 42.0), ([3, 0, 1, 2], 302.0), ([], 0.0)):
+    problem = replace(problem, leave_cost=np.array([20.0]))
+    for order, missed in (([0, 1, 2, 3], 0.0), ([1, 2, 0, 3], 20.0), ([3, 0, 1, 2], 20.0), ([], 0.0)):
         orders = Orders.of([order])
-        assert evaluate(problem, orders).leave_cost == missed
+        assert evaluate(problem, orders).missed_cost == missed
         assert walked(problem, orders) == pytest.approx(evaluate(problem, orders).total)
 
 

@@ -6,7 +6,7 @@ are columns (`service_times`); seconds are counted from now. Each request has it
 a group, with E[X+] = mean Phi(z) + deviation phi(z) for a normal X:
 
     late * expected late requests + tardiness * expected tardiness + work * seconds of swapping
-        + completion * request-seconds until completion + evictions + models that leave (`leave_cost`)
+        + completion * request-seconds until completion + evictions + models that are missed (`absence`)
 
 `search.order_state.walk` is the same cost one group at a time, for the search; tests hold them equal.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from qlm_planner.cost.absence import Absences
 from qlm_planner.search.problem import Costs, Weights
 
 Floats = NDArray[np.float64]
@@ -29,11 +30,10 @@ Booleans = NDArray[np.bool_]
 (WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN) = range(5)
 """Rows of a group on its queue: engine time of all its requests and its variance; from a request's start to what its SLO bounds; from the
 group's last start to its last end."""
-(REQUESTS, DEADLINE, SPREAD, SWAP, WARM, LEAVE, MODEL, BAND, COUNT, SLO) = range(5, 15)
+(REQUESTS, DEADLINE, SPREAD, SWAP, WARM, MODEL, BAND, COUNT, SLO) = range(5, 14)
 """Requests by their weight; the deadline of the first, and what lies between that and the last; to make its model the active one, from
-where its weights are now and from host memory; what it costs to serve another model after it; the model's number; the rank; requests
-that wait; the SLO."""
-GROUP_ROWS = 15
+where its weights are now and from host memory; the model's number; the rank; requests that wait; the SLO."""
+GROUP_ROWS = 14
 
 (LEAD, LEAD_VARIANCE, DRAIN_LEAD, DRAIN_LEAD_VARIANCE, CLEAR_COST, LEAVE_COST, ACTIVE) = range(7)
 """Rows of a queue: until a new request of the active model would start; until all that runs has ended; what it costs to evict all
@@ -69,30 +69,33 @@ class OrderTimes:
 
     def costs(self, queues: slice = slice(None)) -> Costs:
         """Of some queues together."""
-        late, tardiness_s, swap_s, swaps, redo, left, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
+        late, tardiness_s, swap_s, swaps, redo, missed, completion_s, total = self.parts[:, queues].sum(axis=1).tolist()
         return Costs(
             late=late,
             tardiness_s=tardiness_s,
             swap_s=swap_s,
             swaps=round(swaps),
             redo_cost=redo,
-            leave_cost=left,
+            missed_cost=missed,
             completion_s=completion_s,
             total=total,
         )
 
 
-(LATE, TARDINESS, SWAP_S, SWAPS, REDO, LEFT, COMPLETION, TOTAL) = range(8)
+(LATE, TARDINESS, SWAP_S, SWAPS, REDO, MISSED, COMPLETION, TOTAL) = range(8)
 """Parts of the cost of a queue, as `Costs` has them."""
 PARTS = 8
 
 
-def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights) -> OrderTimes:
+def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights, absences: Absences | None = None) -> OrderTimes:
     """`rows` [GROUP_ROWS, groups]: queue after queue, each in its order; `queue` [groups]: where each stands, rising; `engines`
-    [QUEUE_ROWS, queues]. Costs O(groups)."""
+    [QUEUE_ROWS, queues]; `absences`: of the queues, where they count. Costs O(groups)."""
     parts = np.zeros((PARTS, engines.shape[1]))
     if not len(queue):
         nothing = np.zeros(0)
+        if absences is not None:
+            nobody = np.zeros(0, dtype=np.int64)
+            parts[[MISSED, TOTAL]] = absences.costs(nobody, nobody, nothing, np.zeros(engines.shape[1]))
         return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, latest_s=nothing, parts=parts)
     model = rows[MODEL]
     opens = np.ones(len(queue), dtype=np.bool_)
@@ -133,16 +136,18 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     parts[SWAP_S, of] = np.add.reduceat(swaps_s, which)
     parts[SWAPS, of] = np.diff(np.append(which, len(run_first))) - goes_on
     parts[REDO, of] = np.where(clears, engine[CLEAR_COST], 0.0)
-    left = rows[LEAVE, run_first - 1]
-    left[run_opens] = np.where(goes_on, 0.0, engine[LEAVE_COST])
-    parts[LEFT, of] = np.add.reduceat(left, which)
+    parts[MISSED, of] = np.where(goes_on, 0.0, engine[LEAVE_COST])
+    if absences is not None:
+        ends_s = np.zeros(engines.shape[1])
+        ends_s[of] = (starts_s + lasts_s)[np.append(which[1:], len(run_first)) - 1]
+        parts[MISSED] += absences.costs(queue[run_first], model[run_first].astype(np.int64), starts_s, ends_s)
     parts[TOTAL] = (
         weights.late * parts[LATE]
         + weights.tardiness * parts[TARDINESS]
         + weights.work * parts[SWAP_S]
         + weights.completion * parts[COMPLETION]
         + parts[REDO]
-        + parts[LEFT]
+        + parts[MISSED]
     )
     return OrderTimes(
         start_s=start_s,

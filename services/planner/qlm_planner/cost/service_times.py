@@ -21,8 +21,9 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.tenants import weight_of
+from qlm_planner.cost.absence import Absences
 from qlm_planner.cost.estimates import PROMPT_STEP, Estimates, Likeness
-from qlm_planner.cost.leave_cost import leave_costs
+from qlm_planner.cost.expected_absences import absences_of
 from qlm_planner.cost.order_cost import (
     BAND,
     COUNT,
@@ -30,7 +31,6 @@ from qlm_planner.cost.order_cost import (
     DRAIN,
     FAR_S,
     GROUP_ROWS,
-    LEAVE,
     MODEL,
     OWN,
     OWN_VARIANCE,
@@ -129,8 +129,8 @@ class ClassTable:
     _column_of: NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0, SIZES), -1, dtype=np.int32))
     _table: Floats = field(default_factory=lambda: np.zeros((ROWS, COLUMNS_FIRST)))
     _used: int = 0
-    _leaving_key: tuple[object, ...] = ()
-    _leaving: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    _absences_key: tuple[object, ...] = ()
+    _absences: Absences = field(default_factory=lambda: Absences.none(0, 0))
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
@@ -218,11 +218,9 @@ class ClassTable:
             columns = self._column_of[place]
         return self._table[:, columns]
 
-    def rows(
-        self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float | Floats, now_s: float, leaving: Floats | None = None
-    ) -> Floats:
+    def rows(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns, crowd: float | Floats, now_s: float) -> Floats:
         """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
-        `crowd`: as for `service_times`. `leaving` [slots, models]: `leave_costs`; none where they do not count."""
+        `crowd`: as for `service_times`."""
         shared = self.classes(slots, on, groups)
         made = service_times(shared, groups, crowd)
         requests = groups.count * groups.weight * groups.due_share
@@ -234,7 +232,6 @@ class ClassTable:
         rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
         rows[REQUESTS], rows[DEADLINE], rows[SPREAD] = requests, deadline_s, groups.spread_s
         rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
-        rows[LEAVE] = 0.0 if leaving is None else leaving[on, groups.model]
         rows[MODEL], rows[BAND], rows[COUNT], rows[SLO] = groups.model, groups.band, groups.count, slo_s
         unserved = np.isnan(shared[TOKEN_S])
         if unserved.any():
@@ -242,13 +239,13 @@ class ClassTable:
             rows[DEADLINE, unserved] = FAR_S
         return rows
 
-    def leave_costs(self, board: Board, slots: Sequence[Slot]) -> Floats:
-        """As the function; worked out once for what is expected and what the instances serve."""
-        active = [(slot.facts.incarnation, slot.active_model, slot.batch(slot.active_model)) for slot in slots]
-        key = (self.estimates.version, board.expectations, *active)
-        if key != self._leaving_key:
-            self._leaving_key, self._leaving = key, leave_costs(board, self.estimates, slots)
-        return self._leaving
+    def absences(self, board: Board, slots: Sequence[Slot]) -> Absences:
+        """As `absences_of`; worked out once for what is expected and what the instances serve."""
+        serving = [(slot.facts.incarnation, slot.active_model, slot.batch(slot.active_model), *slot.warm_models) for slot in slots]
+        key = (self.estimates.version, self.estimates.codes, board.expectations, *serving)
+        if key != self._absences_key:
+            self._absences_key, self._absences = key, absences_of(board, self.estimates, slots)
+        return self._absences
 
     def _warm(self, slots: Sequence[Slot]) -> NDArray[np.bool_]:
         """[slots, models]: in host memory."""

@@ -11,7 +11,8 @@ import numpy as np
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
-from qlm_planner.cost.estimates import Engine, Estimates
+from qlm_planner.cost.absence import Absences
+from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import ACTIVE, COUNT, LEAD, MODEL, WORK, Floats, Integers, OrderTimes, order_times
 from qlm_planner.cost.service_times import ClassTable, GroupColumns
 from qlm_planner.search.problem import Costs
@@ -20,14 +21,14 @@ from qlm_planner.search.problem import Costs
 @dataclass(slots=True, kw_only=True)
 class Line:
     """One virtual queue: `groups` in its order, the same as `rows` of `order_cost`, and its column there (`engine`). `crowds` [models]: as
-    of `crowds_of`."""
+    of `crowds_of`. `absences`: of this queue alone."""
 
     slot: Slot
     groups: list[Group]
     rows: Floats
     engine: tuple[float, ...]
-    leaving: Floats
     crowds: Floats
+    absences: Absences
 
     @property
     def work_s(self) -> float:
@@ -56,13 +57,13 @@ def lines_of(board: Board, table: ClassTable, now_s: float, without: Collection[
     bounds = np.cumsum([0, *(len(queue) for queue in queues)]).tolist()
     on = np.arange(len(slots), dtype=np.int64).repeat([len(queue) for queue in queues])
     columns = table.columns([group for queue in queues for group in queue])
-    leaving = table.leave_costs(board, slots)
+    absences = table.absences(board, slots)
     crowds = crowds_of(slots, table.estimates, on, columns)
-    rows = table.rows(slots, on, columns, crowds[on, columns.model], now_s, leaving)
-    engines = engine_rows(table.estimates, slots, crowds, leaving)
+    rows = table.rows(slots, on, columns, crowds[on, columns.model], now_s)
+    engines = engine_rows(table.estimates, slots, crowds, absences)
     return [
-        Line(slot=slot, groups=queue, rows=rows[:, begin:end], engine=engine, leaving=costs, crowds=crowd)
-        for slot, queue, engine, costs, crowd, (begin, end) in zip(slots, queues, engines, leaving, crowds, pairwise(bounds), strict=True)
+        Line(slot=slot, groups=queues[at], rows=rows[:, begin:end], engine=engines[at], crowds=crowds[at], absences=absences.take([at]))
+        for at, (slot, (begin, end)) in enumerate(zip(slots, pairwise(bounds), strict=True))
     ]
 
 
@@ -87,7 +88,7 @@ def mean_crowd(slots: Sequence[Slot], waiting: Floats) -> float:
     return (float(waiting.sum()) + sum(slot.running for slot in slots)) / max(1, len(slots))
 
 
-def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowds: Floats, leaving: Floats) -> list[tuple[float, ...]]:
+def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowds: Floats, absences: Absences) -> list[tuple[float, ...]]:
     """The columns of queues (QUEUE_ROWS)."""
     return [
         (
@@ -96,16 +97,11 @@ def engine_rows(estimates: Estimates, slots: Sequence[Slot], crowds: Floats, lea
             engine.drain_s,
             engine.drain_variance,
             engine.clear_cost,
-            leave_cost_of(engine, costs),
+            leave_cost,
             engine.model_code,
         )
-        for engine, crowd, costs in zip(map(estimates.engine, slots), crowds, leaving, strict=True)
+        for engine, crowd, leave_cost in zip(map(estimates.engine, slots), crowds, absences.leave_cost.tolist(), strict=True)
     ]
-
-
-def leave_cost_of(engine: Engine, leaving: Floats) -> float:
-    """For the active model of an instance; `leaving`: its costs for all models."""
-    return float(leaving[engine.model_code]) if 0 <= engine.model_code < len(leaving) else 0.0
 
 
 def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: float) -> Floats:
@@ -114,7 +110,7 @@ def columns_on(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     on = np.arange(len(slots), dtype=np.int64)
     alone = table.columns([group]).take(np.zeros(len(slots), dtype=np.int64))
     crowd = np.array([line.crowds[alone.model[0]] for line in lines]) + group.waiting
-    return table.rows(slots, on, alone, crowd, now_s, np.array([line.leaving for line in lines]))
+    return table.rows(slots, on, alone, crowd, now_s)
 
 
 def times_of(lines: Sequence[Line], table: ClassTable) -> OrderTimes:
@@ -143,10 +139,10 @@ def plan_costs(board: Board, table: ClassTable, now_s: float, plans: Sequence[Ma
     queues = [plan.get(name, ()) for plan in plans for name in names]
     orders = np.array([place[group_id] for queue in queues for group_id in queue], dtype=np.int64)
     queue = np.arange(len(queues)).repeat([len(each) for each in queues])
-    leaving = table.leave_costs(board, slots)
     placed, of_all = columns.take(orders), list(slots) * len(plans)
     crowds = crowds_of(of_all, table.estimates, queue, placed)
-    rows = table.rows(slots, queue % len(slots), placed, crowds[queue, placed.model], now_s, leaving)
-    engines = np.array(engine_rows(table.estimates, of_all, crowds, np.tile(leaving, (len(plans), 1)))).T
-    times = order_times(rows, queue, engines, table.estimates.policy.weights)
+    rows = table.rows(slots, queue % len(slots), placed, crowds[queue, placed.model], now_s)
+    absences = table.absences(board, slots).take(np.arange(len(queues)) % len(slots))
+    engines = np.array(engine_rows(table.estimates, of_all, crowds, absences)).T
+    times = order_times(rows, queue, engines, table.estimates.policy.weights, absences)
     return [times.costs(slice(number * len(slots), (number + 1) * len(slots))) for number in range(len(plans))]

@@ -58,7 +58,6 @@ class _Builder:
         self.model.x = pyo.Var(self.seats(), domain=pyo.Binary)
         places = range(self.problem.queues), range(1, self.positions), range(self.problem.models)
         self.model.s = pyo.Var(*places, bounds=(0.0, 1.0))
-        self.model.left = pyo.Var(*places, bounds=(0.0, 1.0))
         self.model.rules = pyo.ConstraintList()
 
     def groups(self, queue: int) -> list[int]:
@@ -98,7 +97,6 @@ class _Builder:
                     own = {group: 1.0 for group in groups if packed.model[group] == model}
                     here, before = self.at(queue, position, own), self.at(queue, position - 1, own)
                     rules.add(self.model.s[queue, position, model] >= here - before)
-                    rules.add(self.model.left[queue, position, model] >= before - here + self.at(queue, position) - 1)
 
     def switch(self, queue: int, position: int) -> pyo.Expression:
         models = {int(self.packed.model[group]) for group in self.groups(queue)}
@@ -108,12 +106,8 @@ class _Builder:
         models = {int(self.packed.model[group]) for group in self.groups(queue)}
         return sum(float(self.packed.swap[queue, model]) * self.model.s[queue, position, model] for model in models)
 
-    def leave_cost(self, queue: int, position: int) -> pyo.Expression:
-        models = {int(self.packed.model[group]) for group in self.groups(queue)}
-        return sum(float(self.packed.leave[queue, model]) * self.model.left[queue, position, model] for model in models)
-
     def front(self) -> pyo.Expression:
-        """What swaps and openings cost, with models that are left."""
+        """What swaps and openings cost."""
         packed, weights = self.packed, self.problem.weights
         cost = 0.0
         for queue in range(self.problem.queues):
@@ -125,7 +119,6 @@ class _Builder:
             if groups:
                 cost += self.at(queue, 0, first)
                 cost += weights.work * sum(self.swap_s(queue, position) for position in range(1, self.positions))
-                cost += sum(self.leave_cost(queue, position) for position in range(1, self.positions))
         return cost
 
     def starts(self, name: str, scenario: Scenario) -> pyo.Var:

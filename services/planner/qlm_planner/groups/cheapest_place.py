@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_planner.board.group import Group
+from qlm_planner.cost.absence import Absences
 from qlm_planner.cost.order_cost import ACTIVE, BAND, COUNT, DEADLINE, FAR_S, MODEL, SLO, Floats, order_times
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line, columns_on
@@ -67,7 +68,8 @@ def best_place(lines: Sequence[Line], table: ClassTable, group: Group, now_s: fl
     orders = [*(line.rows for line in able), *(np.insert(able[number].rows, at, columns[:, number], axis=1) for number, at in tries)]
     queue = np.repeat(np.arange(len(orders)), [order.shape[1] for order in orders])
     engines = np.array([line.engine for line in (*able, *(able[number] for number, _ in tries))]).T
-    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.policy.weights)
+    absences = Absences.joined([line.absences for line in able]).take([*range(len(able)), *(number for number, _ in tries)])
+    times = order_times(np.concatenate(orders, axis=1), queue, engines, table.estimates.policy.weights, absences)
     placed = len(able) + np.arange(len(tries))
     groups = np.searchsorted(queue, placed) + [position for _, position in tries]
     in_turn = [position == found[number].in_turn for number, position in tries]

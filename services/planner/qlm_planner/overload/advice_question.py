@@ -98,8 +98,8 @@ def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -
     problem, alone_s = None, np.zeros((0, 0))
     if (slots or tried) and columns.ids:
         # What is expected stands on the queues.
-        leaving = np.zeros((len(slots) + len(tried), estimates.codes))
-        problem = problem_of([*slots, *tried], columns, mean_crowd(slots, here.count), orders, heads, table, now_s, leaving)
+        missed = np.zeros(len(slots) + len(tried))
+        problem = problem_of([*slots, *tried], columns, mean_crowd(slots, here.count), orders, heads, table, now_s, missed)
         kinds = kinds_of([*slots, *tried], estimates, table)[1]
         shared = table.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
         one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)

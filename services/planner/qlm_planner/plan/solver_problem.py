@@ -20,7 +20,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates, Likeness
 from qlm_planner.cost.order_cost import Floats
 from qlm_planner.cost.service_times import BATCH, ClassTable, GroupColumns, service_times
-from qlm_planner.cost.virtual_queues import leave_cost_of, mean_crowd
+from qlm_planner.cost.virtual_queues import mean_crowd
 from qlm_planner.search.problem import Orders, Problem, ProblemError
 
 SPEED_STEP = 0.1
@@ -67,7 +67,9 @@ def draft(board: Board, estimates: Estimates, table: ClassTable, now_s: float) -
     columns = table.columns(groups)
     orders, heads = standing(estimates, slots, queues)
     return Draft(
-        problem=problem_of(slots, columns, mean_crowd(slots, columns.count), orders, heads, table, now_s, table.leave_costs(board, slots)),
+        problem=problem_of(
+            slots, columns, mean_crowd(slots, columns.count), orders, heads, table, now_s, table.absences(board, slots).leave_cost
+        ),
         groups=tuple(columns.ids),
         queues=tuple(slot.facts.name for slot in slots),
         able=tuple(_able(slot) for slot in slots),
@@ -92,7 +94,7 @@ def problem_of(
     heads: Sequence[str],
     table: ClassTable,
     now_s: float,
-    leaving: Floats,
+    leave_cost: Floats,
 ) -> Problem:
     """Groups and the instances that may serve them. Raises ProblemError where the profiles make no sense."""
     estimates = table.estimates
@@ -120,8 +122,7 @@ def problem_of(
         warm=np.array([[name in slot.warm_models for name in names] for slot in slots], dtype=np.bool_).reshape(len(slots), len(names)),
         head=np.array([begin if head else -1 for begin, head in zip(orders.first.tolist(), heads, strict=False)], dtype=np.int32),
         clear_cost=np.array([engine.clear_cost for engine in engines]),
-        leave_cost=leaving[:, [estimates.code(name) for name in names]],
-        leave_active_cost=np.array([leave_cost_of(engine, costs) for engine, costs in zip(engines, leaving, strict=True)]),
+        leave_cost=leave_cost,
         weights=estimates.policy.weights,
     )
 

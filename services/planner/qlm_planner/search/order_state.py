@@ -138,7 +138,6 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     size, kind = plan.size[queue], packed.kind[queue]
     was_start, was_variance, was_run, was_cost = plan.start_s[queue], plan.variance[queue], plan.run_s[queue], plan.cost[queue]
     on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
-    leaving = packed.leave[queue]
     late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
     work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
     total_before = queue_cost(plan, queue)
@@ -161,7 +160,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
             swap_s = max(warms[model], swaps[model] - (end_s - run_s))
             start_s = run_s = end_s + swap_s
             variance += drain_variance
-            total += work_weight * swap_s + leaving[before_model]
+            total += work_weight * swap_s
         before_model = model
         work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
         drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]

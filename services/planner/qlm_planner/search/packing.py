@@ -21,7 +21,7 @@ from qlm_planner.search.problem import Booleans, Floats, Integers, Problem
 
 
 class Packed(NamedTuple):
-    """`on_kind` [K, G, 5], `group` [G, 3], `queue` [Q, 6], `swap`, `leave` [Q, M], `warm` [K, M], `weights` [4]; `serves` [K, G]."""
+    """`on_kind` [K, G, 5], `group` [G, 3], `queue` [Q, 6], `swap` [Q, M], `warm` [K, M], `weights` [4]; `serves` [K, G]."""
 
     on_kind: Floats
     group: Floats
@@ -34,7 +34,6 @@ class Packed(NamedTuple):
     head: Integers
     swap: Floats
     warm: Floats
-    leave: Floats
     weights: Floats
 
 
@@ -61,14 +60,13 @@ def packed(problem: Problem) -> Packed:
             problem.drain_lead_s,
             problem.drain_lead_variance,
             problem.clear_cost,
-            problem.leave_active_cost,
+            problem.leave_cost,
         ),
         kind=kind,
         active=problem.active.astype(np.int32),
         head=problem.head.astype(np.int32),
         swap=np.minimum(swap, FAR_S),
         warm=np.minimum(problem.warm_s, FAR_S),
-        leave=np.ascontiguousarray(problem.leave_cost),
         weights=np.array([weights.late, weights.tardiness, weights.work, weights.completion], dtype=np.float64),
     )
 

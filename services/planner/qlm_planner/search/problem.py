@@ -55,8 +55,7 @@ class Problem:
     Queues [Q]: `kind`; `active` (model, -1 for none); `lead_s`, `lead_variance` (until a new request of the active model would start);
     `drain_lead_s`, `drain_lead_variance` (until all that runs has ended); `head` (the group that is served now, -1 for none); `clear_cost`
     (in the unit of the objective, of evicting the running batch for another model; infinite where it cannot be evicted);
-    `leave_active_cost` (of serving another model than the active one first). [Q, M]: `warm` (models in host memory), `leave_cost` (of
-    serving another model after it).
+    `leave_cost` (of serving another model than the active one first). [Q, M]: `warm` (models in host memory).
     """
 
     model: Integers
@@ -83,7 +82,6 @@ class Problem:
     head: Integers
     clear_cost: Floats
     leave_cost: Floats
-    leave_active_cost: Floats
     weights: Weights = field(default_factory=Weights)
 
     @property
@@ -142,8 +140,7 @@ FIELDS: dict[str, tuple[str, float, bool]] = {
     "warm": ("qm", 0.0, False),
     "head": ("q", -1.0, False),
     "clear_cost": ("q", 0.0, True),
-    "leave_cost": ("qm", 0.0, False),
-    "leave_active_cost": ("q", 0.0, False),
+    "leave_cost": ("q", 0.0, False),
 }
 """By field: the letters of its shape, the least value, and whether it may be infinite. A group goes on a kind only where all is finite."""
 
@@ -196,14 +193,14 @@ class Orders:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Of all queues. `late`, `tardiness_s`, `completion_s`: expected, each request by its weight. `swap_s`: without the first load of an
-    empty engine. `redo_cost`: of what gives way; `leave_cost`: of models that leave an instance. `total`: the objective."""
+    empty engine. `redo_cost`: of what gives way; `missed_cost`: of models that are missed. `total`: the objective."""
 
     late: float = 0.0
     tardiness_s: float = 0.0
     swap_s: float = 0.0
     swaps: int = 0
     redo_cost: float = 0.0
-    leave_cost: float = 0.0
+    missed_cost: float = 0.0
     completion_s: float = 0.0
     total: float = 0.0
 

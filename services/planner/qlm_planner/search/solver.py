@@ -129,7 +129,6 @@ def _evaluated(packed: Packed, first: NDArray[np.int64], groups: Integers, weigh
     rows[[of.WORK, of.WORK_VARIANCE, of.OWN, of.OWN_VARIANCE, of.DRAIN]] = on_kind[:, [WORK, WORK_VARIANCE, OWN, OWN_VARIANCE, DRAIN]].T
     rows[[of.REQUESTS, of.DEADLINE, of.SPREAD]] = group[:, [REQUESTS, DEADLINE, SPREAD]].T
     rows[of.SWAP], rows[of.WARM] = packed.swap[queue, model], packed.warm[packed.kind[queue], model]
-    rows[of.LEAVE] = packed.leave[queue, model]
     rows[of.MODEL], rows[of.BAND] = model, packed.band[groups]
     engines = np.concatenate((packed.queue.T, [packed.active]))
     times = of.order_times(rows, queue, engines, weights)
@@ -199,6 +198,5 @@ def _tiny() -> Problem:
         warm=np.zeros((queues, models), dtype=np.bool_),
         head=np.array([0, -1], dtype=np.int32),
         clear_cost=np.full(queues, math.inf),
-        leave_cost=np.zeros((queues, models)),
-        leave_active_cost=np.zeros(queues),
+        leave_cost=np.zeros(queues),
     )
