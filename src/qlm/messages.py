@@ -38,6 +38,7 @@ STATES: Mapping[int, values.RequestState] = {
     request_pb2.REQUEST_STATE_CANCELLED: values.RequestState.CANCELLED,
     request_pb2.REQUEST_STATE_EXPIRED: values.RequestState.EXPIRED,
 }
+STATE_NUMBERS: Mapping[values.RequestState, int] = {state: number for number, state in STATES.items()}
 SLO_KINDS: Mapping[str, request_pb2.SloKind.ValueType] = {
     "completion": request_pb2.SLO_KIND_COMPLETION,
     "first_token": request_pb2.SLO_KIND_FIRST_TOKEN,
@@ -303,4 +304,30 @@ def _request_status_value(message: gateway_pb2.RequestStatus) -> values.RequestS
         prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
         slo=slo_value(message.slo) if message.HasField("slo") else None,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        model=message.model,
+        error_reason=message.error.reason,
+        error_message=message.error.message,
+        finished_s=message.finished_s if message.HasField("finished_s") else None,
+    )
+
+
+def request_page_value(message: gateway_pb2.ListRequestsResponse) -> values.RequestPage:
+    return values.RequestPage(
+        requests=tuple(
+            values.ListedRequest(
+                tenant=request.tenant,
+                request_id=request.request_id,
+                queue_id=request.queue_id,
+                model=request.model,
+                state=STATES[request.state],
+                slo_class=request.slo_class,
+                accepted_s=request.accepted_s,
+                deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
+                instance=request.instance,
+                attempts=request.attempts,
+            )
+            for request in message.requests
+        ),
+        next_after=message.next_after,
+        now_s=message.now_s,
     )

@@ -146,7 +146,7 @@ class Result:
 class RequestStatus:
     """One request now. `requests_ahead`: None unless it waits in a virtual queue. `prediction`: None where none can be made. `slo`: the
     gateway's default where it named none. `deadline_s`: acceptance + SLO; None without an SLO in seconds, and at a terminal state, as `slo`
-    is."""
+    is. `error_reason`, `error_message`: as in `Result`. `finished_s`: None until it has ended."""
 
     state: RequestState
     queue_id: str
@@ -159,6 +159,37 @@ class RequestStatus:
     prediction: Prediction | None
     slo: Slo | None = None
     deadline_s: float | None = None
+    model: str = ""
+    error_reason: str = ""
+    error_message: str = ""
+    finished_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRequest:
+    """A request that has not ended, without its prompt and output. `instance`: on whose virtual queue it waits, or who runs it; "" until it
+    is placed. `deadline_s`: None without an SLO in seconds."""
+
+    tenant: str
+    request_id: str
+    queue_id: str
+    model: str
+    state: RequestState
+    slo_class: str
+    accepted_s: float
+    deadline_s: float | None
+    instance: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPage:
+    """Some requests that have not ended, in the order of acceptance. `next_after`: where the next page begins, "" where the queue has none
+    behind this one. `now_s`: the queue's clock."""
+
+    requests: tuple[ListedRequest, ...]
+    next_after: str
+    now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from qlm_queue.damage import Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.memory_state import MemoryState, parse_id
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -245,6 +246,12 @@ class MemoryQueue:
         start = last_id if after == "$" else parse_id(after)
         found = await self._read(block_s, lambda: memory_reading.control(self.state, instance, start, CONTROL_READ_MAX))
         return [replace(entry, entry_id=entry_id) for entry_id, entry in found]
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        _check_count(count)
+        return memory_reading.live_requests(self.state, after, count)
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
+from qlm.api.v1.request_pb2 import Request
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 from qlm_queue.memory_admission import not_found
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id
-from qlm_queue.values import BATCH_MAX, ControlEntry, GroupRecord, InstanceRecord, LiveRequest, Overview, StreamEntry, VirtualQueueRecord
+from qlm_queue.operator_values import PAGE_BYTES_MAX, LivePage
+from qlm_queue.values import (
+    BATCH_MAX,
+    ControlEntry,
+    GroupRecord,
+    InstanceRecord,
+    LiveRequest,
+    Overview,
+    StreamEntry,
+    VirtualQueueRecord,
+)
 
 
 def frames(state: MemoryState, now_s: float, gateway: str, after: StreamId, count: int) -> list[StreamEntry]:
@@ -42,6 +54,27 @@ def unplaced(state: MemoryState, after: str, count: int) -> list[LiveRequest]:
     start = parse_id(after) if after else (-1, 0)
     later = (request for queue_id, request in state.unplaced.items() if parse_id(queue_id) > start)
     return [request.as_live() for request in islice(later, count)]
+
+
+def live_requests(state: MemoryState, after: str, count: int) -> LivePage:
+    start = parse_id(after) if after else (-1, 0)
+    found: list[LiveRequest] = []
+    size = 0
+    for queue_id, request in state.requests.items():
+        if parse_id(queue_id) > start:
+            found.append(replace(request.as_live(), body=_without_prompt(request.body)))
+            size += len(request.body)
+            if len(found) == count or size >= PAGE_BYTES_MAX:
+                return LivePage(after=queue_id, requests=found)
+    return LivePage(after="", requests=found)
+
+
+def _without_prompt(body: bytes) -> bytes:
+    request = Request.FromString(body)
+    kept = Request(model=request.model)
+    if request.HasField("admission"):
+        kept.admission.CopyFrom(request.admission)
+    return kept.SerializeToString()
 
 
 def requests_ahead(state: MemoryState, key: RequestKey) -> int:

@@ -35,6 +35,7 @@ from typing import Protocol
 
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -197,6 +198,12 @@ class Queue(Protocol):
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         """Messages for an instance's agent after an entry id ("0" at first; "$" for only new ones)."""
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        """Requests that have not ended, in queue id order, after a queue id ("" from the start), without their prompts. It reads at most
+        `count` (1 to BATCH_MAX) of them, and no further one once it has read `PAGE_BYTES_MAX` of bodies."""
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.operator_values import LivePage
 from qlm_queue.redis_calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis_dump import dump_queue
 from qlm_queue.values import (
@@ -260,6 +261,18 @@ class RedisQueue(RedisCalls):
             lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries
         )
         return entries
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        _check_batch(count)
+        page: LivePage = await self._call(
+            "live_requests",
+            after,
+            count,
+            read=lambda answer: LivePage(after=answers.text_of(answer[0]), requests=self._live(answer[1:])),
+        )
+        return page
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     AcceptReceipt,
     ControlEntry,
@@ -171,6 +172,8 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
                 fields.pop("first_deadline_s")
             if isinstance(value, GroupRecord):
                 fields.pop("next_deadline_s")
+            if isinstance(value, LivePage):
+                fields["after"] = number(value.after)
             if "queue_id" in fields:
                 fields["queue_id"] = number(fields["queue_id"])
             return type(value).__name__, _plain(fields, numbers, payloads)

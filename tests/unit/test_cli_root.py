@@ -20,6 +20,7 @@ UNITS = {
     "up": ("SECTION.NAME=VALUE", "DIR", "FILE", "QLM_SECTION__NAME", "Exit codes"),
     "submit": ("SECONDS", "TOKENS", "Exit codes"),
     "status": ("SECONDS",),
+    "requests": ("Exit codes",),
     "assess": ("COUNT", "HOST:PORT", "seconds from now", "Exit codes"),
     "top": ("SECONDS", "HOST:PORT", "Exit codes"),
     "doctor": ("SECTION.NAME=VALUE", "FILE", "Exit codes"),

@@ -17,6 +17,8 @@ from qlm.api.v1.gateway_pb2 import (
     GenerateRequest,
     ListModelsRequest,
     ListModelsResponse,
+    ListRequestsRequest,
+    ListRequestsResponse,
     QueueStatusRequest,
     QueueStatusResponse,
     ResultRequest,
@@ -34,6 +36,7 @@ from qlm_core.request import RequestKey
 from qlm_gateway.admission import request_key
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entered, Entry
+from qlm_gateway.listing import listed
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
 from qlm_gateway.outlook_updates import OutlookUpdates, checked_every_s
@@ -139,6 +142,9 @@ class GatewayService(GatewayServicer):
         if key is not None:
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
+
+    async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
+        return await listed(self._queue, request, await self._watch.fresh())
 
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""

@@ -102,6 +102,7 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
         prediction=prediction,
         slo=slo_message(asked.slo),
         deadline_s=deadline_s if math.isfinite(deadline_s) else None,
+        model=asked.model,
     )
 
 
@@ -153,4 +154,7 @@ def _ended_message(found: TerminalRecord) -> RequestStatus:
         output_tokens=len(result.output_token_ids) or len(result.output_pieces),
         attempts=found.attempt,
         accepted_s=result.timing.accepted_s,
+        model=result.model,
+        error=result.error if result.HasField("error") else None,
+        finished_s=result.timing.finished_s,
     )

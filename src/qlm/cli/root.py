@@ -16,6 +16,7 @@ COMMANDS = {
     "agent": ("qlm.cli.services", "agent", "Run the agent of one instance."),
     "submit": ("qlm.cli.submit", "submit", "Send a prompt and print its answer."),
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
+    "requests": ("qlm.cli.requests", "requests", "List, show or cancel requests."),
     "assess": ("qlm.cli.assess", "assess", "Show which groups are expected to have how many late requests."),
     "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
     "doctor": ("qlm.cli.doctor", "doctor", "Look for damaged records in the queue, and mend them."),

@@ -185,13 +185,18 @@ local function state_text(record)
     .. record.first_output_ms .. ' ' .. record.form .. ' ' .. record.owner
 end
 
+-- Body and hash key of an entry of the global queue.
+local function entry_parts(entry)
+  local fields = entry[2]
+  if fields[1] == 'r' then return fields[2], fields[4] end
+  return fields[4], fields[2]
+end
+
 -- Body and hash key of a queue id, or nil.
 local function read_entry(prefix, id)
   local entries = redis.call('XRANGE', prefix .. ':queue', id, id)
   if #entries == 0 then return nil end
-  local fields = entries[1][2]
-  if fields[1] == 'r' then return fields[2], fields[4] end
-  return fields[4], fields[2]
+  return entry_parts(entries[1])
 end
 
 local function read_by_id(prefix, id)

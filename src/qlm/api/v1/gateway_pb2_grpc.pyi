@@ -50,6 +50,8 @@ class GatewayStub:
     """The models that may be asked for."""
     QueueStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]
     """The state of the queue, and of one request if named."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]
+    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -73,6 +75,8 @@ class GatewayAsyncStub(GatewayStub):
     """The models that may be asked for."""
     QueueStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]  # type: ignore[assignment]
     """The state of the queue, and of one request if named."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """The way in. Any gateway answers for any request of its queue."""
@@ -135,5 +139,13 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.QueueStatusResponse, _abc.Awaitable[_gateway_pb2.QueueStatusResponse]]:
         """The state of the queue, and of one request if named."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _gateway_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListRequestsResponse, _abc.Awaitable[_gateway_pb2.ListRequestsResponse]]:
+        """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
