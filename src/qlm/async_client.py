@@ -221,6 +221,17 @@ class AsyncClient:
         response = await self._link.call(lambda stub, timeout_s: stub.ListRequests(message, timeout=timeout_s))
         return messages.request_page_value(response)
 
+    async def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """Requests for a model, or of a tenant, wait from now on, also new ones; what runs runs on. False where that is so already. Raises
+        NotFound for a model that is not served, QueueFull where as much is paused as may be."""
+        message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
+        return (await self._link.call(lambda stub, timeout_s: stub.Pause(message, timeout=timeout_s))).changed
+
+    async def resume(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """Ends a pause; False where there is none."""
+        message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
+        return (await self._link.call(lambda stub, timeout_s: stub.Resume(message, timeout=timeout_s))).changed
+
     def _named(self, message: Named, request_id: str, tenant: str | None) -> Named:
         """With the key of a request. Raises InvalidRequest."""
         return messages.filled(message, tenant=tenant or self._tenant, request_id=request_id)

@@ -130,6 +130,14 @@ class Client:
         """See `AsyncClient.requests`."""
         return self._run(self._client.requests(tenant=tenant, model=model, state=state, after=after, limit=limit))
 
+    def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """See `AsyncClient.pause`."""
+        return self._run(self._client.pause(model=model, tenant=tenant))
+
+    def resume(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """See `AsyncClient.resume`."""
+        return self._run(self._client.resume(model=model, tenant=tenant))
+
     def _run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled. Raises InternalError after `close`, and in a forked child."""
         try:

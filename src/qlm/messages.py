@@ -175,6 +175,7 @@ def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:
         accepted_s=message.accepted_s,
         prompt_tokens=message.prompt_tokens,
         prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        paused=message.paused,
     )
 
 
@@ -192,7 +193,9 @@ def prediction_value(message: prediction_pb2.Prediction) -> values.Prediction:
 
 def outlook_value(message: gateway_pb2.Outlook) -> values.Outlook:
     return values.Outlook(
-        state=STATES[message.state], prediction=prediction_value(message.prediction) if message.HasField("prediction") else None
+        state=STATES[message.state],
+        prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        paused=message.paused,
     )
 
 
@@ -267,6 +270,7 @@ def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.Queue
         planner=message.planner,
         refusal=message.refusal,
         damage_count=message.damage_count,
+        pauses=tuple(values.Pause(model=each.model, tenant=each.tenant, since_s=each.since_s) for each in message.pauses),
     )
 
 
@@ -308,6 +312,7 @@ def _request_status_value(message: gateway_pb2.RequestStatus) -> values.RequestS
         error_reason=message.error.reason,
         error_message=message.error.message,
         finished_s=message.finished_s if message.HasField("finished_s") else None,
+        paused=message.paused,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from qlm.api.v1.request_pb2 import Request
+from qlm_core.pauses import Pause
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 from qlm_queue.memory_admission import not_found
@@ -43,10 +44,11 @@ def events(state: MemoryState, after: StreamId, count: int) -> list[StreamEntry]
 def arrivals(state: MemoryState, count: int) -> list[LiveRequest]:
     found: list[LiveRequest] = []
     while state.unread and len(found) < count:
-        request = state.unplaced.get(state.unread.popleft())
+        request = state.requests.get(state.unread.popleft())
         if request is not None:
             request.read = True
-            found.append(request.as_live())
+            if request.queue_id in state.unplaced:
+                found.append(request.as_live())
     return found
 
 
@@ -126,6 +128,7 @@ def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None =
         incarnations={name: state.holder(name, now_s) is not None for name in sorted(state.running)},
         last_event_id=f"{state.events.last_id[0]}-{state.events.last_id[1]}",
         damage_count=state.damage_count,
+        pauses=[Pause(kind=kind, name=name, since_s=since_s) for (kind, name), since_s in sorted(state.paused.items())],
     )
 
 

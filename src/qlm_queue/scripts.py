@@ -10,14 +10,14 @@ import re
 from importlib import resources
 
 _FILES = (
-    "prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "agent.lua", "operator.lua",
-    "repair.lua",
+    "prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "pauses.lua", "agent.lua",
+    "operator.lua", "repair.lua",
 )  # fmt: skip
 
 # All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
-    "attach", "cancel", "expire",
+    "attach", "cancel", "expire", "pause", "resume",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
     "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_counts", "condemn",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
 from qlm_queue.memory_queue import MemoryQueue
@@ -155,6 +156,12 @@ class QueueLink:
 
     async def live_requests(self, after: str, count: int) -> LivePage:
         return await self._call(MemoryQueue.live_requests, after, count)
+
+    async def pause(self, kind: PauseKind, name: str) -> bool:
+        return await self._call(MemoryQueue.pause, kind, name)
+
+    async def resume(self, kind: PauseKind, name: str) -> bool:
+        return await self._call(MemoryQueue.resume, kind, name)
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         return await self._call(MemoryQueue.find, key)

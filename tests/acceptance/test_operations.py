@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from qlm_queue.embedded import EmbeddedServer
 from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"
+PAUSED = "vicuna-13b"
 INSTANCE = "a100-0"
 GRACE_S = 30.0
 SECONDS_OF_TWO = 6.0
@@ -27,7 +29,7 @@ MOMENTS_MS = (0, 10, 40, 120)
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}]}}]"
+    agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}, {PAUSED}]}}]"
     with RunningCluster(tmp_path / "cluster", {"agent.simulated.time_scale": "20", "agents": agents}) as running:
         yield running
 
@@ -60,6 +62,43 @@ def test_of_two_agents_of_one_name_the_later_one_yields_and_says_so(cluster: Run
         said = later.communicate()[0]
     assert sum(attempts) <= len(attempts) + 4, attempts  # each takes it from the other once
     assert "another process serves instance" in said, said + cluster.log()
+
+
+def test_a_pause_outlives_every_service_and_holds_up_nobody_else(cluster: RunningCluster) -> None:
+    with qlm.Client(cluster.address) as client:
+
+        def submit(request_id: str, **options: Any) -> None:
+            client.submit(options.pop("model", MODEL), "Say something.", request_id=request_id, slo_s=60, max_tokens=20, **options)
+
+        def completes(request_id: str, tenant: str = "default") -> bool:
+            result = client.result(request_id, wait_s=60, tenant=tenant)
+            return result is not None and result.state is qlm.RequestState.COMPLETED
+
+        client.pause(model=PAUSED)
+        client.pause(tenant="t")
+        for number in range(20):
+            submit(f"held{number}", model=PAUSED)
+            submit(f"held{number}", tenant="t")
+            submit(f"served{number}")
+        assert all(completes(f"served{number}") for number in range(20))
+
+        before = {process.pid for process in cluster.state.processes if process.service in ("planner", "estimator", "agent")}
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        cluster.wait_for(lambda state: state.ready and not before & {process.pid for process in state.processes})
+        submit("after")
+        assert completes("after")
+        assert [(pause.model, pause.tenant) for pause in client.status().pauses] == [(PAUSED, ""), ("", "t")]
+        waiting = client.requests(limit=500).requests
+        assert len(waiting) == 40
+        assert {(each.tenant, each.model) for each in waiting} == {("default", PAUSED), ("t", MODEL)}
+        assert {each.attempts for each in waiting} == {0}
+
+        client.resume(model=PAUSED)
+        client.resume(tenant="t")
+        for number in range(20):
+            assert completes(f"held{number}"), cluster.log()
+            assert completes(f"held{number}", "t"), cluster.log()
 
 
 @pytest.mark.parametrize("name", ["gateway", "planner", "estimator", "agent"])

@@ -21,6 +21,8 @@ UNITS = {
     "submit": ("SECONDS", "TOKENS", "Exit codes"),
     "status": ("SECONDS",),
     "requests": ("Exit codes",),
+    "pause": ("MODEL", "Exit codes"),
+    "resume": ("MODEL", "Exit codes"),
     "assess": ("COUNT", "HOST:PORT", "seconds from now", "Exit codes"),
     "top": ("SECONDS", "HOST:PORT", "Exit codes"),
     "doctor": ("SECTION.NAME=VALUE", "FILE", "Exit codes"),

@@ -128,6 +128,7 @@ class Entry:
             prompt_tokens=admitted.prompt_tokens,
             output_tokens_max=admitted.output_tokens_max,
             predicted_output_tokens=guess.class_tokens,
+            tenant=admitted.key.tenant,
         )
         if self._refuse_late:
             await self._check_in_time(asked, admitted.key)
@@ -142,7 +143,8 @@ class Entry:
                 prediction = prediction_wire.to_proto(found, admitted.slo)
                 outlook.join(asked, found.instance)
                 self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
-        message = accepted_message(admitted, receipt, prediction)
+        paused = outlook is not None and not receipt.state.terminal and outlook.is_paused(asked)
+        message = accepted_message(admitted, receipt, prediction, paused=paused)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
 
     async def _check_in_time(self, asked: Asked, key: RequestKey) -> None:

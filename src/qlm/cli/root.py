@@ -17,6 +17,8 @@ COMMANDS = {
     "submit": ("qlm.cli.submit", "submit", "Send a prompt and print its answer."),
     "status": ("qlm.cli.status", "status", "Show the queue, or one request."),
     "requests": ("qlm.cli.requests", "requests", "List, show or cancel requests."),
+    "pause": ("qlm.cli.pauses", "pause", "Let the requests for a model, or of a tenant, wait."),
+    "resume": ("qlm.cli.pauses", "resume", "End a pause."),
     "assess": ("qlm.cli.assess", "assess", "Show which groups are expected to have how many late requests."),
     "top": ("qlm.cli.top.command", "top", "Watch the whole cluster live."),
     "doctor": ("qlm.cli.doctor", "doctor", "Look for damaged records in the queue, and mend them."),

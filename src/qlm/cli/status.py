@@ -74,6 +74,9 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
     shown: list[RenderableType] = [_queues(queue, time.time()), _models(client.models())]
     if queue.refusal:
         shown.append(Text(f"refuses: {queue.refusal}", style="red"))
+    for pause in queue.pauses:
+        whose = f"model {pause.model}" if pause.model else f"tenant {pause.tenant}"
+        shown.append(Text(f"paused: {whose}, for {max(0.0, time.time() - pause.since_s):,.0f} s (qlm resume)", style="yellow"))
     if queue.damage_count:
         shown.append(Text(f"damaged records mended so far: {queue.damage_count:,} (see `qlm doctor` and the logs)", style="yellow"))
     return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))
@@ -156,7 +159,7 @@ def request_table(request_id: str, request: qlm.RequestStatus) -> Table:
         "starts in": _span(prediction.wait_p50_s, prediction.wait_p90_s) if prediction is not None and waits else "",
         "ends in": "" if prediction is None else _span(prediction.completion_p50_s, prediction.completion_p90_s),
         "late": "" if late is None else f"with probability {late:.1%}",
-        "outlook": "no prediction yet" if waits and prediction is None else "",
+        "outlook": "paused until an operator resumes it" if request.paused else "no prediction yet" if waits and prediction is None else "",
         "output tokens": f"{request.output_tokens:,}",
         "attempts": str(request.attempts),
     }

@@ -75,6 +75,16 @@ class GatewayStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/qlm.api.v1.Gateway/Pause',
+                request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/qlm.api.v1.Gateway/Resume',
+                request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer(object):
@@ -139,6 +149,20 @@ class GatewayServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Ends a pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +205,16 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -400,6 +434,60 @@ class Gateway(object):
             '/qlm.api.v1.Gateway/ListRequests',
             qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Gateway/Pause',
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Gateway/Resume',
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
             options,
             channel_credentials,
             insecure,
