@@ -70,7 +70,8 @@ class Queue(Protocol):
     def name(self) -> str: ...
 
     async def start(self) -> None:
-        """Connects and loads the scripts. Safe twice. Raises Unavailable; ConfigError where the server cannot keep the durability."""
+        """Connects and loads the scripts. Safe twice. Raises Unavailable; ConfigError where the server cannot keep the durability, or holds
+        data of another version. (After a reconnect such data makes calls Unavailable.)"""
 
     async def stop(self) -> None:
         """Closes all connections. Safe unstarted and twice."""
