@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 
 import qlm
 from qlm.cli.options import default_config_path
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_process.cluster_state import ClusterState, ProcessState
 from qlm_queue.embedded import EmbeddedServer
 from running_cluster import RunningCluster
 
@@ -23,6 +27,8 @@ MODEL = "mistral-7b"
 PAUSED = "vicuna-13b"
 INSTANCE = "a100-0"
 GRACE_S = 30.0
+WORKERS = 8
+ANSWER_TOKENS = 60
 SECONDS_OF_TWO = 6.0
 MOMENTS_MS = (0, 10, 40, 120)
 
@@ -99,6 +105,52 @@ def test_a_pause_outlives_every_service_and_holds_up_nobody_else(cluster: Runnin
         for number in range(20):
             assert completes(f"held{number}"), cluster.log()
             assert completes(f"held{number}", "t"), cluster.log()
+
+
+async def test_a_rolling_restart_of_all_services_under_load_loses_nothing(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    gateways = ", ".join(f'{{name: gateway-{number}, listen: "{address}"}}' for number, address in enumerate(addresses))
+    streamed: dict[str, tuple[int, ...]] = {}
+    stop = asyncio.Event()
+
+    async def send(client: qlm.AsyncClient, worker: int) -> None:
+        while not stop.is_set():
+            request_id = f"w{worker}-{len(streamed)}"
+            stream = client.generate(MODEL, [7, LENGTH_TOKEN_BASE + ANSWER_TOKENS], request_id=request_id, slo_s=60)
+            streamed[request_id] = tuple([token async for chunk in stream for token in chunk.token_ids])
+
+    with RunningCluster(tmp_path, {"agent.simulated.time_scale": "20", "gateways": f"[{gateways}]"}) as cluster:
+        async with qlm.AsyncClient(addresses) as client, asyncio.TaskGroup() as tasks:
+            for worker in range(WORKERS):
+                tasks.create_task(send(client, worker))
+            for process in cluster.state.processes:
+                if process.service != "server":
+                    before = len(streamed)
+                    os.kill(process.pid, signal.SIGTERM)
+                    await asyncio.to_thread(cluster.wait_for, partial(serves_anew, process))
+                    while len(streamed) < before + WORKERS:
+                        await asyncio.sleep(0.01)
+            stop.set()
+        async with qlm.AsyncClient(addresses) as client:
+            for request_id, tokens in streamed.items():
+                result = await client.result(request_id, 60)
+                assert result is not None, cluster.log()
+                assert result.state is qlm.RequestState.COMPLETED
+                assert (len(tokens), result.token_ids) == (ANSWER_TOKENS, tokens)
+            assert (await client.status()).live == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serves_anew(old: ProcessState, state: ClusterState) -> bool:
+    """A process has been started again, and all serve."""
+    return (
+        state.ready and all(process.pid != old.pid for process in state.processes) and all(process.serving for process in state.processes)
+    )
 
 
 @pytest.mark.parametrize("name", ["gateway", "planner", "estimator", "agent"])
