@@ -48,6 +48,8 @@ async def test_paused_requests_are_accepted_and_wait_and_everybody_is_told(rig: 
         running = (await client.status("runs")).request
         assert running is not None
         assert not running.paused
+        again = await client.submit(MODEL, "x", request_id="runs", slo_s=60, max_tokens=3)
+        assert (again.duplicate, again.paused) == (True, False)
 
         assert "goes on" in (await run(gateway, "resume", *whose)).output
         assert "is not paused" in (await run(gateway, "resume", *whose)).output

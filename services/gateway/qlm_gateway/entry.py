@@ -13,7 +13,7 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
-from qlm_core.request import RequestKey
+from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.admission import AdmissionLimits, admit, check
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.length_guess import guess_length
@@ -143,7 +143,8 @@ class Entry:
                 prediction = prediction_wire.to_proto(found, admitted.slo)
                 outlook.join(asked, found.instance)
                 self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
-        paused = outlook is not None and not receipt.state.terminal and outlook.is_paused(asked)
+        waits = receipt.state in (RequestState.ACCEPTED, RequestState.PLACED)
+        paused = outlook is not None and waits and outlook.is_paused(asked)
         message = accepted_message(admitted, receipt, prediction, paused=paused)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
 
