@@ -16,7 +16,7 @@ from qlm.errors import ConfigError, QlmError
 from qlm.link import Link, Metadata, carrier_of, checked_seconds, context_of
 from qlm.messages import Prompt, Sampling
 from qlm.token_stream import TokenStream
-from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestState, Result, Slo
+from qlm.values import Accepted, ModelInfo, Outlook, QueueStatus, RequestPage, RequestState, Result, Slo
 from qlm_core.errors import invalid_field
 
 Named = TypeVar("Named", gateway_pb2.ResultRequest, gateway_pb2.CancelRequest, gateway_pb2.QueueStatusRequest, gateway_pb2.StreamRequest)
@@ -203,6 +203,34 @@ class AsyncClient:
             self._named(message, request_id, tenant)
         response = await self._link.call(lambda stub, timeout_s: stub.QueueStatus(message, timeout=timeout_s))
         return messages.queue_status_value(response)
+
+    async def requests(
+        self, *, tenant: str = "", model: str = "", state: RequestState | None = None, after: str = "", limit: int = 100
+    ) -> RequestPage:
+        """A page of the requests that have not ended, at most `limit` (1 to 500), behind the queue id `after` ("": from the first): those
+        of a tenant, for a model, in a state, or all. It reads at most 5,000 requests of the queue, so with such a choice a page may be
+        empty where others follow (`next_after`). Raises InvalidRequest."""
+        message = messages.filled(
+            gateway_pb2.ListRequestsRequest(),
+            tenant=tenant,
+            model=model,
+            state=None if state is None else messages.STATE_NUMBERS[state],
+            after=after,
+            limit=limit,
+        )
+        response = await self._link.call(lambda stub, timeout_s: stub.ListRequests(message, timeout=timeout_s))
+        return messages.request_page_value(response)
+
+    async def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """Requests for a model, or of a tenant, wait from now on, also new ones; what runs runs on. False where that is so already. Raises
+        NotFound for a model that is not served, QueueFull where as much is paused as may be."""
+        message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
+        return (await self._link.call(lambda stub, timeout_s: stub.Pause(message, timeout=timeout_s))).changed
+
+    async def resume(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """Ends a pause; False where there is none."""
+        message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
+        return (await self._link.call(lambda stub, timeout_s: stub.Resume(message, timeout=timeout_s))).changed
 
     def _named(self, message: Named, request_id: str, tenant: str | None) -> Named:
         """With the key of a request. Raises InvalidRequest."""

@@ -15,7 +15,7 @@ from qlm.channels import check_process, client_closed
 from qlm.errors import InternalError
 from qlm.messages import Prompt
 from qlm.token_stream import TokenStream
-from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestState, Result, TokenChunk
+from qlm.values import Accepted, ModelInfo, Outlook, Prediction, QueueStatus, RequestPage, RequestState, Result, TokenChunk
 
 Answer = TypeVar("Answer")
 
@@ -123,6 +123,20 @@ class Client:
     def status(self, request_id: str | None = None, *, tenant: str | None = None) -> QueueStatus:
         """See `AsyncClient.status`."""
         return self._run(self._client.status(request_id, tenant=tenant))
+
+    def requests(
+        self, *, tenant: str = "", model: str = "", state: RequestState | None = None, after: str = "", limit: int = 100
+    ) -> RequestPage:
+        """See `AsyncClient.requests`."""
+        return self._run(self._client.requests(tenant=tenant, model=model, state=state, after=after, limit=limit))
+
+    def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """See `AsyncClient.pause`."""
+        return self._run(self._client.pause(model=model, tenant=tenant))
+
+    def resume(self, *, model: str | None = None, tenant: str | None = None) -> bool:
+        """See `AsyncClient.resume`."""
+        return self._run(self._client.resume(model=model, tenant=tenant))
 
     def _run(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         """The coroutine's answer. Interrupted (Ctrl-C), it is cancelled. Raises InternalError after `close`, and in a forked child."""

@@ -38,6 +38,7 @@ STATES: Mapping[int, values.RequestState] = {
     request_pb2.REQUEST_STATE_CANCELLED: values.RequestState.CANCELLED,
     request_pb2.REQUEST_STATE_EXPIRED: values.RequestState.EXPIRED,
 }
+STATE_NUMBERS: Mapping[values.RequestState, int] = {state: number for number, state in STATES.items()}
 SLO_KINDS: Mapping[str, request_pb2.SloKind.ValueType] = {
     "completion": request_pb2.SLO_KIND_COMPLETION,
     "first_token": request_pb2.SLO_KIND_FIRST_TOKEN,
@@ -174,6 +175,7 @@ def accepted_value(message: gateway_pb2.Accepted) -> values.Accepted:
         accepted_s=message.accepted_s,
         prompt_tokens=message.prompt_tokens,
         prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        paused=message.paused,
     )
 
 
@@ -191,7 +193,9 @@ def prediction_value(message: prediction_pb2.Prediction) -> values.Prediction:
 
 def outlook_value(message: gateway_pb2.Outlook) -> values.Outlook:
     return values.Outlook(
-        state=STATES[message.state], prediction=prediction_value(message.prediction) if message.HasField("prediction") else None
+        state=STATES[message.state],
+        prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
+        paused=message.paused,
     )
 
 
@@ -266,6 +270,7 @@ def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.Queue
         planner=message.planner,
         refusal=message.refusal,
         damage_count=message.damage_count,
+        pauses=tuple(values.Pause(model=each.model, tenant=each.tenant, since_s=each.since_s) for each in message.pauses),
     )
 
 
@@ -303,4 +308,31 @@ def _request_status_value(message: gateway_pb2.RequestStatus) -> values.RequestS
         prediction=prediction_value(message.prediction) if message.HasField("prediction") else None,
         slo=slo_value(message.slo) if message.HasField("slo") else None,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        model=message.model,
+        error_reason=message.error.reason,
+        error_message=message.error.message,
+        finished_s=message.finished_s if message.HasField("finished_s") else None,
+        paused=message.paused,
+    )
+
+
+def request_page_value(message: gateway_pb2.ListRequestsResponse) -> values.RequestPage:
+    return values.RequestPage(
+        requests=tuple(
+            values.ListedRequest(
+                tenant=request.tenant,
+                request_id=request.request_id,
+                queue_id=request.queue_id,
+                model=request.model,
+                state=STATES[request.state],
+                slo_class=request.slo_class,
+                accepted_s=request.accepted_s,
+                deadline_s=request.deadline_s if request.HasField("deadline_s") else None,
+                instance=request.instance,
+                attempts=request.attempts,
+            )
+            for request in message.requests
+        ),
+        next_after=message.next_after,
+        now_s=message.now_s,
     )

@@ -63,16 +63,18 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """A waiting request now, as its stream tells it. `state`: ACCEPTED or PLACED. `prediction`: None where none can be made."""
+    """A waiting request now, as its stream tells it. `state`: ACCEPTED or PLACED. `prediction`: None where none can be made. `paused`: its
+    model or tenant is paused, so it waits until an operator resumes it."""
 
     state: RequestState
     prediction: Prediction | None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """What is known at acceptance. `duplicate`: the id was accepted before and this is that request. `prediction`: None where
-    none can be made."""
+    none can be made. `paused`: as in `Outlook`."""
 
     tenant: str
     request_id: str
@@ -82,6 +84,7 @@ class Accepted:
     accepted_s: float
     prompt_tokens: int
     prediction: Prediction | None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,8 @@ class Result:
 class RequestStatus:
     """One request now. `requests_ahead`: None unless it waits in a virtual queue. `prediction`: None where none can be made. `slo`: the
     gateway's default where it named none. `deadline_s`: acceptance + SLO; None without an SLO in seconds, and at a terminal state, as `slo`
-    is."""
+    is. `error_reason`, `error_message`: as in `Result`. `finished_s`: None until it has ended. `paused`: as
+    in `Outlook`."""
 
     state: RequestState
     queue_id: str
@@ -159,6 +163,38 @@ class RequestStatus:
     prediction: Prediction | None
     slo: Slo | None = None
     deadline_s: float | None = None
+    model: str = ""
+    error_reason: str = ""
+    error_message: str = ""
+    finished_s: float | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRequest:
+    """A request that has not ended, without its prompt and output. `instance`: on whose virtual queue it waits, or who runs it; "" until it
+    is placed. `deadline_s`: None without an SLO in seconds."""
+
+    tenant: str
+    request_id: str
+    queue_id: str
+    model: str
+    state: RequestState
+    slo_class: str
+    accepted_s: float
+    deadline_s: float | None
+    instance: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPage:
+    """Some requests that have not ended, in the order of acceptance. `next_after`: where the next page begins, "" where the queue has none
+    behind this one. `now_s`: the queue's clock."""
+
+    requests: tuple[ListedRequest, ...]
+    next_after: str
+    now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +222,15 @@ class VirtualQueueStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """What is paused: a model or a tenant, the other is "". `since_s`: by the queue's clock."""
+
+    model: str
+    tenant: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
     """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running. `planner`: "host:port" of the
     leading planner, "" where none leads. `refusal`: why nothing is accepted now, "" if it is. `damage_count`: damaged records that were
@@ -200,6 +245,7 @@ class QueueStatus:
     planner: str = ""
     refusal: str = ""
     damage_count: int = 0
+    pauses: tuple[Pause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

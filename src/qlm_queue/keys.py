@@ -33,14 +33,17 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :acceptance                     counter: the last acceptance number
     :expiry                         sorted set: queue ids by expiry (ms)
     :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests
+    :paused                         hash: `m:<model>` or `t:<tenant>`, of which nothing is pulled -> since when (ms)
     :plan_version                   string: version of the last plan applied
     :profiles                       hash: version, body: the profile snapshot
+    :version                        string: the version of the data (data_version.py)
     :damaged:<rest of a key>        any type, TTL: a key that a repair set aside (lua/repair.lua)
     :damage_count                   counter: findings that repairs have mended
 """
 
 from __future__ import annotations
 
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey
 
 _ESCAPES = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D"})
@@ -74,6 +77,10 @@ class Keys:
 
     def result(self, key: RequestKey) -> str:
         return self("result", escape(key.tenant), escape(key.request_id))
+
+    def pause(self, kind: PauseKind, name: str) -> str:
+        """A field of `paused`."""
+        return f"m:{name}" if kind is PauseKind.MODEL else f"t:{escape(name)}"
 
     def request_key(self, hash_key: str) -> RequestKey:
         """The RequestKey of the key of a request's hash."""

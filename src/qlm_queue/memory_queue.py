@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from qlm_core.errors import Unavailable
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import memory_admission, memory_leases, memory_planning, memory_reading, memory_repair, memory_serving
 from qlm_queue.damage import Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.memory_state import MemoryState, parse_id
+from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -245,6 +247,23 @@ class MemoryQueue:
         start = last_id if after == "$" else parse_id(after)
         found = await self._read(block_s, lambda: memory_reading.control(self.state, instance, start, CONTROL_READ_MAX))
         return [replace(entry, entry_id=entry_id) for entry_id, entry in found]
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        _check_count(count)
+        return memory_reading.live_requests(self.state, after, count)
+
+    async def pause(self, kind: PauseKind, name: str) -> bool:
+        if (kind, name) in self.state.paused:
+            return False
+        if len(self.state.paused) >= PAUSES_MAX:
+            raise too_many_pauses()
+        self.state.paused[kind, name] = self._now_s()
+        return True
+
+    async def resume(self, kind: PauseKind, name: str) -> bool:
+        return self.state.paused.pop((kind, name), None) is not None
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
+from qlm.api.v1.request_pb2 import Request
+from qlm_core.pauses import Pause
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
 from qlm_queue.memory_admission import not_found
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id
-from qlm_queue.values import BATCH_MAX, ControlEntry, GroupRecord, InstanceRecord, LiveRequest, Overview, StreamEntry, VirtualQueueRecord
+from qlm_queue.operator_values import PAGE_BYTES_MAX, LivePage
+from qlm_queue.values import (
+    BATCH_MAX,
+    ControlEntry,
+    GroupRecord,
+    InstanceRecord,
+    LiveRequest,
+    Overview,
+    StreamEntry,
+    VirtualQueueRecord,
+)
 
 
 def frames(state: MemoryState, now_s: float, gateway: str, after: StreamId, count: int) -> list[StreamEntry]:
@@ -31,10 +44,11 @@ def events(state: MemoryState, after: StreamId, count: int) -> list[StreamEntry]
 def arrivals(state: MemoryState, count: int) -> list[LiveRequest]:
     found: list[LiveRequest] = []
     while state.unread and len(found) < count:
-        request = state.unplaced.get(state.unread.popleft())
+        request = state.requests.get(state.unread.popleft())
         if request is not None:
             request.read = True
-            found.append(request.as_live())
+            if request.queue_id in state.unplaced:
+                found.append(request.as_live())
     return found
 
 
@@ -42,6 +56,27 @@ def unplaced(state: MemoryState, after: str, count: int) -> list[LiveRequest]:
     start = parse_id(after) if after else (-1, 0)
     later = (request for queue_id, request in state.unplaced.items() if parse_id(queue_id) > start)
     return [request.as_live() for request in islice(later, count)]
+
+
+def live_requests(state: MemoryState, after: str, count: int) -> LivePage:
+    start = parse_id(after) if after else (-1, 0)
+    found: list[LiveRequest] = []
+    size = 0
+    for queue_id, request in state.requests.items():
+        if parse_id(queue_id) > start:
+            found.append(replace(request.as_live(), body=_without_prompt(request.body)))
+            size += len(request.body)
+            if len(found) == count or size >= PAGE_BYTES_MAX:
+                return LivePage(after=queue_id, requests=found)
+    return LivePage(after="", requests=found)
+
+
+def _without_prompt(body: bytes) -> bytes:
+    request = Request.FromString(body)
+    kept = Request(model=request.model)
+    if request.HasField("admission"):
+        kept.admission.CopyFrom(request.admission)
+    return kept.SerializeToString()
 
 
 def requests_ahead(state: MemoryState, key: RequestKey) -> int:
@@ -93,6 +128,7 @@ def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None =
         incarnations={name: state.holder(name, now_s) is not None for name in sorted(state.running)},
         last_event_id=f"{state.events.last_id[0]}-{state.events.last_id[1]}",
         damage_count=state.damage_count,
+        pauses=[Pause(kind=kind, name=name, since_s=since_s) for (kind, name), since_s in sorted(state.paused.items())],
     )
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from qlm.internal.v1.events_pb2 import EventKind, RequestEvent
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import LeaseLost
-from qlm_core.instance import instance_of
+from qlm_core.instance import UNASSIGNED, instance_of
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestState
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.memory_state import MemoryState, StoredGroup, StoredRequest
 from qlm_queue.memory_step import Step
+from qlm_queue.operator_values import HELD_BACK_MAX
 from qlm_queue.values import (
     BATCH_MAX,
     MODELS_AHEAD_GROUPS_MAX,
@@ -36,6 +38,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
     if instance not in state.instances or state.instances[instance].incarnation != incarnation:
         raise LeaseLost(f"{incarnation} is not the registered incarnation of {instance}")
     step = Step(state, now_s)
+    held_back = HELD_BACK_MAX
     idle = len(state.running[incarnation]) <= budget.owned_aside
     group_ids = state.queues[instance].group_ids
     pulled: list[Pulled] = []
@@ -43,12 +46,17 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
     blocked_tokens = 0
     suspect = False
     looked_at = 0
-    while model and group_ids and len(pulled) < budget.requests_max and looked_at < BATCH_MAX:
+    while True:
+        held_back = _clear_head(step, instance, held_back)
+        if not model or not group_ids or len(pulled) >= budget.requests_max or looked_at >= BATCH_MAX:
+            break
         group = state.groups[group_ids[0]]
         if group.model != model:
             break
         request = state.by_number[group.members[0]]
         looked_at += 1
+        if (PauseKind.TENANT, request.key.tenant) in state.paused:
+            break  # the rest is for the next call
         if request.expiry_s is not None and request.expiry_s <= now_s:
             step.finish(request, RequestState.EXPIRED, EXPIRED_RESULT)
             continue
@@ -62,6 +70,7 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
         pulled.append(_take(step, group, request, incarnation))
         if request.failed_attempts:
             break
+    _clear_head(step, instance, held_back)
     step.send()
     looked_up = [state.groups[group_id] for group_id in group_ids[:MODELS_AHEAD_GROUPS_MAX]]
     return PullResult(
@@ -79,6 +88,47 @@ def pull(state: MemoryState, now_s: float, lease: Lease, model: str, budget: Pul
             for group in looked_up[1:]
         ),
     )
+
+
+def _clear_head(step: Step, instance: str, held_back: int) -> int:
+    """Takes what is paused away from the head of a virtual queue, and of paused tenants at most `held_back` requests; how many are left of
+    these."""
+    state = step.state
+    queue = state.queues[instance]
+    for _ in range(BATCH_MAX if state.paused else 0):
+        if not queue.group_ids:
+            break
+        group = state.groups[queue.group_ids[0]]
+        first = state.by_number[group.members[0]]
+        if (PauseKind.MODEL, group.model) in state.paused:
+            _leave_unassigned(step, instance, group)
+        elif held_back and (PauseKind.TENANT, first.key.tenant) in state.paused:
+            _hold_back(step, first)
+            held_back -= 1
+        else:
+            break
+    return held_back
+
+
+def _leave_unassigned(step: Step, instance: str, group: StoredGroup) -> None:
+    queues = step.state.queues
+    queues[instance].group_ids.pop(0)
+    queues[UNASSIGNED].group_ids.append(group.group_id)
+    queues[instance].version += 1
+    queues[UNASSIGNED].version += 1
+    group.instance = group.last_instance = UNASSIGNED
+    step.groups_moved(UNASSIGNED, [group.group_id])
+
+
+def _hold_back(step: Step, request: StoredRequest) -> None:
+    """A waiting request of a paused tenant waits to be placed again."""
+    group = step.state.groups[request.group_id]
+    step.event(EventKind.EVENT_KIND_UNPLACED, request)
+    step.leave(group, request)
+    group.live -= 1
+    if not group.live:
+        del step.state.groups[group.group_id]
+    step.unplace(request)
 
 
 def _head(state: MemoryState, group: StoredGroup) -> HeadGroup:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from qlm_core.errors import LeaseLost
 from qlm_core.instance import UNASSIGNED
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import Bounds, ControlEntry, ControlKind, Lease, LiveRequest, TerminalRecord
 
@@ -185,6 +186,7 @@ class MemoryState:
         self.profiles: tuple[int, bytes] = (0, b"")
         self.written: set[tuple[str, str]] = set()
         self.damage_count = 0
+        self.paused: dict[tuple[PauseKind, str], float] = {}  # since when
 
     def next_queue_id(self, now_s: float) -> str:
         milliseconds = int(now_s * 1000)

@@ -22,7 +22,9 @@ TERMINAL_EVENTS = {
     RequestState.CANCELLED: EventKind.EVENT_KIND_CANCELLED,
     RequestState.EXPIRED: EventKind.EVENT_KIND_EXPIRED,
 }
-BACK_OR_ENDED = frozenset({EventKind.EVENT_KIND_UNPULLED, EventKind.EVENT_KIND_REQUEUED, *TERMINAL_EVENTS.values()})
+BACK_OR_ENDED = frozenset(
+    {EventKind.EVENT_KIND_UNPULLED, EventKind.EVENT_KIND_REQUEUED, EventKind.EVENT_KIND_UNPLACED, *TERMINAL_EVENTS.values()}
+)
 WIRE_STATES = {
     RequestState.COMPLETED: WireState.REQUEST_STATE_COMPLETED,
     RequestState.FAILED: WireState.REQUEST_STATE_FAILED,
@@ -116,10 +118,10 @@ class Step:
             self.open(group, group.last_instance, index)
 
     def unplace(self, request: StoredRequest) -> None:
-        """A request whose group is gone waits to be placed again. Some planner has read it."""
+        """A request whose group is gone waits to be placed again."""
         if request.state is RequestState.RUNNING:
             del self.state.running[request.incarnation][request.number]
-        request.state, request.incarnation, request.group_id, request.read = RequestState.ACCEPTED, "", "", True
+        request.state, request.incarnation, request.group_id = RequestState.ACCEPTED, "", ""
         self.state.unplaced[request.queue_id] = request
 
     # The end ----------------------------------------------------------------------------------------------------------

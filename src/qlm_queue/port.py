@@ -33,8 +33,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -68,7 +70,8 @@ class Queue(Protocol):
     def name(self) -> str: ...
 
     async def start(self) -> None:
-        """Connects and loads the scripts. Safe twice. Raises Unavailable; ConfigError where the server cannot keep the durability."""
+        """Connects and loads the scripts. Safe twice. Raises Unavailable; ConfigError where the server cannot keep the durability, or holds
+        data of another version. (After a reconnect such data makes calls Unavailable.)"""
 
     async def stop(self) -> None:
         """Closes all connections. Safe unstarted and twice."""
@@ -197,6 +200,21 @@ class Queue(Protocol):
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         """Messages for an instance's agent after an entry id ("0" at first; "$" for only new ones)."""
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        """Requests that have not ended, in queue id order, after a queue id ("" from the start), without their prompts. It reads at most
+        `count` (1 to BATCH_MAX) of them, and no further one once it has read `PAGE_BYTES_MAX` of bodies."""
+
+    async def pause(self, kind: PauseKind, name: str) -> bool:
+        """From now on `pull` gives no request for a model, or of a tenant; False if that is so already. What runs runs on, and requests
+        are accepted and placed. Instead of giving it, `pull` puts a group of a paused model that is the head on "unassigned"
+        (GROUPS_MOVED), and makes a request of a paused tenant that it meets ACCEPTED again, with its progress (UNPLACED), at most
+        `HELD_BACK_MAX` in a call. Raises QueueFull where `PAUSES_MAX` are paused."""
+
+    async def resume(self, kind: PauseKind, name: str) -> bool:
+        """Ends a pause; False where there is none. The planner brings what waits back to instances."""
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

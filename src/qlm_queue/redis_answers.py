@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from qlm_core.pauses import Pause, PauseKind
 from qlm_core.request import RequestState
-from qlm_queue.keys import Keys
+from qlm_queue.keys import Keys, unescape
 from qlm_queue.values import (
     AcceptReceipt,
     AppliedChunk,
@@ -248,7 +249,7 @@ def group_records(answer: Sequence[Any]) -> list[GroupRecord]:
 
 def overview(answer: Sequence[Any]) -> Overview:
     """Sorted by name throughout, so that equal states give equal values."""
-    plan_version, accepted, live, unplaced, queues, groups, instances, incarnations, last_event_id, damage_count = answer
+    plan_version, accepted, live, unplaced, queues, groups, instances, incarnations, last_event_id, damage_count, paused = answer
     records = group_records(groups)
     return Overview(
         plan_version=int(plan_version),
@@ -275,4 +276,14 @@ def overview(answer: Sequence[Any]) -> Overview:
         incarnations={incarnation.decode(): bool(alive) for incarnation, alive in sorted(incarnations)},
         last_event_id=last_event_id.decode(),
         damage_count=int(damage_count),
+        pauses=sorted(map(_pause, pairs_of(paused).items()), key=lambda pause: (pause.kind, pause.name)),
     )
+
+
+def _pause(field: tuple[str, str]) -> Pause:
+    """A damaged time is 0: what is paused stays so."""
+    (kind, _, name), since_ms = field[0].partition(":"), field[1]
+    since_s = int(since_ms) / 1000 if since_ms.isdecimal() else 0.0
+    if kind == "t":
+        return Pause(kind=PauseKind.TENANT, name=unescape(name), since_s=since_s)
+    return Pause(kind=PauseKind.MODEL, name=name, since_s=since_s)

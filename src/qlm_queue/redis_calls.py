@@ -11,11 +11,13 @@ from typing import Any
 import redis.asyncio as redis
 import structlog
 
-from qlm_core.errors import Unavailable
+from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue import redis_answers as answers
 from qlm_queue.damage import Damage, log_damage
+from qlm_queue.data_version import DATA_VERSION, agree_on_version
 from qlm_queue.keys import Keys
 from qlm_queue.redis_link import RETRY_AFTER_S, RecordDamaged, RedisLink
+from qlm_queue.redis_pipe import Pipe
 from qlm_queue.redis_repair import repair_queue
 from qlm_queue.redis_server_check import ServerWatch, refusals_are_config_errors
 from qlm_queue.scripts import Library, library_source
@@ -27,7 +29,7 @@ CONSUMER_GROUP = "planner"
 
 
 class RedisCalls:
-    """`library`: other Lua source than the shipped one, for tests of the tests."""
+    """`library`: other Lua source than the shipped one, `data_version`: that of another build, for tests."""
 
     def __init__(
         self,
@@ -38,11 +40,13 @@ class RedisCalls:
         bounds: Bounds | None = None,
         call_timeout_s: float = 2.0,
         library: str | None = None,
+        data_version: int = DATA_VERSION,
     ) -> None:
         self._name = name
         self._keys = Keys(name)
         self._bounds = bounds or Bounds()
-        self._link = RedisLink(url, Library(library or library_source()), call_timeout_s)
+        self._data_version = data_version
+        self._link = RedisLink(url, Library(library or library_source()), call_timeout_s, self._opened)
         self._watch = ServerWatch(self._link, durability, self._bounds.memory_share)
         self._repair: asyncio.Task[None] | None = None
         self._repaired_s = -math.inf
@@ -61,15 +65,23 @@ class RedisCalls:
         return self._name
 
     async def start(self) -> None:
-        """Raises Unavailable, and ConfigError for a server that refuses what the settings say."""
+        """Raises Unavailable, and ConfigError for a server that refuses what the settings say, and for data of another version."""
         try:
             with refusals_are_config_errors():
                 await self._link.start()
                 await self._watch.start()
+                await self._link.open()
                 await self._make_consumer_group()
         except BaseException:
             await self.stop()
             raise
+
+    async def _opened(self, pipe: Pipe) -> None:
+        """Another server may be behind the url now. Raises Unavailable for data of another version."""
+        try:
+            await agree_on_version(pipe.ask, self._keys("version"), self._name, self._data_version)
+        except ConfigError as error:
+            raise Unavailable(error.message, details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
 
     async def stop(self) -> None:
         repair, self._repair = self._repair, None

@@ -61,7 +61,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "ctl": ("xrange",), "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",),
     "instances": ("hlen",), "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",),
     "expiry": ("zrange", 0, -1), "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",), "damaged": ("exists",),
-    "damage_count": ("get",),
+    "damage_count": ("get",), "paused": ("hlen",), "version": ("get",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
 _WITH_SUFFIX = frozenset(

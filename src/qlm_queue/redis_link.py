@@ -33,10 +33,12 @@ class RecordDamaged(Exception):
 class RedisLink:
     """One server and one library of functions on it. Nothing is retried here: whether a call may be repeated is for its caller to say."""
 
-    def __init__(self, url: str, library: Library, call_timeout_s: float) -> None:
+    def __init__(self, url: str, library: Library, call_timeout_s: float, on_open: Callable[[Pipe], Awaitable[None]] | None = None) -> None:
+        """`on_open`: is called with each connection before others use it; what it raises fails the call that opened it."""
         self._url = url
         self._library = library
         self._call_timeout_s = call_timeout_s
+        self._on_open = on_open
         self._calls: redis.Redis | None = None
         self._pipe: Pipe | None = None
         self._readers: set[Pipe] = set()  # each has one blocking read at a time
@@ -57,6 +59,10 @@ class RedisLink:
             await self.stop()
             raise
 
+    async def open(self) -> None:
+        """Opens the connection that calls go on. Raises Unavailable, and what `on_open` raises."""
+        await self._within(self._call_timeout_s, self._opened)
+
     async def stop(self) -> None:
         if self._calls is not None:
             await self._calls.aclose()
@@ -66,6 +72,11 @@ class RedisLink:
             self._pipe, self._worn, self._readers, self._idle_readers = None, [], set(), []
             for pipe in pipes:
                 await pipe.stop()
+
+    @property
+    def connected(self) -> bool:
+        """The next call goes on the connection that the last one went on, as far as is known."""
+        return self._pipe is not None and not self._pipe.worn and not self._pipe.broken
 
     @property
     def client(self) -> redis.Redis:
@@ -104,7 +115,7 @@ class RedisLink:
         try:
             if within_s is not None and within_s < self._call_timeout_s:
                 return await self._ask_soon(command, within_s)
-            if pipe is not None and not pipe.worn and not pipe.broken:
+            if pipe is not None and self.connected:
                 return await pipe.ask(*command)
             async with asyncio.timeout(self._call_timeout_s):
                 return await (await self._opened()).ask(*command)
@@ -127,7 +138,7 @@ class RedisLink:
     async def _opened(self) -> Pipe:
         """A pipe for new calls. Those that nobody waits for any more are closed."""
         async with self._opening:
-            if self._pipe is not None and not self._pipe.worn and not self._pipe.broken:
+            if self._pipe is not None and self.connected:
                 return self._pipe
             if self._pipe is not None:
                 self._worn.append(self._pipe)
@@ -144,6 +155,8 @@ class RedisLink:
         pipe = Pipe(connection, self._call_timeout_s)
         try:
             await pipe.start()
+            if self._on_open is not None:
+                await self._on_open(pipe)
         except BaseException:
             await pipe.stop()
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from qlm_core.errors import NotFound, OffsetOutOfRange
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
 from qlm_queue import redis_arguments as arguments
@@ -16,6 +17,7 @@ from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.redis_calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis_dump import dump_queue
 from qlm_queue.values import (
@@ -260,6 +262,30 @@ class RedisQueue(RedisCalls):
             lambda: self._link.read_streams(stream, after, block_s, READ_MAX), answers.control_entries
         )
         return entries
+
+    # Operator ---------------------------------------------------------------------------------------------------------
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        _check_batch(count)
+        page: LivePage = await self._call(
+            "live_requests",
+            after,
+            count,
+            read=lambda answer: LivePage(after=answers.text_of(answer[0]), requests=self._live(answer[1:])),
+        )
+        return page
+
+    async def pause(self, kind: PauseKind, name: str) -> bool:
+        added = await self._call("pause", self._keys.pause(kind, name), PAUSES_MAX, read=int)
+        if added < 0:
+            raise too_many_pauses()
+        await self._watch.confirm()
+        return bool(added)
+
+    async def resume(self, kind: PauseKind, name: str) -> bool:
+        ended = await self._call("resume", self._keys.pause(kind, name), read=int)
+        await self._watch.confirm()
+        return bool(ended)
 
     # Everyone ---------------------------------------------------------------------------------------------------------
 

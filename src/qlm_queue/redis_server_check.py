@@ -25,12 +25,15 @@ _LOG_FAILED = "the server cannot write its log of writes (see its own log): what
 
 @contextmanager
 def refusals_are_config_errors() -> Iterator[None]:
-    """Of a server that answers, but never will to these settings: a wrong password, a database or a protocol that it does not have."""
+    """Of a server that answers, but never will to these settings: a wrong password, a database or a protocol that it does not have, data of
+    another version."""
     try:
         yield
     except redis.ResponseError as error:
         raise ConfigError(f"queue.url: the server refuses it: {error}") from error
     except Unavailable as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
         if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse)):
             raise ConfigError(f"queue.url: the server refuses it: {error.__cause__}") from error
         raise
@@ -98,7 +101,8 @@ class ServerWatch:
 
     @property
     def _stale(self) -> bool:
-        return time.monotonic() - self._seen_s >= LOOK_EVERY_S or self._link.connections != self._seen_connections
+        anew = not self._link.connected or self._link.connections != self._seen_connections
+        return anew or time.monotonic() - self._seen_s >= LOOK_EVERY_S
 
     async def _settings(self) -> Mapping[str, str]:
         settings = await self._link.run(self._link.client.config_get, *_SETTINGS)

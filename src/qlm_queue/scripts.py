@@ -9,17 +9,20 @@ import hashlib
 import re
 from importlib import resources
 
-_FILES = ("prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "agent.lua", "repair.lua")
+_FILES = (
+    "prelude.lua", "writes.lua", "leases.lua", "gateway.lua", "planner.lua", "regroup.lua", "plan.lua", "pauses.lua", "agent.lua",
+    "operator.lua", "repair.lua",
+)  # fmt: skip
 
 # All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
     "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
-    "attach", "cancel", "expire",
+    "attach", "cancel", "expire", "pause", "resume",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
     "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_counts", "condemn",
 )  # fmt: skip
-READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview")
+READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
 
 
 def library_source() -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qlm_core.pauses import Pause
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.bounds import Bounds as Bounds
 
@@ -379,7 +380,8 @@ class VirtualQueueRecord:
 class Overview:
     """The whole queue but for its requests, and for groups that were not asked for, read in one step. `incarnations`: those that may own
     requests -> lease alive.
-    `last_event_id`: events after it tell what changed since. `damage_count`: damaged records that repairs have mended, ever."""
+    `last_event_id`: events after it tell what changed since. `damage_count`: damaged records that repairs have mended, ever. `pauses`: by
+    kind and name."""
 
     plan_version: int
     accepted_count: int
@@ -391,3 +393,4 @@ class Overview:
     incarnations: Mapping[str, bool]
     last_event_id: str
     damage_count: int = 0
+    pauses: Sequence[Pause] = ()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
 from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -151,6 +153,15 @@ class QueueLink:
 
     async def read_control(self, instance: str, after: str, block_s: float) -> Sequence[ControlEntry]:
         return await self._call(MemoryQueue.read_control, instance, after, block_s)
+
+    async def live_requests(self, after: str, count: int) -> LivePage:
+        return await self._call(MemoryQueue.live_requests, after, count)
+
+    async def pause(self, kind: PauseKind, name: str) -> bool:
+        return await self._call(MemoryQueue.pause, kind, name)
+
+    async def resume(self, kind: PauseKind, name: str) -> bool:
+        return await self._call(MemoryQueue.resume, kind, name)
 
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         return await self._call(MemoryQueue.find, key)

@@ -5,29 +5,37 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qlm
 from qlm.cli.options import default_config_path
+from qlm_core.simulated_model import LENGTH_TOKEN_BASE
+from qlm_process.cluster_state import ClusterState, ProcessState
 from qlm_queue.embedded import EmbeddedServer
 from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"
+PAUSED = "vicuna-13b"
 INSTANCE = "a100-0"
 GRACE_S = 30.0
+WORKERS = 8
+ANSWER_TOKENS = 300
 SECONDS_OF_TWO = 6.0
 MOMENTS_MS = (0, 10, 40, 120)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}]}}]"
+    agents = f"[{{name: {INSTANCE}, gpu: A100-80GB, models: [{MODEL}, {PAUSED}]}}]"
     with RunningCluster(tmp_path / "cluster", {"agent.simulated.time_scale": "20", "agents": agents}) as running:
         yield running
 
@@ -60,6 +68,94 @@ def test_of_two_agents_of_one_name_the_later_one_yields_and_says_so(cluster: Run
         said = later.communicate()[0]
     assert sum(attempts) <= len(attempts) + 4, attempts  # each takes it from the other once
     assert "another process serves instance" in said, said + cluster.log()
+
+
+def test_a_pause_outlives_every_service_and_holds_up_nobody_else(cluster: RunningCluster) -> None:
+    with qlm.Client(cluster.address) as client:
+
+        def submit(request_id: str, **options: Any) -> None:
+            client.submit(options.pop("model", MODEL), "Say something.", request_id=request_id, slo_s=60, max_tokens=20, **options)
+
+        def completes(request_id: str, tenant: str = "default") -> bool:
+            result = client.result(request_id, wait_s=60, tenant=tenant)
+            return result is not None and result.state is qlm.RequestState.COMPLETED
+
+        client.pause(model=PAUSED)
+        client.pause(tenant="t")
+        for number in range(20):
+            submit(f"held{number}", model=PAUSED)
+            submit(f"held{number}", tenant="t")
+            submit(f"served{number}")
+        assert all(completes(f"served{number}") for number in range(20))
+
+        before = {process.pid for process in cluster.state.processes if process.service in ("planner", "estimator", "agent")}
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        cluster.wait_for(lambda state: state.ready and not before & {process.pid for process in state.processes})
+        submit("after")
+        assert completes("after")
+        assert [(pause.model, pause.tenant) for pause in client.status().pauses] == [(PAUSED, ""), ("", "t")]
+        waiting = client.requests(limit=500).requests
+        assert len(waiting) == 40
+        assert {(each.tenant, each.model) for each in waiting} == {("default", PAUSED), ("t", MODEL)}
+        assert {each.attempts for each in waiting} == {0}
+
+        client.resume(model=PAUSED)
+        client.resume(tenant="t")
+        for number in range(20):
+            assert completes(f"held{number}"), cluster.log()
+            assert completes(f"held{number}", "t"), cluster.log()
+
+
+async def test_a_rolling_restart_of_all_services_under_load_loses_nothing(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    gateways = ", ".join(f'{{name: gateway-{number}, listen: "{address}"}}' for number, address in enumerate(addresses))
+    streamed: dict[str, tuple[int, ...]] = {}
+    stop = asyncio.Event()
+
+    async def send(client: qlm.AsyncClient, worker: int) -> None:
+        while not stop.is_set():
+            request_id = f"w{worker}-{len(streamed)}"
+            stream = client.generate(MODEL, [7, LENGTH_TOKEN_BASE + ANSWER_TOKENS], request_id=request_id, slo_s=60)
+            streamed[request_id] = tuple([token async for chunk in stream for token in chunk.token_ids])
+
+    # Agents give back what they run.
+    settings = {"agent.simulated.time_scale": "20", "agent.drain_finish_s": "0", "gateways": f"[{gateways}]"}
+    with RunningCluster(tmp_path, settings) as cluster:
+        async with qlm.AsyncClient(addresses) as client, asyncio.TaskGroup() as tasks:
+            for worker in range(WORKERS):
+                tasks.create_task(send(client, worker))
+            for process in cluster.state.processes:
+                if process.service != "server":
+                    before = len(streamed)
+                    os.kill(process.pid, signal.SIGTERM)
+                    await asyncio.to_thread(cluster.wait_for, partial(serves_anew, process))
+                    while len(streamed) < before + WORKERS:
+                        await asyncio.sleep(0.01)
+            stop.set()
+        async with qlm.AsyncClient(addresses) as client:
+            attempts = 0
+            for request_id, tokens in streamed.items():
+                result = await client.result(request_id, 60)
+                assert result is not None, cluster.log()
+                assert result.state is qlm.RequestState.COMPLETED
+                assert (len(tokens), result.token_ids) == (ANSWER_TOKENS, tokens)
+                attempts += result.attempts
+            assert attempts > len(streamed), "some ran twice"
+            assert (await client.status()).live == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serves_anew(old: ProcessState, state: ClusterState) -> bool:
+    """A process has been started again, and all serve."""
+    return (
+        state.ready and all(process.pid != old.pid for process in state.processes) and all(process.serving for process in state.processes)
+    )
 
 
 @pytest.mark.parametrize("name", ["gateway", "planner", "estimator", "agent"])

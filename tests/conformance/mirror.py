@@ -13,8 +13,10 @@ from typing import Any
 
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm_core.errors import QlmError
+from qlm_core.pauses import Pause
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
+from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     AcceptReceipt,
     ControlEntry,
@@ -166,11 +168,15 @@ def _plain(value: Any, numbers: Mapping[str, int], payloads: Callable[..., Any] 
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             fields.pop("accepted_s", None)
+            if isinstance(value, Pause):
+                fields.pop("since_s")
             # What follows from the clock of the queue is compared with that alone.
             if isinstance(value, HeadGroup):
                 fields.pop("first_deadline_s")
             if isinstance(value, GroupRecord):
                 fields.pop("next_deadline_s")
+            if isinstance(value, LivePage):
+                fields["after"] = number(value.after)
             if "queue_id" in fields:
                 fields["queue_id"] = number(fields["queue_id"])
             return type(value).__name__, _plain(fields, numbers, payloads)

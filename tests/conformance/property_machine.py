@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import (
     BATCH_MAX,
@@ -46,7 +47,10 @@ class QueueMachine(QueueWorld):
 
     # Trouble --------------------------------------------------------------------------------------------------------------
 
-    @rule(index=pick, kind=st.sampled_from(("elect", "depose", "crash", "crash", "end", "deregister", "forget instance", "window")))
+    @rule(
+        index=pick,
+        kind=st.sampled_from(("elect", "depose", "crash", "crash", "end", "deregister", "forget instance", "window", "pause", "resume")),
+    )
     def trouble(self, index: int, kind: str) -> None:
         """One rule, so that most steps are none."""
         agent = self.agents[index % len(self.agents)]
@@ -67,6 +71,11 @@ class QueueMachine(QueueWorld):
             case "forget instance":
                 assert lease is not None
                 self.call("forget_instance", lease, INSTANCES[index % len(INSTANCES)])
+            case "pause" | "resume":
+                what = ((PauseKind.MODEL, "m"), (PauseKind.TENANT, KEYS[index % len(KEYS)].tenant))[index // len(KEYS) % 2]
+                changed = self.call(kind, *what)
+                assert changed == ((what in self.paused) == (kind == "resume"))
+                self.paused ^= {what} if changed else set()
             case _:  # a result's window is over, and its request id is free again
                 if terminals:
                     record = terminals[index % len(terminals)]

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine
 
 from qlm_core.errors import QlmError
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import (
     PLANNER_ROLE,
@@ -80,6 +81,7 @@ class QueueWorld(RuleBasedStateMachine):
         self.incarnations: list[str] = []
         self.accepted: dict[str, RequestKey] = {}
         self.forgotten: set[str] = set()
+        self.paused: set[tuple[PauseKind, str]] = set()
         self.nonces = 0
         self.plan_version = 0
         self.broken = False
@@ -131,6 +133,7 @@ class QueueWorld(RuleBasedStateMachine):
         outcome = self.call("pull", agent.lease, model, budget, answer=answer)
         if isinstance(outcome, PullResult):
             for pulled in outcome.pulled:
+                assert not self.paused & {(PauseKind.MODEL, GROUPS[pulled.group_id]), (PauseKind.TENANT, pulled.key.tenant)}
                 agent.learn(pulled)
 
     def place_in(self, lease: Lease, group: GroupPlacement, requests: list[LiveRequest], answer: str) -> None:
@@ -152,7 +155,9 @@ class QueueWorld(RuleBasedStateMachine):
             self.driver.close()
 
     def _drain(self) -> None:
-        """All agents die; one fresh agent serves what is left; then nothing may be left."""
+        """Pauses end and all agents die; one fresh agent serves what is left; then nothing may be left."""
+        for kind, name in sorted(self.paused):
+            self.call("resume", kind, name)
         for incarnation in self.incarnations:
             self.driver.hook("expire_lease", incarnation)
         lease = self.leading()

@@ -94,7 +94,7 @@ class MemorySubject:
 
 _KEPT = re.compile(
     r"(result|fence|lease|ctl|frames):.+"
-    r"|queue|vq_version|address|instances|registered|incarnations|events|acceptance|plan_version|profiles",
+    r"|queue|vq_version|address|instances|registered|incarnations|events|acceptance|plan_version|profiles|paused|version",
     re.DOTALL,
 )
 

@@ -31,6 +31,11 @@ def good_request(method: str) -> Message:
         return GetMessageClass(SERVICE.methods_by_name[method].input_type)(request=request)
     if method == "ListModels":
         return gateway_pb2.ListModelsRequest()
+    if method == "ListRequests":
+        state = request_pb2.REQUEST_STATE_ACCEPTED
+        return gateway_pb2.ListRequestsRequest(tenant="default", model=MODEL, after="1-0", limit=5, state=state)
+    if method in ("Pause", "Resume"):
+        return gateway_pb2.PauseRequest(model=MODEL)
     return GetMessageClass(SERVICE.methods_by_name[method].input_type)(**KEY)
 
 

@@ -13,7 +13,7 @@ from qlm.api.v1.gateway_pb2 import Accepted
 from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
-from qlm_core.request import RequestKey
+from qlm_core.request import RequestKey, RequestState
 from qlm_gateway.admission import AdmissionLimits, admit, check
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.length_guess import guess_length
@@ -128,6 +128,7 @@ class Entry:
             prompt_tokens=admitted.prompt_tokens,
             output_tokens_max=admitted.output_tokens_max,
             predicted_output_tokens=guess.class_tokens,
+            tenant=admitted.key.tenant,
         )
         if self._refuse_late:
             await self._check_in_time(asked, admitted.key)
@@ -142,7 +143,9 @@ class Entry:
                 prediction = prediction_wire.to_proto(found, admitted.slo)
                 outlook.join(asked, found.instance)
                 self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
-        message = accepted_message(admitted, receipt, prediction)
+        waits = receipt.state in (RequestState.ACCEPTED, RequestState.PLACED)
+        paused = outlook is not None and waits and outlook.is_paused(asked)
+        message = accepted_message(admitted, receipt, prediction, paused=paused)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
 
     async def _check_in_time(self, asked: Asked, key: RequestKey) -> None:

@@ -11,6 +11,7 @@ from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.new_request import slo_band
 from qlm_core.open_groups import OpenGroups
+from qlm_core.pauses import is_paused
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
@@ -39,6 +40,7 @@ class Asked:
     prompt_tokens: int
     output_tokens_max: int
     predicted_output_tokens: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,16 @@ class Outlook:
         own = self._requests_on.get(instance, 0)
         return own / sum(self._requests_on.values()) if own else 1.0
 
+    def is_paused(self, asked: Asked) -> bool:
+        """Whether a request that waits does so until an operator says otherwise: nothing is predicted for it."""
+        return is_paused(self.overview.pauses, asked.model, asked.tenant)
+
     def predict_new(self, asked: Asked, accepted_s: float | None = None) -> RequestPrediction | None:
         """A request that joins now, or joined at `accepted_s` and is in no group yet: as the last of the group that it may join, else
         where it would end first. Requests that are alike share the prediction of the first one, as long as few have joined since:
         where they join no group, each would cost O(groups)."""
+        if self.is_paused(asked):
+            return None
         if accepted_s is not None:
             return self._predict(asked, accepted_s)
         kind = _kind(asked)
@@ -138,6 +146,8 @@ class Outlook:
 
     def predict_waiting(self, asked: Asked, group_id: str, requests_ahead: int, produced_tokens: int = 0) -> RequestPrediction | None:
         """A request in a group, with so many before it on its virtual queue. `produced_tokens`: made in runs that were broken off."""
+        if self.is_paused(asked):
+            return None
 
         def predict() -> RequestPrediction | None:
             request = self._request(asked)

@@ -43,8 +43,9 @@ class OutlookUpdates:
             produced = await produced_tokens(self._queue, found)
         except (NotFound, Unavailable):  # the stream itself notices, and says so
             return None
-        prediction = predict_live(found, asked_of(found), outlook, ahead=ahead, produced_tokens=produced)
-        return OutlookMessage(state=STATES[found.state], prediction=prediction)
+        asked = asked_of(found)
+        prediction = predict_live(found, asked, outlook, ahead=ahead, produced_tokens=produced)
+        return OutlookMessage(state=STATES[found.state], prediction=prediction, paused=outlook.is_paused(asked))
 
     def _may_look(self) -> bool:
         now_s = self._monotonic()

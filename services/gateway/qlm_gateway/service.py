@@ -17,6 +17,10 @@ from qlm.api.v1.gateway_pb2 import (
     GenerateRequest,
     ListModelsRequest,
     ListModelsResponse,
+    ListRequestsRequest,
+    ListRequestsResponse,
+    PauseRequest,
+    PauseResponse,
     QueueStatusRequest,
     QueueStatusResponse,
     ResultRequest,
@@ -30,10 +34,13 @@ from qlm.api.v1.gateway_pb2_grpc import GatewayServicer
 from qlm.api.v1.request_pb2 import Result as ResultMessage
 from qlm.api.v1.request_pb2 import ResultError
 from qlm_core.errors import invalid_field
+from qlm_core.name_rules import TENANT_BYTES_MAX, check_name
+from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey
-from qlm_gateway.admission import request_key
+from qlm_gateway.admission import model_of, request_key
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entered, Entry
+from qlm_gateway.listing import listed
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
 from qlm_gateway.outlook_updates import OutlookUpdates, checked_every_s
@@ -140,6 +147,18 @@ class GatewayService(GatewayServicer):
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
 
+    async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
+        return await listed(self._queue, request, await self._watch.fresh())
+
+    async def Pause(self, request: PauseRequest, context: Context) -> PauseResponse:
+        kind, name = _whose(request)
+        if kind is PauseKind.MODEL:
+            model_of(name, self._catalogue)
+        return PauseResponse(changed=await self._queue.pause(kind, name))
+
+    async def Resume(self, request: PauseRequest, context: Context) -> PauseResponse:
+        return PauseResponse(changed=await self._queue.resume(*_whose(request)))
+
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""
         if entered.receipt.duplicate:
@@ -213,6 +232,17 @@ class GatewayService(GatewayServicer):
     def _text(self, model: str) -> ModelText:
         """A model that left the catalogue reads as simulated ones do: there is no tokenizer for it here."""
         return self._texts.get(model) or ApproximateText()
+
+
+def _whose(request: PauseRequest) -> tuple[PauseKind, str]:
+    """What a client pauses or resumes. Raises InvalidRequest."""
+    whose = request.WhichOneof("whose")
+    if whose == "tenant":
+        check_name("tenant", request.tenant, TENANT_BYTES_MAX)
+        return PauseKind.TENANT, request.tenant
+    if not request.model:
+        raise invalid_field("model", "present, or tenant")
+    return PauseKind.MODEL, request.model
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:

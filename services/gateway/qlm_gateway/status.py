@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from qlm.api.v1.gateway_pb2 import GroupStatus, Model, QueueStatusResponse, RequestStatus, VirtualQueueStatus
+from qlm.api.v1.gateway_pb2 import Pause as PauseMessage
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Result
 from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
@@ -65,6 +66,7 @@ def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estim
         estimator=estimator,
         refusal=refusal,
         damage_count=overview.damage_count,
+        pauses=[PauseMessage(**{pause.kind.value: pause.name}, since_s=pause.since_s) for pause in overview.pauses],
     )
 
 
@@ -102,6 +104,8 @@ async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> Re
         prediction=prediction,
         slo=slo_message(asked.slo),
         deadline_s=deadline_s if math.isfinite(deadline_s) else None,
+        model=asked.model,
+        paused=found.state is not RequestState.RUNNING and outlook.is_paused(asked),
     )
 
 
@@ -125,6 +129,7 @@ def asked_of(found: LiveRequest) -> Asked:
         prompt_tokens=prompt_tokens,
         output_tokens_max=output_tokens_max,
         predicted_output_tokens=predicted_tokens,
+        tenant=found.key.tenant,
     )
 
 
@@ -153,4 +158,7 @@ def _ended_message(found: TerminalRecord) -> RequestStatus:
         output_tokens=len(result.output_token_ids) or len(result.output_pieces),
         attempts=found.attempt,
         accepted_s=result.timing.accepted_s,
+        model=result.model,
+        error=result.error if result.HasField("error") else None,
+        finished_s=result.timing.finished_s,
     )

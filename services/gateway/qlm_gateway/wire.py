@@ -115,7 +115,7 @@ def admission_of(body: bytes) -> tuple[str, Slo, int, int, int]:
     return request.model, slo, admission.prompt_tokens, admission.output_tokens_max, length_wire.predicted_output_tokens(admission)
 
 
-def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Prediction | None) -> Accepted:
+def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Prediction | None, *, paused: bool) -> Accepted:
     return Accepted(
         tenant=admitted.key.tenant,
         request_id=admitted.key.request_id,
@@ -125,6 +125,7 @@ def accepted_message(admitted: Admitted, receipt: AcceptReceipt, prediction: Pre
         accepted_s=receipt.accepted_s,
         prompt_tokens=admitted.prompt_tokens,
         prediction=prediction,
+        paused=paused,
     )
 
 

@@ -69,11 +69,14 @@ def _watch(client: qlm.Client, request_id: str | None, every_s: float, console: 
 def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
     queue = client.status(request_id)
     if queue.request is not None:
-        return _request(request_id or "", queue.request)
+        return request_table(request_id or "", queue.request)
     advice = _advice(queue.planner)
     shown: list[RenderableType] = [_queues(queue, time.time()), _models(client.models())]
     if queue.refusal:
         shown.append(Text(f"refuses: {queue.refusal}", style="red"))
+    for pause in queue.pauses:
+        whose = f"model {pause.model}" if pause.model else f"tenant {pause.tenant}"
+        shown.append(Text(f"paused: {whose}, for {max(0.0, time.time() - pause.since_s):,.0f} s (qlm resume)", style="yellow"))
     if queue.damage_count:
         shown.append(Text(f"damaged records mended so far: {queue.damage_count:,} (see `qlm doctor` and the logs)", style="yellow"))
     return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))
@@ -112,13 +115,14 @@ def _queues(queue: qlm.QueueStatus, now_s: float) -> Table:
 
 def _groups(groups: tuple[GroupStatus, ...], now_s: float) -> Iterator[tuple[str, str, str, str]]:
     for group in groups[:GROUPS_SHOWN_MAX]:
-        yield group.model, f"{group.slo_kind} {group.slo_class}", _due(group.first_deadline_s, now_s), f"{group.waiting:,}"
+        yield group.model, f"{group.slo_kind} {group.slo_class}", due(group.first_deadline_s, now_s), f"{group.waiting:,}"
     rest = groups[GROUPS_SHOWN_MAX:]
     if rest:
         yield f"... {len(rest):,} more", "", "", f"{sum(group.waiting for group in rest):,}"
 
 
-def _due(deadline_s: float, now_s: float) -> str:
+def due(deadline_s: float, now_s: float) -> str:
+    """When a deadline is, from now; "-" for none."""
     if not 0 < deadline_s < float("inf"):
         return "-"
     left_s = deadline_s - now_s
@@ -134,23 +138,28 @@ def _models(models: tuple[qlm.ModelInfo, ...]) -> Table:
     return table
 
 
-def _request(request_id: str, request: qlm.RequestStatus) -> Table:
+def request_table(request_id: str, request: qlm.RequestStatus) -> Table:
+    """One request, without its prompt and output."""
     table = Table(title=f"request {request_id}", title_justify="left", show_header=False)
     prediction = request.prediction
     waits = not request.state.terminal and request.state is not qlm.RequestState.RUNNING
     late = None if prediction is None else prediction.probability_late
     rows = {
         "state": str(request.state),
+        "why": f"{request.error_message} [{request.error_reason}]" if request.error_reason else "",
+        "model": request.model,
         "queue id": request.queue_id,
         "group": request.group_id,
         "instance": request.instance,
         "objective": "" if request.slo is None else _objective(request.slo),
-        "due": "" if request.deadline_s is None else _due(request.deadline_s, time.time()),
+        "age": "" if request.finished_s is not None else f"{max(0.0, time.time() - request.accepted_s):,.0f} s",
+        "ended after": "" if request.finished_s is None else f"{request.finished_s - request.accepted_s:,.1f} s",
+        "due": "" if request.deadline_s is None else due(request.deadline_s, time.time()),
         "ahead": "" if request.requests_ahead is None else f"{request.requests_ahead:,} served before it on its instance",
         "starts in": _span(prediction.wait_p50_s, prediction.wait_p90_s) if prediction is not None and waits else "",
         "ends in": "" if prediction is None else _span(prediction.completion_p50_s, prediction.completion_p90_s),
         "late": "" if late is None else f"with probability {late:.1%}",
-        "outlook": "no prediction yet" if waits and prediction is None else "",
+        "outlook": "paused until an operator resumes it" if request.paused else "no prediction yet" if waits and prediction is None else "",
         "output tokens": f"{request.output_tokens:,}",
         "attempts": str(request.attempts),
     }

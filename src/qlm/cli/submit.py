@@ -121,7 +121,7 @@ def _accept(client: qlm.Client, ask: Ask, as_json: bool) -> None:
         click.echo(json.dumps(asdict(accepted)))
         return
     click.echo(accepted.request_id)
-    text = f"{accepted.state}, {accepted.prompt_tokens} prompt tokens, {outlook(accepted.prediction)}"
+    text = f"{accepted.state}, {accepted.prompt_tokens} prompt tokens, {outlook(accepted)}"
     plain_console(stderr=True, soft_wrap=True).print(text, highlight=False)
 
 
@@ -131,7 +131,7 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
 
     def tell(waiting: qlm.Outlook) -> None:
         within_line = "\n" if text else ""  # one that was evicted waits again
-        notes.print(f"{within_line}{waiting.state}: {outlook(waiting.prediction)}", style="dim", highlight=False)
+        notes.print(f"{within_line}{waiting.state}: {outlook(waiting)}", style="dim", highlight=False)
 
     tokens = client.generate(
         ask.model,
@@ -148,7 +148,7 @@ def _answer(client: qlm.Client, ask: Ask, *, stream: bool, as_json: bool) -> Non
     ended: QlmError | None = None
     try:
         if stream:
-            notes.print(f"accepted: {outlook(tokens.wait_accepted().prediction)}", style="dim", highlight=False)
+            notes.print(f"accepted: {outlook(tokens.wait_accepted())}", style="dim", highlight=False)
         for chunk in tokens:
             text.append(chunk.text)
             if stream:
@@ -177,8 +177,11 @@ def _summary(result: qlm.Result) -> str:
     )
 
 
-def outlook(prediction: qlm.Prediction | None) -> str:
+def outlook(waiting: qlm.Accepted | qlm.Outlook) -> str:
     """The expected wait and queue position in words."""
+    prediction = waiting.prediction
+    if waiting.paused:
+        return "paused until an operator resumes it"
     if prediction is None:
         return "no prediction yet"
     late = "" if prediction.probability_late is None else f", late with probability {prediction.probability_late:.0%}"

@@ -44,7 +44,14 @@ local function pull_from_group(batch, answer, room, gid, model, incarnation, exp
     local body, hash_key = read_entry(prefix, id)
     local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'x')
     room.looks = room.looks - 1
-    if fields[4] and tonumber(fields[4]) <= now then
+    if tenant_is_paused(room.paused, prefix, hash_key) then
+      if room.held_back == 0 then
+        room.requests = 0  -- the rest is for the next call
+        break
+      end
+      hold_back(batch, read_request(hash_key))
+      room.held_back = room.held_back - 1
+    elseif fields[4] and tonumber(fields[4]) <= now then
       finish(batch, read_request(hash_key), 'E', expired_result, body, nil, '', '', false)
     else
       local fixed = fields[1]
@@ -100,7 +107,9 @@ local function pull(keys, args)
     requests = requests_max, kv_tokens = kv_tokens, reserve = reserve, looks = BATCH_MAX, blocked_tokens = 0,
     first = true, suspects = args[at + 8] == '1',
     any_size = redis.call('SCARD', running) <= tonumber(args[at + 6]),  -- the first request of an idle incarnation
+    paused = read_pauses(prefix), held_back = HELD_BACK_MAX,
   }
+  if room.paused then clear_head(batch, room, instance) end
   local answer = { '0', {}, {}, '' }
   while model ~= '' and room.requests > 0 and room.looks > 0 and room.blocked_tokens == 0 do
     local gid = redis.call('LINDEX', list, 0)
@@ -108,6 +117,7 @@ local function pull(keys, args)
     local _, meta = group_keys(prefix, gid)
     if redis.call('HGET', meta, 'model') ~= model then break end
     pull_from_group(batch, answer, room, gid, model, incarnation, args[at + 7])
+    if room.paused then clear_head(batch, room, instance) end
   end
   answer[1], answer[4] = integer(room.blocked_tokens), room.suspect and '1' or ''
   answer[2], answer[3] = head_answer(prefix, list)

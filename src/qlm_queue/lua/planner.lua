@@ -1,21 +1,5 @@
 -- unplaced, arrived, place, reclaim, shed, forget_instance, waiting, overview: what planners call, but for apply_plan (plan.lua).
 
-local function is_after(left, right)
-  local left_ms, left_seq = string.match(left, '^(%d+)-(%d+)$')
-  local right_ms, right_seq = string.match(right, '^(%d+)-(%d+)$')
-  left_ms, right_ms = tonumber(left_ms), tonumber(right_ms)
-  return left_ms > right_ms or (left_ms == right_ms and tonumber(left_seq) > tonumber(right_seq))
-end
-
-local function last_delivered(stream)
-  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local info = {}
-    for index = 1, #group, 2 do info[group[index]] = group[index + 1] end
-    if info['name'] == CONSUMER_GROUP then return info['last-delivered-id'] end
-  end
-  return '0-0'
-end
-
 -- args: after ('' from the start), page size; answer: the id to go on after ('' at the end), live records
 -- Both the pending entries and those never read may hold requests that were placed unread, so a page may give few records or none.
 local function unplaced(keys, args)
@@ -218,7 +202,7 @@ local function group_answer(prefix, gid, stored)
   return { gid, stored, redis.call('ZCARD', members), first, redis.call('HGETALL', meta) }
 end
 
--- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id, findings mended
+-- args: 'all' groups or 'some', their ids; answer: plan version, accepted, live, unplaced, virtual queues, groups, instances, incarnations, last event id, findings mended, pauses
 local function overview(keys, args)
   local prefix = keys[1]
   local _, at = read_bounds(args)
@@ -260,6 +244,6 @@ local function overview(keys, args)
   return {
     redis.call('GET', prefix .. ':plan_version') or '0', redis.call('GET', prefix .. ':acceptance') or '0',
     counts[1] or '0', counts[2] or '0', queues, groups, instances, incarnations, #last > 0 and last[1][1] or '0-0',
-    redis.call('GET', prefix .. ':damage_count') or '0',
+    redis.call('GET', prefix .. ':damage_count') or '0', redis.call('HGETALL', prefix .. ':paused'),
   }
 end

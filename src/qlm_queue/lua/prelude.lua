@@ -2,7 +2,7 @@
 -- The scripts write protobuf by hand: serialized messages are concatenated, and a later field overrides an earlier one.
 
 local STATE_NUMBER = { C = 4, F = 5, X = 6, E = 7 }
-local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9, moved = 14, regrouped = 16 }
+local EVENT = { accepted = 1, placed = 2, pulled = 3, unpulled = 4, requeued = 5, C = 6, F = 7, X = 8, E = 9, moved = 14, regrouped = 16, unplaced = 17 }
 local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
@@ -185,13 +185,18 @@ local function state_text(record)
     .. record.first_output_ms .. ' ' .. record.form .. ' ' .. record.owner
 end
 
+-- Body and hash key of an entry of the global queue.
+local function entry_parts(entry)
+  local fields = entry[2]
+  if fields[1] == 'r' then return fields[2], fields[4] end
+  return fields[4], fields[2]
+end
+
 -- Body and hash key of a queue id, or nil.
 local function read_entry(prefix, id)
   local entries = redis.call('XRANGE', prefix .. ':queue', id, id)
   if #entries == 0 then return nil end
-  local fields = entries[1][2]
-  if fields[1] == 'r' then return fields[2], fields[4] end
-  return fields[4], fields[2]
+  return entry_parts(entries[1])
 end
 
 local function read_by_id(prefix, id)

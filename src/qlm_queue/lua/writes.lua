@@ -208,9 +208,28 @@ local function take_from_group(prefix, gid, ids, tokens)
   redis.call('HSET', prefix .. ':groups', gid, DRAINED .. instance)
 end
 
--- Makes a planner find an accepted request that was read before.
+local function is_after(left, right)
+  local left_ms, left_seq = string.match(left, '^(%d+)-(%d+)$')
+  local right_ms, right_seq = string.match(right, '^(%d+)-(%d+)$')
+  left_ms, right_ms = tonumber(left_ms), tonumber(right_ms)
+  return left_ms > right_ms or (left_ms == right_ms and tonumber(left_seq) > tonumber(right_seq))
+end
+
+local function last_delivered(stream)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local info = {}
+    for index = 1, #group, 2 do info[group[index]] = group[index + 1] end
+    if info['name'] == CONSUMER_GROUP then return info['last-delivered-id'] end
+  end
+  return '0-0'
+end
+
+-- Makes a planner find an accepted request: one that was read before is pending again, the others are yet to be read.
 local function await_placement(prefix, id)
-  redis.call('XCLAIM', prefix .. ':queue', CONSUMER_GROUP, 'leader', 0, id, 'FORCE', 'JUSTID')
+  local stream = prefix .. ':queue'
+  if not is_after(id, last_delivered(stream)) then
+    redis.call('XCLAIM', stream, CONSUMER_GROUP, 'leader', 0, id, 'FORCE', 'JUSTID')
+  end
 end
 
 -- A request whose group is gone waits to be placed again.

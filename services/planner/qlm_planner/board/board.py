@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED, instance_of
+from qlm_core.pauses import Pause, is_paused
 from qlm_core.request import RequestFacts, SloKind
 from qlm_planner.board.demand import Rate
 from qlm_planner.board.group import USUAL, Group, band_of, from_meta, order_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import GroupRow, Snapshot
+from qlm_planner.board.tenants import limited_tenant
 from qlm_planner.machine.effects import Place
 from qlm_planner.machine.events import Change, ChangeKind, LoadReported
 
@@ -28,7 +30,7 @@ Target = dict[str, list[str]]
 @dataclass(slots=True, kw_only=True)
 class Board:
     """`newest`: the newest open group of each key. `reopened`: groups that gave way to a head and stand where that left
-    them. `expected`: arrivals of each model; `expectations`: how often that has changed."""
+    them. `expected`: arrivals of each model; `expectations`: how often that has changed. `pauses`: of models and tenants."""
 
     slo_band: int
     groups: dict[str, Group] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class Board:
     expected: Mapping[str, Sequence[Rate]] = field(default_factory=dict)
     expectations: int = 0
     plan_version: int = 0
+    pauses: tuple[Pause, ...] = ()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -52,6 +55,11 @@ class Board:
     def serving(self) -> list[Slot]:
         """The instances that may be given groups, by name."""
         return [slot for _, slot in sorted(self.slots.items()) if slot.serving]
+
+    def is_paused(self, key: GroupKey) -> bool:
+        """Whether no instance serves groups of a key until an operator says otherwise. Requests of a paused tenant have groups of their own
+        (`qlm_planner.groups.request_class`)."""
+        return bool(self.pauses) and is_paused(self.pauses, key.model, limited_tenant(key.tenant_class))
 
     def order(self) -> Target:
         """A copy of the queues."""
@@ -244,7 +252,8 @@ class Board:
         )
 
     def load_slots(self, snapshot: Snapshot, now_s: float) -> None:
-        """The instances as an overview has them."""
+        """The instances and the pauses as an overview has them."""
+        self.pauses = snapshot.pauses
         old, self.slots = self.slots, {}
         for row in snapshot.instances:
             known = old.get(row.facts.name)

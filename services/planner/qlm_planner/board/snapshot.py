@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qlm_core.instance import InstanceFacts
+from qlm_core.pauses import Pause
 from qlm_core.request import RequestFacts
 
 EntryId = tuple[int, int]
@@ -65,7 +66,7 @@ class InstanceRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The queue but for its requests (`Overview`). `incarnations`: those that may own requests -> lease alive. `asked`: of the groups it
-    has only these, as far as they exist; None: all."""
+    has only these, as far as they exist; None: all. `pauses`: of models and tenants."""
 
     plan_version: int
     unplaced: int
@@ -75,3 +76,4 @@ class Snapshot:
     incarnations: Mapping[str, bool]
     last_event_id: EntryId
     asked: tuple[str, ...] | None = None
+    pauses: tuple[Pause, ...] = ()

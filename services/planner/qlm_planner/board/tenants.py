@@ -1,7 +1,7 @@
 """What tenants count for: the weight of their lateness, and the share of the served work that they may have before others come first.
 
 Groups are homogeneous in both, so both are in the group key: a *weight class*, one of a few powers of two, and, for a tenant whose share is
-limited, its name. However many tenants there are, few classes come of it.
+limited or who is paused, its name. However many tenants there are, few classes come of it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def weight_of(tenant_class: str) -> float:
 
 
 def limited_tenant(tenant_class: str) -> str:
-    """The tenant of a class of one with a limited share, "" for others."""
+    """The tenant of a class of one with a limited share, or of one who is or has been paused, "" for others."""
     return tenant_class.partition(BETWEEN)[2]
 
 
@@ -94,9 +94,12 @@ class TenantClasses:
     forget_s: float
     seen_s: dict[str, float] = field(default_factory=dict)
 
-    def of(self, name: str, now_s: float) -> str:
+    def of(self, name: str, now_s: float, *, paused: bool = False) -> str:
+        """`paused`: a class of its own, whatever its share."""
         tenant = self.tenants.of(name)
         weight = weight_class(tenant.weight)
+        if name and paused:
+            return f"{weight}{BETWEEN}{name}"
         if not name or not tenant.limited or not (self.tenants.knows(name) or self._has_place(name, now_s)):
             return weight
         return f"{weight}{BETWEEN}{name}"

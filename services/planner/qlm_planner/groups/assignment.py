@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from qlm_core.instance import UNASSIGNED
+from qlm_core.pauses import is_paused
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, GroupTraits, group_id_of, group_of_one, to_meta, traits_of
@@ -56,7 +57,10 @@ class GroupAssignment:
         seating = None if self.baseline is None else self.baseline.seating(board, self.table, now_s)
         for arrival in arrivals:
             facts = arrival.facts
-            group = self.join(facts, board, estimates, now_s) if seating is None else self.follow(facts, seating)
+            if seating is None or (board.pauses and is_paused(board.pauses, facts.model, facts.key.tenant)):
+                group = self.join(facts, board, estimates, now_s)
+            else:
+                group = self.follow(facts, seating)
             used[group.group_id] = group
             placements.append(Placement(arrival=arrival, group_id=group.group_id))
         # From the last position to the first: a group is opened, with its first request, in front of one that is there already.
@@ -68,7 +72,8 @@ class GroupAssignment:
         return Place(groups=openings, requests=tuple(placements), opened=opened)
 
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
-        """The newest open group of the request's key that has room for it, else a new group at its best place."""
+        """The newest open group of the request's key that has room for it, else a new group at its best place, or on "unassigned" where it
+        is paused."""
         traits = self.request_classes.traits(facts, board, estimates, now_s)
         group = board.newest.get(traits.key)
         if group is not None and self._has_room(group, facts, board, estimates):
@@ -77,7 +82,7 @@ class GroupAssignment:
         self.made += 1
         group = self._alone(self.made, facts, traits)
         group.tier = tier_of(group, self.above, self.policy, now_s)
-        place = best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
+        place = None if board.is_paused(traits.key) else best_place(lines_of(board, self.table, now_s), self.table, group, now_s)
         if place is None:
             board.open_group(group, board.place_by_urgency(board.queues[UNASSIGNED], group))
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from qlm_core.group import MEGA, group_key
 from qlm_core.hardware_profile import HardwareProfile
+from qlm_core.pauses import is_paused
 from qlm_core.request import RequestFacts
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import GroupTraits
@@ -34,7 +35,8 @@ class RequestClasses:
 
     def traits(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> GroupTraits:
         """Of a group that this request opens or joins."""
-        key = group_key(facts, self.tenants.of(facts.key.tenant, now_s))
+        tenant = facts.key.tenant
+        key = group_key(facts, self.tenants.of(tenant, now_s, paused=bool(board.pauses) and is_paused(board.pauses, "", tenant)))
         if self.mega.holds(facts, board, estimates):
             key = replace(key, cluster=MEGA)
         return GroupTraits(key=key, slo_s=facts.slo.seconds, priority=facts.slo.priority)

@@ -83,11 +83,13 @@ class Question:
 
 
 def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -> Question:
-    """Costs O(groups + instances + EXPECTED_MAX). Raises ProblemError where the profiles make no sense."""
-    estimates, slots, rates = table.estimates, board.serving, demand.rates(now_s)
+    """What is paused is left out. Costs O(groups + instances + EXPECTED_MAX). Raises ProblemError where the profiles make no sense."""
+    estimates, slots = table.estimates, board.serving
+    rates = [rate for rate in demand.rates(now_s) if not board.is_paused(rate.key)]
     queues = {slot.facts.name: board.queue_groups(slot.facts.name) for slot in slots}
     waiting = [group for queue in queues.values() for group in queue]
-    waiting += [group for _, group in sorted(board.groups.items()) if group.open and group.instance not in queues]
+    others = (group for _, group in sorted(board.groups.items()) if group.open and group.instance not in queues)
+    waiting += [group for group in others if not board.is_paused(group.traits.key)]
     wanted = {group.traits.key.model for group in waiting} | {rate.key.model for rate in rates}
     tried = _kinds(slots, [slot for _, slot in sorted(board.slots.items())], estimates, wanted)
     clock = max((slot.facts.time_scale for slot in slots), default=1.0)

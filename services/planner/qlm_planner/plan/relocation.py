@@ -17,15 +17,17 @@ from qlm_planner.policies.queue_ends import position_by_age
 
 
 def relocate(board: Board, table: ClassTable, moving: Sequence[Group], now_s: float, baseline: Baseline | None = None) -> Target:
-    """Homes for homeless groups, by insertion in their order (or as a comparison policy says); what no instance can serve goes to
-    "unassigned"."""
+    """Homes for homeless groups, by insertion in their order (or as a comparison policy says); what no instance can serve, or is paused,
+    goes to "unassigned"."""
     target = board.order()
     leaving = {group.group_id for group in moving}
     lines = lines_of(board, table, now_s, leaving)
     for name, queue in target.items():
         target[name] = [group_id for group_id in queue if group_id not in leaving]
     for group in moving:
-        if baseline is not None:
+        if board.is_paused(group.traits.key):
+            found = None
+        elif baseline is not None:
             found = baseline.home(lines, table, group, board, now_s)
         else:
             place = best_place(lines, table, group, now_s)
@@ -59,9 +61,9 @@ def settle(board: Board, table: ClassTable, gave_way: Collection[str], now_s: fl
 
 
 def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool = False) -> list[Group]:
-    """Open groups that must move, most urgent first: their queue's instance is draining, does not serve their model or (`lost_too`) is
-    gone; those of "unassigned" that somebody can serve now; and those that stand before a group of a higher band (requeued ones do).
-    `by_age`: bands count nothing, and the oldest come first."""
+    """Open groups that must move, most urgent first: they are paused, their queue's instance is draining, does not serve their model or
+    (`lost_too`) is gone; those of "unassigned" that somebody can serve now; and those that stand before a group of a higher band (requeued
+    ones do). `by_age`: bands count nothing, and the oldest come first."""
     slots = [slot for _, slot in sorted(board.slots.items())]
     servable: dict[str, bool] = {}
     found: list[Group] = []
@@ -72,15 +74,15 @@ def homeless(board: Board, estimates: Estimates, *, lost_too: bool, by_age: bool
         band_behind = None
         here: dict[str, bool] = {}
         for group in reversed(board.queue_groups(name)):
-            model = group.traits.key.model
+            model, paused = group.traits.key.model, board.is_paused(group.traits.key)
             if model not in servable:
                 servable[model] = any(estimates.can_serve(each, model) for each in slots)
             if slot is None:
-                moves = servable[model]
+                moves = servable[model] and not paused
             else:
                 if model not in here:
                     here[model] = estimates.can_serve(slot, model)
-                moves = not here[model] or (not by_age and band_behind is not None and group.band > band_behind)
+                moves = paused or not here[model] or (not by_age and band_behind is not None and group.band > band_behind)
             if moves:
                 found.append(group)
             else:

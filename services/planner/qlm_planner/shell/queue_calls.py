@@ -85,6 +85,7 @@ CHANGES: Mapping[int, ChangeKind] = {
     events_pb2.EVENT_KIND_FAILED: ChangeKind.ENDED_RUNNING,
     events_pb2.EVENT_KIND_CANCELLED: ChangeKind.ENDED_RUNNING,
     events_pb2.EVENT_KIND_EXPIRED: ChangeKind.ENDED_RUNNING,
+    events_pb2.EVENT_KIND_UNPLACED: ChangeKind.ENDED_WAITING,
 }
 
 
@@ -261,6 +262,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
         incarnations=overview.incarnations,
         last_event_id=entry_id(overview.last_event_id),
         asked=asked,
+        pauses=tuple(overview.pauses),
     )
 
 

@@ -26,7 +26,7 @@ from qlm.api.v1 import request_pb2 as qlm_dot_api_dot_v1_dot_request__pb2
 from qlm.api.v1 import prediction_pb2 as qlm_dot_api_dot_v1_dot_prediction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/gateway.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x1bqlm/api/v1/prediction.proto\"P\n\x0fGenerateRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\x12\x17\n\x0foutlook_every_s\x18\x02 \x01(\x01\"5\n\rSubmitRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\"8\n\x0eSubmitResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\"\xd3\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x11\n\tduplicate\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x12\n\naccepted_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12*\n\nprediction\x18\x08 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"\xaa\x01\n\x0eStreamResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.TokenChunk\x12\"\n\x06result\x18\x03 \x01(\x0b\x32\x12.qlm.api.v1.Result\x12$\n\x07outlook\x18\x04 \x01(\x0b\x32\x13.qlm.api.v1.Outlook\"^\n\x07Outlook\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12*\n\nprediction\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\"u\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12&\n\x08logprobs\x18\x05 \x01(\x0b\x32\x14.qlm.api.v1.Logprobs\"C\n\rResultRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"]\n\x0eResultResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\"\n\x06result\x18\x02 \x01(\x0b\x32\x12.qlm.api.v1.Result\"\\\n\rStreamRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x17\n\x0foutlook_every_s\x18\x04 \x01(\x01\"3\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.qlm.api.v1.Model\"Y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\"8\n\x12QueueStatusRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x84\x02\n\x13QueueStatusResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x04\x12\x10\n\x08unplaced\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\x36\n\x0evirtual_queues\x18\x05 \x03(\x0b\x32\x1e.qlm.api.v1.VirtualQueueStatus\x12*\n\x07request\x18\x06 \x01(\x0b\x32\x19.qlm.api.v1.RequestStatus\x12\x0f\n\x07planner\x18\x07 \x01(\t\x12\x11\n\testimator\x18\x08 \x01(\t\x12\x0f\n\x07refusal\x18\t \x01(\t\x12\x14\n\x0c\x64\x61mage_count\x18\n \x01(\x04\"\xa7\x01\n\x12VirtualQueueStatus\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.qlm.api.v1.GroupStatus\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x14\n\x0c\x61\x63tive_model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\x93\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\"\xcd\x02\n\rRequestStatus\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x1b\n\x0erequests_ahead\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\r\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12*\n\nprediction\x18\t \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x42\x11\n\x0f_requests_aheadB\r\n\x0b_deadline_s2\xf3\x03\n\x07Gateway\x12\x45\n\x08Generate\x12\x1b.qlm.api.v1.GenerateRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06Submit\x12\x19.qlm.api.v1.SubmitRequest\x1a\x1a.qlm.api.v1.SubmitResponse\x12?\n\x06Result\x12\x19.qlm.api.v1.ResultRequest\x1a\x1a.qlm.api.v1.ResultResponse\x12\x41\n\x06Stream\x12\x19.qlm.api.v1.StreamRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.qlm.api.v1.CancelRequest\x1a\x1a.qlm.api.v1.CancelResponse\x12K\n\nListModels\x12\x1d.qlm.api.v1.ListModelsRequest\x1a\x1e.qlm.api.v1.ListModelsResponse\x12N\n\x0bQueueStatus\x12\x1e.qlm.api.v1.QueueStatusRequest\x1a\x1f.qlm.api.v1.QueueStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18qlm/api/v1/gateway.proto\x12\nqlm.api.v1\x1a\x18qlm/api/v1/request.proto\x1a\x1bqlm/api/v1/prediction.proto\"P\n\x0fGenerateRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\x12\x17\n\x0foutlook_every_s\x18\x02 \x01(\x01\"5\n\rSubmitRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.qlm.api.v1.Request\"8\n\x0eSubmitResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\"\xe3\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x11\n\tduplicate\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x12\n\naccepted_s\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12*\n\nprediction\x18\x08 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x0e\n\x06paused\x18\t \x01(\x08\"\xaa\x01\n\x0eStreamResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.qlm.api.v1.Accepted\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.TokenChunk\x12\"\n\x06result\x18\x03 \x01(\x0b\x32\x12.qlm.api.v1.Result\x12$\n\x07outlook\x18\x04 \x01(\x0b\x32\x13.qlm.api.v1.Outlook\"n\n\x07Outlook\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12*\n\nprediction\x18\x02 \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x0e\n\x06paused\x18\x03 \x01(\x08\"u\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x07\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12&\n\x08logprobs\x18\x05 \x01(\x0b\x32\x14.qlm.api.v1.Logprobs\"C\n\rResultRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"]\n\x0eResultResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\"\n\x06result\x18\x02 \x01(\x0b\x32\x12.qlm.api.v1.Result\"\\\n\rStreamRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x17\n\x0foutlook_every_s\x18\x04 \x01(\x01\"3\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.qlm.api.v1.Model\"Y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\t\x12\x11\n\tinstances\x18\x04 \x01(\r\"8\n\x12QueueStatusRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xa7\x02\n\x13QueueStatusResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x04\x12\x10\n\x08unplaced\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\x36\n\x0evirtual_queues\x18\x05 \x03(\x0b\x32\x1e.qlm.api.v1.VirtualQueueStatus\x12*\n\x07request\x18\x06 \x01(\x0b\x32\x19.qlm.api.v1.RequestStatus\x12\x0f\n\x07planner\x18\x07 \x01(\t\x12\x11\n\testimator\x18\x08 \x01(\t\x12\x0f\n\x07refusal\x18\t \x01(\t\x12\x14\n\x0c\x64\x61mage_count\x18\n \x01(\x04\x12!\n\x06pauses\x18\x0b \x03(\x0b\x32\x11.qlm.api.v1.Pause\"D\n\x05Pause\x12\x0f\n\x05model\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\x0f\n\x07since_s\x18\x03 \x01(\x01\x42\x07\n\x05whose\":\n\x0cPauseRequest\x12\x0f\n\x05model\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x42\x07\n\x05whose\" \n\rPauseResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"{\n\x13ListRequestsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\r\"f\n\x14ListRequestsResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.qlm.api.v1.ListedRequest\x12\x12\n\nnext_after\x18\x02 \x01(\t\x12\r\n\x05now_s\x18\x03 \x01(\x01\"\xf0\x01\n\rListedRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x11\n\tslo_class\x18\x06 \x01(\t\x12\x12\n\naccepted_s\x18\x07 \x01(\x01\x12\x17\n\ndeadline_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08instance\x18\t \x01(\t\x12\x10\n\x08\x61ttempts\x18\n \x01(\rB\r\n\x0b_deadline_s\"\xa7\x01\n\x12VirtualQueueStatus\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06groups\x18\x03 \x03(\x0b\x32\x17.qlm.api.v1.GroupStatus\x12\x0f\n\x07running\x18\x04 \x01(\x04\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x14\n\x0c\x61\x63tive_model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\x93\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x08slo_kind\x18\x03 \x01(\x0e\x32\x13.qlm.api.v1.SloKind\x12\x11\n\tslo_class\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x18\n\x10\x66irst_deadline_s\x18\x06 \x01(\x01\"\xbc\x03\n\rRequestStatus\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.qlm.api.v1.RequestState\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x1b\n\x0erequests_ahead\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\r\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12*\n\nprediction\x18\t \x01(\x0b\x32\x16.qlm.api.v1.Prediction\x12\x1c\n\x03slo\x18\n \x01(\x0b\x32\x0f.qlm.api.v1.Slo\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05model\x18\x0c \x01(\t\x12&\n\x05\x65rror\x18\r \x01(\x0b\x32\x17.qlm.api.v1.ResultError\x12\x17\n\nfinished_s\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\x0e\n\x06paused\x18\x0f \x01(\x08\x42\x11\n\x0f_requests_aheadB\r\n\x0b_deadline_sB\r\n\x0b_finished_s2\xc3\x05\n\x07Gateway\x12\x45\n\x08Generate\x12\x1b.qlm.api.v1.GenerateRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06Submit\x12\x19.qlm.api.v1.SubmitRequest\x1a\x1a.qlm.api.v1.SubmitResponse\x12?\n\x06Result\x12\x19.qlm.api.v1.ResultRequest\x1a\x1a.qlm.api.v1.ResultResponse\x12\x41\n\x06Stream\x12\x19.qlm.api.v1.StreamRequest\x1a\x1a.qlm.api.v1.StreamResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.qlm.api.v1.CancelRequest\x1a\x1a.qlm.api.v1.CancelResponse\x12K\n\nListModels\x12\x1d.qlm.api.v1.ListModelsRequest\x1a\x1e.qlm.api.v1.ListModelsResponse\x12N\n\x0bQueueStatus\x12\x1e.qlm.api.v1.QueueStatusRequest\x1a\x1f.qlm.api.v1.QueueStatusResponse\x12Q\n\x0cListRequests\x12\x1f.qlm.api.v1.ListRequestsRequest\x1a .qlm.api.v1.ListRequestsResponse\x12<\n\x05Pause\x12\x18.qlm.api.v1.PauseRequest\x1a\x19.qlm.api.v1.PauseResponse\x12=\n\x06Resume\x12\x18.qlm.api.v1.PauseRequest\x1a\x19.qlm.api.v1.PauseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,39 +40,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITRESPONSE']._serialized_start=232
   _globals['_SUBMITRESPONSE']._serialized_end=288
   _globals['_ACCEPTED']._serialized_start=291
-  _globals['_ACCEPTED']._serialized_end=502
-  _globals['_STREAMRESPONSE']._serialized_start=505
-  _globals['_STREAMRESPONSE']._serialized_end=675
-  _globals['_OUTLOOK']._serialized_start=677
-  _globals['_OUTLOOK']._serialized_end=771
-  _globals['_TOKENCHUNK']._serialized_start=773
-  _globals['_TOKENCHUNK']._serialized_end=890
-  _globals['_RESULTREQUEST']._serialized_start=892
-  _globals['_RESULTREQUEST']._serialized_end=959
-  _globals['_RESULTRESPONSE']._serialized_start=961
-  _globals['_RESULTRESPONSE']._serialized_end=1054
-  _globals['_STREAMREQUEST']._serialized_start=1056
-  _globals['_STREAMREQUEST']._serialized_end=1148
-  _globals['_CANCELREQUEST']._serialized_start=1150
-  _globals['_CANCELREQUEST']._serialized_end=1201
-  _globals['_CANCELRESPONSE']._serialized_start=1203
-  _globals['_CANCELRESPONSE']._serialized_end=1260
-  _globals['_LISTMODELSREQUEST']._serialized_start=1262
-  _globals['_LISTMODELSREQUEST']._serialized_end=1281
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1283
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1338
-  _globals['_MODEL']._serialized_start=1340
-  _globals['_MODEL']._serialized_end=1429
-  _globals['_QUEUESTATUSREQUEST']._serialized_start=1431
-  _globals['_QUEUESTATUSREQUEST']._serialized_end=1487
-  _globals['_QUEUESTATUSRESPONSE']._serialized_start=1490
-  _globals['_QUEUESTATUSRESPONSE']._serialized_end=1750
-  _globals['_VIRTUALQUEUESTATUS']._serialized_start=1753
-  _globals['_VIRTUALQUEUESTATUS']._serialized_end=1920
-  _globals['_GROUPSTATUS']._serialized_start=1923
-  _globals['_GROUPSTATUS']._serialized_end=2070
-  _globals['_REQUESTSTATUS']._serialized_start=2073
-  _globals['_REQUESTSTATUS']._serialized_end=2406
-  _globals['_GATEWAY']._serialized_start=2409
-  _globals['_GATEWAY']._serialized_end=2908
+  _globals['_ACCEPTED']._serialized_end=518
+  _globals['_STREAMRESPONSE']._serialized_start=521
+  _globals['_STREAMRESPONSE']._serialized_end=691
+  _globals['_OUTLOOK']._serialized_start=693
+  _globals['_OUTLOOK']._serialized_end=803
+  _globals['_TOKENCHUNK']._serialized_start=805
+  _globals['_TOKENCHUNK']._serialized_end=922
+  _globals['_RESULTREQUEST']._serialized_start=924
+  _globals['_RESULTREQUEST']._serialized_end=991
+  _globals['_RESULTRESPONSE']._serialized_start=993
+  _globals['_RESULTRESPONSE']._serialized_end=1086
+  _globals['_STREAMREQUEST']._serialized_start=1088
+  _globals['_STREAMREQUEST']._serialized_end=1180
+  _globals['_CANCELREQUEST']._serialized_start=1182
+  _globals['_CANCELREQUEST']._serialized_end=1233
+  _globals['_CANCELRESPONSE']._serialized_start=1235
+  _globals['_CANCELRESPONSE']._serialized_end=1292
+  _globals['_LISTMODELSREQUEST']._serialized_start=1294
+  _globals['_LISTMODELSREQUEST']._serialized_end=1313
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1315
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1370
+  _globals['_MODEL']._serialized_start=1372
+  _globals['_MODEL']._serialized_end=1461
+  _globals['_QUEUESTATUSREQUEST']._serialized_start=1463
+  _globals['_QUEUESTATUSREQUEST']._serialized_end=1519
+  _globals['_QUEUESTATUSRESPONSE']._serialized_start=1522
+  _globals['_QUEUESTATUSRESPONSE']._serialized_end=1817
+  _globals['_PAUSE']._serialized_start=1819
+  _globals['_PAUSE']._serialized_end=1887
+  _globals['_PAUSEREQUEST']._serialized_start=1889
+  _globals['_PAUSEREQUEST']._serialized_end=1947
+  _globals['_PAUSERESPONSE']._serialized_start=1949
+  _globals['_PAUSERESPONSE']._serialized_end=1981
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1983
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2106
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2108
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2210
+  _globals['_LISTEDREQUEST']._serialized_start=2213
+  _globals['_LISTEDREQUEST']._serialized_end=2453
+  _globals['_VIRTUALQUEUESTATUS']._serialized_start=2456
+  _globals['_VIRTUALQUEUESTATUS']._serialized_end=2623
+  _globals['_GROUPSTATUS']._serialized_start=2626
+  _globals['_GROUPSTATUS']._serialized_end=2773
+  _globals['_REQUESTSTATUS']._serialized_start=2776
+  _globals['_REQUESTSTATUS']._serialized_end=3220
+  _globals['_GATEWAY']._serialized_start=3223
+  _globals['_GATEWAY']._serialized_end=3930
 # @@protoc_insertion_point(module_scope)

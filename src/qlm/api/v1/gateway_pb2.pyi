@@ -104,6 +104,7 @@ class Accepted(_message.Message):
     ACCEPTED_S_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The request's tenant, "default" where it named none."""
     request_id: _builtins.str
@@ -118,9 +119,11 @@ class Accepted(_message.Message):
     """Seconds since the epoch by the queue's clock."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt as they were counted (see Model.token_count)."""
+    paused: _builtins.bool
+    """Its model or its tenant is paused: it waits until an operator resumes it."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
-        """Absent where no prediction can be made."""
+        """Absent where no prediction can be made, and while it is paused."""
 
     def __init__(
         self,
@@ -133,10 +136,11 @@ class Accepted(_message.Message):
         accepted_s: _builtins.float = ...,
         prompt_tokens: _builtins.int = ...,
         prediction: _prediction_pb2.Prediction | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_s", b"accepted_s", "duplicate", b"duplicate", "prediction", b"prediction", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "request_id", b"request_id", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_s", b"accepted_s", "duplicate", b"duplicate", "paused", b"paused", "prediction", b"prediction", "prompt_tokens", b"prompt_tokens", "queue_id", b"queue_id", "request_id", b"request_id", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,21 +196,25 @@ class Outlook(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     state: _request_pb2.RequestState.ValueType
     """ACCEPTED or PLACED."""
+    paused: _builtins.bool
+    """Its model or its tenant is paused: it waits until an operator resumes it."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
-        """Absent where no prediction can be made."""
+        """Absent where no prediction can be made, and while it is paused."""
 
     def __init__(
         self,
         *,
         state: _request_pb2.RequestState.ValueType = ...,
         prediction: _prediction_pb2.Prediction | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused", "prediction", b"prediction", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -493,6 +501,7 @@ class QueueStatusResponse(_message.Message):
     ESTIMATOR_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     DAMAGE_COUNT_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     """Name of the queue."""
     live: _builtins.int
@@ -517,6 +526,10 @@ class QueueStatusResponse(_message.Message):
     def request(self) -> Global___RequestStatus:
         """Present where a request was named."""
 
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pause]:
+        """Models, then tenants, by name."""
+
     def __init__(
         self,
         *,
@@ -530,14 +543,219 @@ class QueueStatusResponse(_message.Message):
         estimator: _builtins.str = ...,
         refusal: _builtins.str = ...,
         damage_count: _builtins.int = ...,
+        pauses: _abc.Iterable[Global___Pause] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "live", b"live", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "live", b"live", "pauses", b"pauses", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueueStatusResponse: _TypeAlias = QueueStatusResponse  # noqa: Y015
+
+@_typing.final
+class Pause(_message.Message):
+    """A model or a tenant whose requests wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """What Request.model says."""
+    tenant: _builtins.str
+    """As in the request."""
+    since_s: _builtins.float
+    """Seconds since the epoch by the queue's clock."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "whose", b"whose"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "since_s", b"since_s", "tenant", b"tenant", "whose", b"whose"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_whose: _TypeAlias = _typing.Literal["model", "tenant"]  # noqa: Y015
+    _WhichOneofArgType_whose: _TypeAlias = _typing.Literal["whose", b"whose"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_whose) -> _WhichOneofReturnType_whose | None: ...
+
+Global___Pause: _TypeAlias = Pause  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of a served model; to resume one, any."""
+    tenant: _builtins.str
+    """1 to 64 bytes of printable ASCII."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "whose", b"whose"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "whose", b"whose"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_whose: _TypeAlias = _typing.Literal["model", "tenant"]  # noqa: Y015
+    _WhichOneofArgType_whose: _TypeAlias = _typing.Literal["whose", b"whose"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_whose) -> _WhichOneofReturnType_whose | None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """False where it was so already."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Requests of this tenant alone; empty: of all."""
+    model: _builtins.str
+    """Requests for this model alone; empty: for all."""
+    state: _request_pb2.RequestState.ValueType
+    """Requests in this state alone, none that is terminal; unspecified: in all."""
+    after: _builtins.str
+    """Requests behind this queue id, "<milliseconds>-<sequence>"; empty: from the first."""
+    limit: _builtins.int
+    """Most requests of the answer, at most 500; 0: 100."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: _request_pb2.RequestState.ValueType = ...,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "model", b"model", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    next_after: _builtins.str
+    """`after` of the next page; empty where the queue has no request behind this one."""
+    now_s: _builtins.float
+    """Seconds since the epoch by the queue's clock."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedRequest]:
+        """At most `limit`. A page reads at most 5,000 requests of the queue, so it may hold fewer, or none, where others are behind it."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ListedRequest] | None = ...,
+        next_after: _builtins.str = ...,
+        now_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_after", b"next_after", "now_s", b"now_s", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class ListedRequest(_message.Message):
+    """A request that has not ended, without its prompt and output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_S_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Never empty."""
+    request_id: _builtins.str
+    """Never empty."""
+    queue_id: _builtins.str
+    """Id in the global queue."""
+    model: _builtins.str
+    """What Request.model says."""
+    state: _request_pb2.RequestState.ValueType
+    """ACCEPTED, PLACED or RUNNING."""
+    slo_class: _builtins.str
+    """Power of two of seconds ("64s"), or "p<priority>"."""
+    accepted_s: _builtins.float
+    """Seconds since the epoch by the queue's clock."""
+    deadline_s: _builtins.float
+    """Acceptance + SLO, seconds since the epoch by the queue's clock; absent without an SLO in seconds."""
+    instance: _builtins.str
+    """On whose virtual queue it waits, or who runs it; empty until it is placed."""
+    attempts: _builtins.int
+    """Runs by an agent so far."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        queue_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: _request_pb2.RequestState.ValueType = ...,
+        slo_class: _builtins.str = ...,
+        accepted_s: _builtins.float = ...,
+        deadline_s: _builtins.float | None = ...,
+        instance: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "accepted_s", b"accepted_s", "attempts", b"attempts", "deadline_s", b"deadline_s", "instance", b"instance", "model", b"model", "queue_id", b"queue_id", "request_id", b"request_id", "slo_class", b"slo_class", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+
+Global___ListedRequest: _TypeAlias = ListedRequest  # noqa: Y015
 
 @_typing.final
 class VirtualQueueStatus(_message.Message):
@@ -640,6 +858,10 @@ class RequestStatus(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    FINISHED_S_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     state: _request_pb2.RequestState.ValueType
     """What it is now."""
     queue_id: _builtins.str
@@ -658,6 +880,12 @@ class RequestStatus(_message.Message):
     """Seconds since the epoch by the queue's clock."""
     deadline_s: _builtins.float
     """Acceptance + SLO, seconds since the epoch by the queue's clock; absent without an SLO in seconds, and at a terminal state."""
+    model: _builtins.str
+    """What Request.model says."""
+    finished_s: _builtins.float
+    """When it reached its terminal state, seconds since the epoch by the queue's clock; absent before that."""
+    paused: _builtins.bool
+    """It waits, and its model or its tenant is paused: until an operator resumes it."""
     @_builtins.property
     def prediction(self) -> _prediction_pb2.Prediction:
         """Absent where no prediction can be made."""
@@ -665,6 +893,10 @@ class RequestStatus(_message.Message):
     @_builtins.property
     def slo(self) -> _request_pb2.Slo:
         """Its SLO, the gateway's default where it named none; absent at a terminal state."""
+
+    @_builtins.property
+    def error(self) -> _request_pb2.ResultError:
+        """Why it ended FAILED, CANCELLED or EXPIRED; absent else."""
 
     def __init__(
         self,
@@ -680,17 +912,25 @@ class RequestStatus(_message.Message):
         prediction: _prediction_pb2.Prediction | None = ...,
         slo: _request_pb2.Slo | None = ...,
         deadline_s: _builtins.float | None = ...,
+        model: _builtins.str = ...,
+        error: _request_pb2.ResultError | None = ...,
+        finished_s: _builtins.float | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_requests_ahead", b"_requests_ahead", "deadline_s", b"deadline_s", "prediction", b"prediction", "requests_ahead", b"requests_ahead", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_finished_s", b"_finished_s", "_requests_ahead", b"_requests_ahead", "deadline_s", b"deadline_s", "error", b"error", "finished_s", b"finished_s", "prediction", b"prediction", "requests_ahead", b"requests_ahead", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_requests_ahead", b"_requests_ahead", "accepted_s", b"accepted_s", "attempts", b"attempts", "deadline_s", b"deadline_s", "group_id", b"group_id", "instance", b"instance", "output_tokens", b"output_tokens", "prediction", b"prediction", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slo", b"slo", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_finished_s", b"_finished_s", "_requests_ahead", b"_requests_ahead", "accepted_s", b"accepted_s", "attempts", b"attempts", "deadline_s", b"deadline_s", "error", b"error", "finished_s", b"finished_s", "group_id", b"group_id", "instance", b"instance", "model", b"model", "output_tokens", b"output_tokens", "paused", b"paused", "prediction", b"prediction", "queue_id", b"queue_id", "requests_ahead", b"requests_ahead", "slo", b"slo", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__finished_s: _TypeAlias = _typing.Literal["finished_s"]  # noqa: Y015
+    _WhichOneofArgType__finished_s: _TypeAlias = _typing.Literal["_finished_s", b"_finished_s"]  # noqa: Y015
     _WhichOneofReturnType__requests_ahead: _TypeAlias = _typing.Literal["requests_ahead"]  # noqa: Y015
     _WhichOneofArgType__requests_ahead: _TypeAlias = _typing.Literal["_requests_ahead", b"_requests_ahead"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_s) -> _WhichOneofReturnType__finished_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_ahead) -> _WhichOneofReturnType__requests_ahead | None: ...
 

@@ -70,6 +70,21 @@ class GatewayStub(object):
                 request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusRequest.SerializeToString,
                 response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/qlm.api.v1.Gateway/ListRequests',
+                request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/qlm.api.v1.Gateway/Pause',
+                request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/qlm.api.v1.Gateway/Resume',
+                request_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+                response_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer(object):
@@ -127,6 +142,27 @@ class GatewayServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """A page of the requests that have not ended, of all tenants, in the order of acceptance.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Ends a pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -164,6 +200,21 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.QueueStatus,
                     request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusRequest.FromString,
                     response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.FromString,
+                    response_serializer=qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +407,87 @@ class Gateway(object):
             '/qlm.api.v1.Gateway/QueueStatus',
             qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusRequest.SerializeToString,
             qlm_dot_api_dot_v1_dot_gateway__pb2.QueueStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Gateway/ListRequests',
+            qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_gateway__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Gateway/Pause',
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qlm.api.v1.Gateway/Resume',
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseRequest.SerializeToString,
+            qlm_dot_api_dot_v1_dot_gateway__pb2.PauseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,12 @@ class GatewayStub:
     """The models that may be asked for."""
     QueueStatus: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]
     """The state of the queue, and of one request if named."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]
+    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
+    """Ends a pause."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -73,6 +79,12 @@ class GatewayAsyncStub(GatewayStub):
     """The models that may be asked for."""
     QueueStatus: _aio.UnaryUnaryMultiCallable[_gateway_pb2.QueueStatusRequest, _gateway_pb2.QueueStatusResponse]  # type: ignore[assignment]
     """The state of the queue, and of one request if named."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+    Pause: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+    Resume: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
+    """Ends a pause."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """The way in. Any gateway answers for any request of its queue."""
@@ -135,5 +147,29 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.QueueStatusResponse, _abc.Awaitable[_gateway_pb2.QueueStatusResponse]]:
         """The state of the queue, and of one request if named."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _gateway_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListRequestsResponse, _abc.Awaitable[_gateway_pb2.ListRequestsResponse]]:
+        """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _gateway_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.PauseResponse, _abc.Awaitable[_gateway_pb2.PauseResponse]]:
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _gateway_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.PauseResponse, _abc.Awaitable[_gateway_pb2.PauseResponse]]:
+        """Ends a pause."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -48,6 +48,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """Told by gateways about some of the requests that they accepted: what the client was told."""
     EVENT_KIND_REGROUPED: _EventKind.ValueType  # 16
     """Written by `regroup`: a waiting request is in the group `group_id` now."""
+    EVENT_KIND_UNPLACED: _EventKind.ValueType  # 17
+    """Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -73,6 +75,8 @@ EVENT_KIND_PREDICTED: EventKind.ValueType  # 15
 """Told by gateways about some of the requests that they accepted: what the client was told."""
 EVENT_KIND_REGROUPED: EventKind.ValueType  # 16
 """Written by `regroup`: a waiting request is in the group `group_id` now."""
+EVENT_KIND_UNPLACED: EventKind.ValueType  # 17
+"""Written by `pull`: a waiting request of a paused tenant left the group `group_id` and waits to be placed again."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
@@ -99,7 +103,7 @@ Global___RequestEvents: _TypeAlias = RequestEvents  # noqa: Y015
 
 @_typing.final
 class RequestEvent(_message.Message):
-    """Of the first nine kinds and REGROUPED, fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes.
+    """Of the first nine kinds, REGROUPED and UNPLACED, fields 1 to 9 are written by the scripts, the rest by the caller: a script appends the caller's bytes.
     Readers leave out kinds that they do not know.
     """
 
@@ -158,7 +162,7 @@ class RequestEvent(_message.Message):
     output_tokens: _builtins.int
     started_s: _builtins.float
     first_token_s: _builtins.float
-    """Of UNPULLED and REQUEUED, and of the end of a request that waited, it is written by the script: when its first output was stored, 0
+    """Of UNPULLED, REQUEUED and UNPLACED, and of the end of a request that waited, it is written by the script: when its first output was stored, 0
     where there is none.
     """
     finished_s: _builtins.float
