@@ -31,6 +31,7 @@ from qlm_queue.values import (
     ControlEntry,
     Emission,
     GroupPlacement,
+    HeldBytes,
     Lease,
     LiveRequest,
     Overview,
@@ -45,6 +46,7 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    held_bytes,
 )
 
 DIGEST_BYTES = 16
@@ -142,6 +144,11 @@ class MemoryQueue:
         receipt = memory_admission.accept(self.state, self._now_s(), acceptance)
         await self._notify()
         return receipt
+
+    async def held(self) -> Sequence[HeldBytes]:
+        state = self.state
+        state.forget_old(self._now_s())
+        return held_bytes(state.bounds, state.held_total, +state.held_by_tenant, +state.held_by_class)
 
     async def refusal(self) -> str:
         return ""

@@ -44,6 +44,7 @@ from qlm_queue.values import (
     ControlEntry,
     Emission,
     GroupPlacement,
+    HeldBytes,
     Lease,
     LiveRequest,
     Overview,
@@ -112,8 +113,13 @@ class Queue(Protocol):
     # Gateway ----------------------------------------------------------------------------------------------------------
 
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
-        """Makes a request durable. Raises QueueFull (details bound: queue, tenant, class or memory; limit) or RequestIdConflict, and then
-        changes nothing; Unavailable also where the server would not keep it."""
+        """Makes a request durable. Raises QueueFull (details bound: queue, tenant or class, each also with "_bytes", or memory; limit; for
+        bytes also held, and retry_after_s where results hold most places: until the first goes) or RequestIdConflict, and then changes
+        nothing; Unavailable also where the server would not keep it."""
+
+    async def held(self) -> Sequence[HeldBytes]:
+        """Bytes held against the bounds: of the queue, and of the tenant and the class that hold most. A live request holds
+        `RECORD_BYTES`, its body and its output so far, a result in its window `RECORD_BYTES`, the Result as given and the output."""
 
     async def refusal(self) -> str:
         """Why nothing is accepted now (settings of the server, its memory, its log of writes), "" if it is."""

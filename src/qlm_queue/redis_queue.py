@@ -28,6 +28,7 @@ from qlm_queue.values import (
     ControlEntry,
     Emission,
     GroupPlacement,
+    HeldBytes,
     Lease,
     LiveRequest,
     Overview,
@@ -42,6 +43,7 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    held_bytes,
 )
 
 READ_MAX = 1_000
@@ -109,10 +111,17 @@ class RedisQueue(RedisCalls):
             self._bounds.queue_max,
             self._bounds.tenant_max,
             self._bounds.class_max,
+            self._bounds.queue_bytes_max,
+            self._bounds.tenant_bytes_max,
+            self._bounds.class_bytes_max,
             read=answers.receipt,
         )
         await self._watch.confirm()
         return receipt
+
+    async def held(self) -> Sequence[HeldBytes]:
+        counted: tuple[int, dict[str, int], dict[str, int]] = await self._call("held", read=answers.held)
+        return held_bytes(self._bounds, *counted)
 
     async def refusal(self) -> str:
         refusal = await self._watch.refusal()

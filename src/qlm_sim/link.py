@@ -17,6 +17,7 @@ from qlm_queue.values import (
     ControlEntry,
     Emission,
     GroupPlacement,
+    HeldBytes,
     Lease,
     LiveRequest,
     Overview,
@@ -94,6 +95,9 @@ class QueueLink:
 
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         return await self._call(MemoryQueue.accept, acceptance)
+
+    async def held(self) -> Sequence[HeldBytes]:
+        return await self._call(MemoryQueue.held)
 
     async def refusal(self) -> str:
         return await self._call(MemoryQueue.refusal)

@@ -79,8 +79,8 @@ class EndsTwice(MemoryQueue):
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         stored = self.state.terminals.get(key)
         if stored is not None:
-            request = SimpleNamespace(key=key, progress=b"")
-            self.state.end(request, stored.record, "", self._now_s())  # type: ignore[arg-type]
+            request = SimpleNamespace(key=key, progress=b"", logprobs=b"", slo_class="")
+            self.state.end(request, stored.record, "", 0, self._now_s())  # type: ignore[arg-type]
         return await super().cancel(key, result)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qlm.api.v1.gateway_pb2 import GroupStatus, Model, QueueStatusResponse, RequestStatus, VirtualQueueStatus
+from qlm.api.v1.gateway_pb2 import HeldBytes as HeldBytesMessage
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Result
 from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
@@ -17,7 +18,7 @@ from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
 from qlm_process import prediction_wire
 from qlm_process.slo_wire import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.port import Queue
-from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
+from qlm_queue.values import GroupRecord, HeldBytes, LiveRequest, TerminalRecord
 
 GROUPS_MAX = 1_000
 """Groups of a virtual queue in one answer."""
@@ -37,8 +38,10 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
     ]
 
 
-def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "", refusal: str = "") -> QueueStatusResponse:
-    """`planner`, `estimator`: addresses of the leaders. `refusal`: as `Queue.refusal`."""
+def queue_message(
+    queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "", refusal: str = "", held: Sequence[HeldBytes] = ()
+) -> QueueStatusResponse:
+    """`planner`, `estimator`: addresses of the leaders. `refusal`, `held`: as `Queue.refusal` and `Queue.held`."""
     overview = outlook.overview
     address = {view.instance.name: view.instance.address for view in outlook.views}
     active = {view.instance.name: view.active_model for view in outlook.views}
@@ -65,6 +68,7 @@ def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estim
         estimator=estimator,
         refusal=refusal,
         damage_count=overview.damage_count,
+        held=[HeldBytesMessage(bound=each.bound, name=each.name, held=max(0, each.held), limit=each.limit) for each in held],
     )
 
 
