@@ -266,6 +266,7 @@ def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.Queue
         planner=message.planner,
         refusal=message.refusal,
         damage_count=message.damage_count,
+        loss=message.loss,
         held=tuple(values.HeldBytes(bound=each.bound, name=each.name, held=each.held, limit=each.limit) for each in message.held),
     )
 

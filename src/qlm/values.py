@@ -200,7 +200,8 @@ class HeldBytes:
 class QueueStatus:
     """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running. `planner`: "host:port" of the
     leading planner, "" where none leads. `refusal`: why nothing is accepted now, "" if it is. `damage_count`: damaged records that were
-    mended, ever. `held`: bytes of the queue, and of the tenant and the SLO class that hold most."""
+    mended, ever. `held`: bytes of the queue, and of the tenant and the SLO class that hold most. `loss`: what
+    the queue's server has lost of what it acknowledged, "" for nothing."""
 
     queue: str
     live: int
@@ -212,6 +213,7 @@ class QueueStatus:
     refusal: str = ""
     damage_count: int = 0
     held: tuple[HeldBytes, ...] = ()
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,9 @@ class MemoryQueue:
     async def refusal(self) -> str:
         return ""
 
+    async def loss(self) -> str:
+        return ""
+
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         attached = memory_admission.attach(self.state, self._now_s(), key, gateway, offset)
         await self._notify()

@@ -124,6 +124,10 @@ class Queue(Protocol):
     async def refusal(self) -> str:
         """Why nothing is accepted now (settings of the server, its memory, its log of writes), "" if it is."""
 
+    async def loss(self) -> str:
+        """What the server has lost of what it acknowledged (a lost log of writes, an old copy), as far as this process noticed in the last
+        `result_ttl_s`; "" for nothing."""
+
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.
         gateway "" only reads. The agent of a running request is told (GATEWAY_REBOUND) where the gateway is another than before. Raises

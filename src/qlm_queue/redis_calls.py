@@ -43,7 +43,7 @@ class RedisCalls:
         self._keys = Keys(name)
         self._bounds = bounds or Bounds()
         self._link = RedisLink(url, Library(library or library_source()), call_timeout_s)
-        self._watch = ServerWatch(self._link, durability, self._bounds.memory_share)
+        self._watch = ServerWatch(self._link, self._keys, durability, self._bounds)
         self._repair: asyncio.Task[None] | None = None
         self._repaired_s = -math.inf
         self._bound_args: list[Any] = [

@@ -98,6 +98,7 @@ class RedisQueue(RedisCalls):
                 await self.find(acceptance.key)  # what was accepted before is told again
             except NotFound:
                 raise refusal from None
+        before = self._watch.accepted_count
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
         receipt: AcceptReceipt = await self._call(
             "accept",
@@ -117,6 +118,8 @@ class RedisQueue(RedisCalls):
             read=answers.receipt,
         )
         await self._watch.confirm()
+        if not receipt.duplicate:
+            self._watch.acknowledged(acceptance.key, before, receipt.acceptance_number)
         return receipt
 
     async def held(self) -> Sequence[HeldBytes]:
@@ -126,6 +129,10 @@ class RedisQueue(RedisCalls):
     async def refusal(self) -> str:
         refusal = await self._watch.refusal()
         return "" if refusal is None else str(refusal)
+
+    async def loss(self) -> str:
+        await self._watch.refusal()
+        return self._watch.loss
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         if offset < 0:
@@ -295,7 +302,9 @@ class RedisQueue(RedisCalls):
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
         chosen = "all" if group_ids is None else "some"
+        before = self._watch.accepted_count
         overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
+        self._watch.counted(before, overview.accepted_count)
         return overview
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:

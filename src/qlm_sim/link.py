@@ -102,6 +102,9 @@ class QueueLink:
     async def refusal(self) -> str:
         return await self._call(MemoryQueue.refusal)
 
+    async def loss(self) -> str:
+        return await self._call(MemoryQueue.loss)
+
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         return await self._call(MemoryQueue.attach, key, gateway, offset)
 

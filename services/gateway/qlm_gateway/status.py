@@ -39,9 +39,16 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
 
 
 def queue_message(
-    queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "", refusal: str = "", held: Sequence[HeldBytes] = ()
+    queue_name: str,
+    outlook: Outlook,
+    *,
+    planner: str = "",
+    estimator: str = "",
+    refusal: str = "",
+    held: Sequence[HeldBytes] = (),
+    loss: str = "",
 ) -> QueueStatusResponse:
-    """`planner`, `estimator`: addresses of the leaders. `refusal`, `held`: as `Queue.refusal` and `Queue.held`."""
+    """`planner`, `estimator`: addresses of the leaders. `refusal`, `held`, `loss`: as of `Queue`."""
     overview = outlook.overview
     address = {view.instance.name: view.instance.address for view in outlook.views}
     active = {view.instance.name: view.active_model for view in outlook.views}
@@ -67,6 +74,7 @@ def queue_message(
         planner=planner,
         estimator=estimator,
         refusal=refusal,
+        loss=loss,
         damage_count=overview.damage_count,
         held=[HeldBytesMessage(bound=each.bound, name=each.name, held=max(0, each.held), limit=each.limit) for each in held],
     )

@@ -76,6 +76,8 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
         shown.append(Text(f"held: {held_line(queue.held)}"))
     if queue.refusal:
         shown.append(Text(f"refuses: {queue.refusal}", style="red"))
+    if queue.loss:
+        shown.append(Text(f"lost: {queue.loss}", style="red"))
     if queue.damage_count:
         shown.append(Text(f"damaged records mended so far: {queue.damage_count:,} (see `qlm doctor` and the logs)", style="yellow"))
     return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))

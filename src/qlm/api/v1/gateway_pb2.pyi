@@ -494,6 +494,7 @@ class QueueStatusResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     DAMAGE_COUNT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     """Name of the queue."""
     live: _builtins.int
@@ -510,6 +511,8 @@ class QueueStatusResponse(_message.Message):
     """Why nothing is accepted now (settings of the server, its memory, its log of writes); empty if it is."""
     damage_count: _builtins.int
     """Damaged records that repairs have mended, ever."""
+    loss: _builtins.str
+    """What the queue's server has lost of what it acknowledged, as this gateway noticed in the last `result_ttl_s`; empty for nothing."""
     @_builtins.property
     def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]:
         """One for each instance, and "unassigned"."""
@@ -536,10 +539,11 @@ class QueueStatusResponse(_message.Message):
         refusal: _builtins.str = ...,
         damage_count: _builtins.int = ...,
         held: _abc.Iterable[Global___HeldBytes] | None = ...,
+        loss: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "held", b"held", "live", b"live", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "held", b"held", "live", b"live", "loss", b"loss", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
