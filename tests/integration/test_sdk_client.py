@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +48,21 @@ async def test_a_tenant_that_holds_too_many_bytes_is_refused_and_its_status_says
         assert full.value.details["held"] == str(shown["tenant"].held) == str(shown["queue"].held)
         assert full.value.retry_after_s is not None
         assert held_line([shown["tenant"]]) == "tenant default 0.0 MB of 0 MB"
+
+
+async def test_status_says_what_the_server_lost(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        gateway = await rig.gateway()
+        async with qlm.AsyncClient(gateway.address) as client:
+            await client.submit(MODEL, PROMPT, max_tokens=3)
+            assert (await client.status()).loss == ""
+            server = redis.Redis.from_url(rig.server.url)
+            await server.delete("{test}:acceptance")
+            await server.aclose()
+            deadline_s = time.monotonic() + 10.0
+            while "has lost acknowledged requests" not in (await client.status()).loss:
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.05)
 
 
 async def test_a_full_queue_refuses_with_a_hint_and_takes_again_when_it_drains(tmp_path: Path) -> None:
