@@ -271,6 +271,8 @@ def queue_status_value(message: gateway_pb2.QueueStatusResponse) -> values.Queue
         refusal=message.refusal,
         damage_count=message.damage_count,
         pauses=tuple(values.Pause(model=each.model, tenant=each.tenant, since_s=each.since_s) for each in message.pauses),
+        loss=message.loss,
+        held=tuple(values.HeldBytes(bound=each.bound, name=each.name, held=each.held, limit=each.limit) for each in message.held),
     )
 
 

@@ -231,10 +231,22 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """Bytes that live requests and kept results hold, against a bound. `bound`: "queue", "tenant" or "class"; `name`: of the tenant or
+    class; `limit`: 0 for no bound."""
+
+    bound: str
+    name: str
+    held: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
     """The queue: requests that have not ended (`live`), of these in no group yet (`unplaced`), and running. `planner`: "host:port" of the
     leading planner, "" where none leads. `refusal`: why nothing is accepted now, "" if it is. `damage_count`: damaged records that were
-    mended, ever."""
+    mended, ever. `held`: bytes of the queue, and of the tenant and the SLO class that hold most. `loss`: what
+    the queue's server has lost of what it acknowledged, "" for nothing."""
 
     queue: str
     live: int
@@ -246,6 +258,8 @@ class QueueStatus:
     refusal: str = ""
     damage_count: int = 0
     pauses: tuple[Pause, ...] = ()
+    held: tuple[HeldBytes, ...] = ()
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

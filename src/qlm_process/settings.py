@@ -15,6 +15,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above zero."""
 
+ByteCount = Annotated[int, Field(ge=0)]
+"""A whole number of bytes."""
+
 Count = Annotated[int, Field(ge=1)]
 """A whole number of at least one."""
 
@@ -37,6 +40,15 @@ class BoundsSettings(Section):
     queue_max: Count = Field(500_000, description="Most live requests of the queue.")
     tenant_max: Count = Field(250_000, description="Most live requests of one tenant.")
     class_max: Count = Field(400_000, description="Most live requests of one SLO class.")
+    queue_bytes_max: ByteCount = Field(
+        8_000_000_000,
+        description="Most bytes that live requests (record, prompt, output so far) and results in their window hold; 0: no bound. "
+        "The default is half of a server of 16 GB, whose copy for a rewrite of its log takes the other half.",
+    )
+    tenant_bytes_max: ByteCount = Field(4_000_000_000, description="Most bytes of one tenant; 0: no bound. By default half of the queue's.")
+    class_bytes_max: ByteCount = Field(
+        6_400_000_000, description="Most bytes of one SLO class; 0: no bound. By default four fifths of the queue's."
+    )
     attempts_max: Count = Field(3, description="Failed attempts after which a request ends FAILED; evictions and lost agents do not count.")
     pulls_max: Count = Field(100, description="Attempts of any kind after which a request that was lost with its agent ends FAILED.")
     result_ttl_s: Seconds = Field(3600.0, description="How long a result is kept, and its request id stands for it.")

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlm_core.errors import QueueFull
+
+RECORD_BYTES = 768
+"""Counted for the record of each live request and of each result, beside its body and output: about what a server keeps for it in hashes,
+indexes and streams (`lua/prelude.lua` has the same number)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -12,6 +18,9 @@ class Bounds:
     queue_max: int = 500_000
     tenant_max: int = 250_000
     class_max: int = 400_000
+    queue_bytes_max: int = 8_000_000_000
+    tenant_bytes_max: int = 4_000_000_000
+    class_bytes_max: int = 6_400_000_000
     attempts_max: int = 3
     pulls_max: int = 100
     result_ttl_s: float = 3600.0
@@ -20,3 +29,13 @@ class Bounds:
     control_max: int = 10_000
     events_max: int = 50_000
     memory_share: float = 0.8
+
+
+def bytes_full(bound: str, limit: int, held: int, frees_after_s: float | None) -> QueueFull:
+    """The refusal where a "queue", "tenant" or "class" holds too many bytes. `frees_after_s`: until the window of the first result is over,
+    where results hold most places."""
+    details = {"bound": f"{bound}_bytes", "limit": str(limit), "held": str(held)}
+    if frees_after_s is not None:
+        details["retry_after_s"] = f"{frees_after_s:.3f}"
+    text = f"the queue is full: requests and results of this {bound} hold {held} bytes, and {limit} is the bound"
+    return QueueFull(text, details=details)

@@ -113,6 +113,8 @@ class QueueDump:
     leases            role or incarnation -> (token, address) of every lease that is alive now; address "" for an incarnation
     live_total        the counter of live requests, as stored (not counted from `requests`)
     live_by_tenant, live_by_class   the counters that `tenant_max` and `class_max` bound, as stored
+    held_total, held_by_tenant, held_by_class   the counters of bytes, as stored
+    kept              queue id -> (tenant, SLO class, bytes) of each counted result
     arrivals_pending  queue ids of the consumer group's pending entries, as they are there, in order
     arrivals_unread   queue ids of ACCEPTED requests that `read_arrivals` has not given to any planner, in order
     terminals         results in their window, by key
@@ -134,6 +136,10 @@ class QueueDump:
     live_total: int
     live_by_tenant: Mapping[str, int]
     live_by_class: Mapping[str, int]
+    held_total: int
+    held_by_tenant: Mapping[str, int]
+    held_by_class: Mapping[str, int]
+    kept: Mapping[str, tuple[str, str, int]]
     arrivals_pending: tuple[str, ...]
     arrivals_unread: tuple[str, ...]
     terminals: tuple[TerminalDump, ...]
@@ -176,6 +182,8 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
         "instances": {record.name: (record.incarnation, record.body) for record in dump.instances},
         "leases": dict(sorted(dump.leases.items())),
         "live": {"total": dump.live_total, "tenant": dict(dump.live_by_tenant), "class": dict(dump.live_by_class)},
+        "held": {"total": dump.held_total, "tenant": dict(dump.held_by_tenant), "class": dict(dump.held_by_class)},
+        "kept": {number(queue_id): kept for queue_id, kept in dump.kept.items()},
         "arrivals_pending": sorted(map(number, dump.arrivals_pending)),
         "arrivals_unread": [number(queue_id) for queue_id in dump.arrivals_unread],
         "terminals": {

@@ -8,7 +8,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :req:<tenant>:<request_id>      hash, a live request: `f` what never changes, "<16 bytes digest><queue id> <acceptance number>
                                     <acceptance (ms)> <prompt tokens> <SLO class>"; `s` "<state><attempts> <failed attempts>
                                     <first pull (ms)> <first output (ms)> <1: the output is text, L: with logprobs> <owner incarnation>"
-                                    (empty where there is none); `w` gateway, `g` group, `x` expiry (ms)
+                                    (empty where there is none); `w` gateway, `g` group, `x` expiry (ms), `b` counted bytes of record and
+                                    body
     :result:<tenant>:<request_id>   string, TTL: "<16 bytes digest><state><attempts> <produced bytes> <queue id> <bytes of incarnation>
                                     <incarnation>\\n" + Result
     :progress:<queue id>            string: output so far
@@ -32,7 +33,10 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :events                         stream, trimmed: `e` = RequestEvents
     :acceptance                     counter: the last acceptance number
     :expiry                         sorted set: queue ids by expiry (ms)
-    :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests
+    :kept                           sorted set: "<bytes> <queue id> <tenant>:<request_id>\\n<SLO class>" of each counted result, by the end
+                                    of its window (ms)
+    :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests; `b`, `bt:<tenant>`,
+                                    `bc:<class>`: bytes of live requests and of results in their window
     :paused                         hash: `m:<model>` or `t:<tenant>`, of which nothing is pulled -> since when (ms)
     :plan_version                   string: version of the last plan applied
     :profiles                       hash: version, body: the profile snapshot

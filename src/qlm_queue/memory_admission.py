@@ -9,6 +9,7 @@ from qlm.internal.v1.events_pb2 import EventKind
 from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.bounds import RECORD_BYTES, bytes_full
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.memory_state import MemoryState, StoredRequest
 from qlm_queue.memory_step import Step
@@ -20,7 +21,7 @@ def accept(state: MemoryState, now_s: float, acceptance: Acceptance) -> AcceptRe
     known = find(state, now_s, key)
     if known is not None:
         return _duplicate(state, acceptance, known)
-    _check_bounds(state, acceptance)
+    _check_bounds(state, now_s, acceptance)
     state.accepted_count += 1
     request = StoredRequest(
         queue_id=state.next_queue_id(now_s),
@@ -42,6 +43,7 @@ def accept(state: MemoryState, now_s: float, acceptance: Acceptance) -> AcceptRe
     state.add_expiry(request)
     state.live_by_tenant[key.tenant] += 1
     state.live_by_class[request.slo_class] += 1
+    state.count_bytes(key.tenant, request.slo_class, request.held_bytes)
     step = Step(state, now_s)
     step.event(EventKind.EVENT_KIND_ACCEPTED, request)
     step.send()
@@ -62,15 +64,23 @@ def _duplicate(state: MemoryState, acceptance: Acceptance, known: LiveRequest | 
     return AcceptReceipt(queue_id=known.queue_id, acceptance_number=number, accepted_s=accepted_s, state=known.state, duplicate=True)
 
 
-def _check_bounds(state: MemoryState, acceptance: Acceptance) -> None:
-    bounds = state.bounds
-    for bound, live, limit in (
-        ("queue", len(state.requests), bounds.queue_max),
-        ("tenant", state.live_by_tenant[acceptance.key.tenant], bounds.tenant_max),
-        ("class", state.live_by_class[acceptance.slo_class], bounds.class_max),
+def _check_bounds(state: MemoryState, now_s: float, acceptance: Acceptance) -> None:
+    bounds, tenant, slo_class = state.bounds, acceptance.key.tenant, acceptance.slo_class
+    live = {"queue": len(state.requests), "tenant": state.live_by_tenant[tenant], "class": state.live_by_class[slo_class]}
+    for bound, limit in (("queue", bounds.queue_max), ("tenant", bounds.tenant_max), ("class", bounds.class_max)):
+        if live[bound] >= limit:
+            raise QueueFull(f"the {bound} holds {live[bound]} live requests", details={"bound": bound, "limit": str(limit)})
+    state.forget_old(now_s)
+    for bound, held, limit in (
+        ("queue", state.held_total, bounds.queue_bytes_max),
+        ("tenant", state.held_by_tenant[tenant], bounds.tenant_bytes_max),
+        ("class", state.held_by_class[slo_class], bounds.class_bytes_max),
     ):
-        if live >= limit:
-            raise QueueFull(f"the {bound} holds {live} live requests", details={"bound": bound, "limit": str(limit)})
+        if limit and held + RECORD_BYTES + len(acceptance.body) > limit:
+            frees_after_s = None
+            if len(state.terminals) > live[bound]:
+                frees_after_s = next(iter(state.terminals.values())).expires_s - now_s
+            raise bytes_full(bound, limit, held, frees_after_s)
 
 
 def not_found(key: RequestKey) -> NotFound:

@@ -20,6 +20,7 @@ from qlm_queue import memory_admission, memory_leases, memory_planning, memory_r
 from qlm_queue.damage import Damage, log_damage
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
+from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.memory_state import MemoryState, parse_id
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.values import (
@@ -145,7 +146,15 @@ class MemoryQueue:
         await self._notify()
         return receipt
 
+    async def held(self) -> Sequence[HeldBytes]:
+        state = self.state
+        state.forget_old(self._now_s())
+        return held_bytes(state.bounds, state.held_total, +state.held_by_tenant, +state.held_by_class)
+
     async def refusal(self) -> str:
+        return ""
+
+    async def loss(self) -> str:
         return ""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:

@@ -176,6 +176,10 @@ def dump(state: MemoryState, now_s: float) -> QueueDump:
         live_total=len(state.requests),
         live_by_tenant={name: live for name, live in sorted(state.live_by_tenant.items()) if live},
         live_by_class={name: live for name, live in sorted(state.live_by_class.items()) if live},
+        held_total=state.held_total,
+        held_by_tenant={name: held for name, held in sorted(state.held_by_tenant.items()) if held},
+        held_by_class={name: held for name, held in sorted(state.held_by_class.items()) if held},
+        kept={each.record.queue_id: (key.tenant, each.slo_class, each.held_bytes) for key, each in state.terminals.items()},
         arrivals_pending=tuple(request.queue_id for request in state.unplaced.values() if request.read),
         arrivals_unread=tuple(request.queue_id for request in state.unplaced.values() if not request.read),
         terminals=tuple(

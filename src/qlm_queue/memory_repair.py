@@ -205,6 +205,18 @@ class _Repair:
             yield Damage(record="counts", problem="do not count what is there", remedy="counted again")
             if self._mend:
                 state.live_by_tenant, state.live_by_class = by_tenant, by_class
+        held = [(each.key.tenant, each.slo_class, each.held_bytes) for each in state.requests.values()]
+        held += [(key.tenant, each.slo_class, each.held_bytes) for key, each in state.terminals.items()]
+        bytes_by_tenant, bytes_by_class = Counter[str](), Counter[str]()
+        for tenant, slo_class, count in held:
+            bytes_by_tenant[tenant] += count
+            bytes_by_class[slo_class] += count
+        found = (state.held_total, +state.held_by_tenant, +state.held_by_class)
+        if found != (bytes_by_tenant.total(), bytes_by_tenant, bytes_by_class):
+            yield Damage(record="counts", problem="do not count the bytes that are held", remedy="counted again")
+            if self._mend:
+                state.held_total = bytes_by_tenant.total()
+                state.held_by_tenant, state.held_by_class = bytes_by_tenant, bytes_by_class
         of_group: dict[str, list[StoredRequest]] = {}
         for request in state.requests.values():
             of_group.setdefault(request.group_id, []).append(request)

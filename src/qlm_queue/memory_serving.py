@@ -179,14 +179,16 @@ def _owned(state: MemoryState, incarnation: str, named: Owned | Emission) -> Sto
     return request if (request.incarnation, request.attempt) == (incarnation, named.attempt) else None
 
 
-def _append(now_s: float, request: StoredRequest, emission: Emission) -> int:
-    """Stores what is new of an emission that leaves no gap; returns the bytes that were new."""
+def _append(step: Step, request: StoredRequest, emission: Emission) -> int:
+    """Stores what is new of an emission that leaves no gap; returns the bytes of output that were new."""
+    held = request.held_bytes
     new = emission.progress[len(request.progress) - emission.offset :]
     if new and not request.progress:
-        request.first_token_s, request.text = now_s, emission.text
+        request.first_token_s, request.text = step.now_s, emission.text
     request.progress += new
     if new and emission.logprobs:
         request.logprobs += emission.logprobs[-len(new) * len(emission.logprobs) // len(emission.progress) :]
+    step.state.count_bytes(request.key.tenant, request.slo_class, request.held_bytes - held)
     return len(new)
 
 
@@ -203,7 +205,7 @@ def _emit_one(step: Step, incarnation: str, emission: Emission) -> StepStatus:
         return StepStatus.STALE
     if emission.offset > len(request.progress):
         return StepStatus.GAP
-    if _append(step.now_s, request, emission) and emission.frame and request.gateway:
+    if _append(step, request, emission) and emission.frame and request.gateway:
         step.frame(request.gateway, Frame.FromString(emission.frame))
     return StepStatus.DONE
 
@@ -225,7 +227,7 @@ def _complete_one(step: Step, incarnation: str, completion: Completion) -> StepS
         return _repeated(step, incarnation, completion)
     if last.offset > len(request.progress):
         return StepStatus.GAP
-    _append(step.now_s, request, last)
+    _append(step, request, last)
     step.finish(request, completion.state, completion.result, by=incarnation, frame=last.frame, extra=completion.event)
     return StepStatus.DONE
 

@@ -13,6 +13,7 @@ from qlm_core.errors import LeaseLost
 from qlm_core.instance import UNASSIGNED
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.bounds import RECORD_BYTES
 from qlm_queue.values import Bounds, ControlEntry, ControlKind, Lease, LiveRequest, TerminalRecord
 
 StreamId = tuple[int, int]
@@ -51,6 +52,11 @@ class StoredRequest:
     first_token_s: float = 0.0
     progress: bytearray = field(default_factory=bytearray)
     logprobs: bytearray = field(default_factory=bytearray)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are counted for it."""
+        return RECORD_BYTES + len(self.body) + len(self.progress) + len(self.logprobs)
 
     @property
     def produced_tokens(self) -> int:
@@ -121,9 +127,11 @@ class StoredLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTerminal:
-    """`incarnation`: the agent that ended the request, "" if none did."""
+    """`incarnation`: the agent that ended the request, "" if none did. `held_bytes`: counted for it in its window."""
 
     record: TerminalRecord
+    slo_class: str
+    held_bytes: int
     incarnation: str
     progress: bytes
     expires_s: float
@@ -173,6 +181,9 @@ class MemoryState:
         self.expiries: list[tuple[float, int]] = []  # (expiry, acceptance number), sorted
         self.live_by_tenant: Counter[str] = Counter()
         self.live_by_class: Counter[str] = Counter()
+        self.held_total = 0  # bytes
+        self.held_by_tenant: Counter[str] = Counter()
+        self.held_by_class: Counter[str] = Counter()
         self.terminals: dict[RequestKey, StoredTerminal] = {}
         self.groups: dict[str, StoredGroup] = {}
         self.queues: dict[str, StoredQueue] = {UNASSIGNED: StoredQueue()}
@@ -207,20 +218,44 @@ class MemoryState:
         request = self.by_key.get(key)
         return request if request is not None and request.queue_id == queue_id else None
 
-    def end(self, request: StoredRequest, record: TerminalRecord, by: str, now_s: float) -> None:
-        """Keeps the end of a request for its window, and forgets those whose window is over."""
-        while self.terminals and next(iter(self.terminals.values())).expires_s <= now_s:  # all windows are equally long
-            del self.terminals[next(iter(self.terminals))]
-        self.terminals.pop(request.key, None)
+    def count_bytes(self, tenant: str, slo_class: str, by: int) -> None:
+        """Bytes that a request or its result holds, by what the bounds name."""
+        self.held_total += by
+        self.held_by_tenant[tenant] += by
+        self.held_by_class[slo_class] += by
+
+    def end(self, request: StoredRequest, record: TerminalRecord, by: str, result_bytes: int, now_s: float) -> None:
+        """Keeps the end of a request, which is deleted, for its window, and forgets those whose window is over. `result_bytes`: of the
+        Result as it was given."""
+        self.forget_old(now_s)
+        self.forget(request.key)
+        held = RECORD_BYTES + result_bytes + len(request.progress) + len(request.logprobs)
+        self.count_bytes(request.key.tenant, request.slo_class, held)
         self.terminals[request.key] = StoredTerminal(
-            record=record, incarnation=by, progress=bytes(request.progress), expires_s=now_s + self.bounds.result_ttl_s
+            record=record,
+            slo_class=request.slo_class,
+            held_bytes=held,
+            incarnation=by,
+            progress=bytes(request.progress),
+            expires_s=now_s + self.bounds.result_ttl_s,
         )
+
+    def forget_old(self, now_s: float) -> None:
+        """Forgets the ends whose window is over."""
+        while self.terminals and next(iter(self.terminals.values())).expires_s <= now_s:  # all windows are equally long
+            self.forget(next(iter(self.terminals)))
+
+    def forget(self, key: RequestKey) -> None:
+        """Forgets an end, if there is one."""
+        stored = self.terminals.pop(key, None)
+        if stored is not None:
+            self.count_bytes(key.tenant, stored.slo_class, -stored.held_bytes)
 
     def terminal(self, key: RequestKey, now_s: float) -> TerminalRecord | None:
         """The end of a request, within its window."""
         stored = self.terminals.get(key)
         if stored is not None and stored.expires_s <= now_s:
-            del self.terminals[key]
+            self.forget(key)
             return None
         return None if stored is None else stored.record
 

@@ -148,7 +148,7 @@ class Step:
         record = TerminalRecord(
             state=end, digest=request.digest, queue_id=request.queue_id, attempt=request.attempt, result=message.SerializeToString()
         )
-        self.state.end(request, record, by, self.now_s)
+        self.state.end(request, record, by, len(result), self.now_s)
 
     def _result(self, request: StoredRequest, end: RequestState, result: bytes, by: str) -> Result:
         message = Result.FromString(result)
@@ -180,4 +180,5 @@ class Step:
         state.remove_expiry(request)
         state.live_by_tenant[request.key.tenant] -= 1
         state.live_by_class[request.slo_class] -= 1
+        state.count_bytes(request.key.tenant, request.slo_class, -request.held_bytes)
         del state.requests[request.queue_id], state.by_key[request.key], state.by_number[request.number]

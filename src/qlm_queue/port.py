@@ -36,6 +36,7 @@ from typing import Protocol
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
+from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
     Acceptance,
@@ -115,11 +116,20 @@ class Queue(Protocol):
     # Gateway ----------------------------------------------------------------------------------------------------------
 
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
-        """Makes a request durable. Raises QueueFull (details bound: queue, tenant, class or memory; limit) or RequestIdConflict, and then
-        changes nothing; Unavailable also where the server would not keep it."""
+        """Makes a request durable. Raises QueueFull (details bound: queue, tenant or class, each also with "_bytes", or memory; limit; for
+        bytes also held, and retry_after_s where results hold most places: until the first goes) or RequestIdConflict, and then changes
+        nothing; Unavailable also where the server would not keep it."""
+
+    async def held(self) -> Sequence[HeldBytes]:
+        """Bytes held against the bounds: of the queue, and of the tenant and the class that hold most. A live request holds
+        `RECORD_BYTES`, its body and its output so far, a result in its window `RECORD_BYTES`, the Result as given and the output."""
 
     async def refusal(self) -> str:
         """Why nothing is accepted now (settings of the server, its memory, its log of writes), "" if it is."""
+
+    async def loss(self) -> str:
+        """What the server has lost of what it acknowledged (a lost log of writes, an old copy), as far as this process noticed in the last
+        `result_ttl_s`; "" for nothing."""
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         """Rebinds a live request to a gateway and returns its progress from byte `offset`; frames from then on go to that gateway.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,25 @@ def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:
     """A flat field, value, field, value… list."""
     texts = [item.decode() for item in flat]
     return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def kept_result(member: bytes) -> tuple[str, str, str, int]:
+    """Queue id, tenant, SLO class and bytes of a counted result."""
+    named, _, slo_class = member.decode().partition("\n")
+    size, queue_id, name = named.split(" ", 2)
+    return queue_id, unescape(name.partition(":")[0]), slo_class, int(size)
+
+
+def held(answer: Sequence[Any]) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Bytes held in all, by tenant and by SLO class, less the results whose window is over."""
+    counts = {field: int(number) for field, number in pairs_of(answer[0]).items()}
+    by_tenant = Counter({unescape(field[3:]): number for field, number in counts.items() if field.startswith("bt:")})
+    by_class = Counter({field[3:]: number for field, number in counts.items() if field.startswith("bc:")})
+    total = counts.get("b", 0)
+    for member in answer[1]:
+        _, tenant, slo_class, size = kept_result(member)
+        total, by_tenant[tenant], by_class[slo_class] = total - size, by_tenant[tenant] - size, by_class[slo_class] - size
+    return total, +by_tenant, +by_class
 
 
 def fixed_fields(stored: bytes) -> list[str]:

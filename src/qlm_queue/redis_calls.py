@@ -47,7 +47,7 @@ class RedisCalls:
         self._bounds = bounds or Bounds()
         self._data_version = data_version
         self._link = RedisLink(url, Library(library or library_source()), call_timeout_s, self._opened)
-        self._watch = ServerWatch(self._link, durability, self._bounds.memory_share)
+        self._watch = ServerWatch(self._link, self._keys, durability, self._bounds)
         self._repair: asyncio.Task[None] | None = None
         self._repaired_s = -math.inf
         self._bound_args: list[Any] = [

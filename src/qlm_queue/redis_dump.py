@@ -6,6 +6,7 @@ from typing import Any
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.request import RequestState
+from qlm_queue import redis_answers as answers
 from qlm_queue.dump import (
     GroupDump,
     InstanceDump,
@@ -28,6 +29,7 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
     await reader.read()
     requests = reader.requests()
     total, by_tenant, by_class = reader.counts()
+    held_total, held_by_tenant, held_by_class = answers.held(await link.call("held", [keys.prefix], []))
     pending, unread = reader.arrivals(requests)
     return QueueDump(
         accepted_count=overview.accepted_count,
@@ -45,6 +47,10 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
         live_total=total,
         live_by_tenant=by_tenant,
         live_by_class=by_class,
+        held_total=held_total,
+        held_by_tenant=held_by_tenant,
+        held_by_class=held_by_class,
+        kept=reader.kept(),
         arrivals_pending=pending,
         arrivals_unread=unread,
         terminals=reader.terminals(),
@@ -60,8 +66,9 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "group_meta": ("hlen",), "vq": ("llen",), "running": ("smembers",), "lease": ("get",), "fence": ("get",), "frames": ("xrange",),
     "ctl": ("xrange",), "queue": ("xrange",), "groups": ("hlen",), "vq_version": ("hlen",), "address": ("hgetall",),
     "instances": ("hlen",), "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",),
-    "expiry": ("zrange", 0, -1), "counts": ("hgetall",), "plan_version": ("get",), "profiles": ("hgetall",), "damaged": ("exists",),
-    "damage_count": ("get",), "paused": ("hlen",), "version": ("get",),
+    "expiry": ("zrange", 0, -1), "kept": ("zrange", 0, -1, False, True), "counts": ("hgetall",), "plan_version": ("get",),
+    "profiles": ("hgetall",), "damaged": ("exists",), "damage_count": ("get",),
+    "paused": ("hlen",), "version": ("get",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
 _WITH_SUFFIX = frozenset(
@@ -78,6 +85,7 @@ class _Reader:
         self._values: dict[str, dict[str, Any]] = {kind: {} for kind in _COMMANDS}
         self._pending: list[Any] = []
         self._consumer_groups: list[Any] = []
+        self._now_s = 0.0
 
     def found(self, kind: str) -> dict[str, Any]:
         """Rest of the name -> value, sorted; keys that expired meanwhile are left out."""
@@ -101,7 +109,9 @@ class _Reader:
             places.append((kind, rest))
         pipeline.xpending_range(self._keys("queue"), PLANNER_ROLE, "-", "+", _PENDING_MAX)
         pipeline.xinfo_groups(self._keys("queue"))
-        *values, self._pending, self._consumer_groups = await self._link.run(pipeline.execute)
+        pipeline.time()
+        *values, self._pending, self._consumer_groups, (seconds, microseconds) = await self._link.run(pipeline.execute)
+        self._now_s = seconds + microseconds / 1e6
         for (kind, rest), value in zip(places, values, strict=True):
             self._values[kind][rest] = value
 
@@ -193,6 +203,11 @@ class _Reader:
         stored = {name.decode(): int(value) for name, value in self.whole("counts", {}).items()}
         by_tenant = {unescape(name[2:]): number for name, number in stored.items() if name[:2] == "t:"}
         return stored.get("live", 0), by_tenant, {name[2:]: number for name, number in stored.items() if name[:2] == "c:"}
+
+    def kept(self) -> dict[str, tuple[str, str, int]]:
+        """Results that are counted and in their window."""
+        results = [answers.kept_result(member) for member, end_ms in self.whole("kept", []) if end_ms >= self._now_s * 1000]
+        return {queue_id: (tenant, slo_class, size) for queue_id, tenant, slo_class, size in results}
 
     def arrivals(self, requests: tuple[RequestDump, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Queue ids that are pending, and those that were never read."""

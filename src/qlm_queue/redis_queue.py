@@ -17,6 +17,7 @@ from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
 from qlm_queue.redis_calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis_dump import dump_queue
@@ -98,6 +99,7 @@ class RedisQueue(RedisCalls):
                 await self.find(acceptance.key)  # what was accepted before is told again
             except NotFound:
                 raise refusal from None
+        before = self._watch.accepted_count
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
         receipt: AcceptReceipt = await self._call(
             "accept",
@@ -111,14 +113,27 @@ class RedisQueue(RedisCalls):
             self._bounds.queue_max,
             self._bounds.tenant_max,
             self._bounds.class_max,
+            self._bounds.queue_bytes_max,
+            self._bounds.tenant_bytes_max,
+            self._bounds.class_bytes_max,
             read=answers.receipt,
         )
         await self._watch.confirm()
+        if not receipt.duplicate:
+            self._watch.acknowledged(acceptance.key, before, receipt.acceptance_number)
         return receipt
+
+    async def held(self) -> Sequence[HeldBytes]:
+        counted: tuple[int, dict[str, int], dict[str, int]] = await self._call("held", read=answers.held)
+        return held_bytes(self._bounds, *counted)
 
     async def refusal(self) -> str:
         refusal = await self._watch.refusal()
         return "" if refusal is None else str(refusal)
+
+    async def loss(self) -> str:
+        await self._watch.refusal()
+        return self._watch.loss
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         if offset < 0:
@@ -312,7 +327,9 @@ class RedisQueue(RedisCalls):
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
         chosen = "all" if group_ids is None else "some"
+        before = self._watch.accepted_count
         overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
+        self._watch.counted(before, overview.accepted_count)
         return overview
 
     async def read_events(self, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:

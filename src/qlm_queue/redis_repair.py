@@ -8,7 +8,7 @@ from typing import Any
 from qlm_queue.damage import DAMAGED_RESULT, Damage
 from qlm_queue.keys import Keys
 from qlm_queue.redis_answers import text_of
-from qlm_queue.redis_link import RedisLink
+from qlm_queue.redis_link import RecordDamaged, RedisLink
 
 PAGE = 200
 """Requests or keys that one call looks at."""
@@ -55,6 +55,7 @@ class _Repair:
             if not after:
                 break
         await self._look_at(of_requests)
+        await self._count_results({name for name in names if name.startswith(self._keys("result", "").encode())})
         self._note(await self._ask("repair_groups"))
         for gid in sorted(await self._link.run(self._link.client.hkeys, self._keys("groups"))):
             number = b"0"
@@ -76,6 +77,26 @@ class _Repair:
     async def _look_at(self, names: Sequence[bytes]) -> None:
         for first in range(0, len(names), PAGE):
             self._note(await self._ask("repair_keys", *names[first : first + PAGE]))
+
+    async def _count_results(self, names: set[bytes]) -> None:
+        """Compares the results with those that are counted; what does not fit is looked at again in a step."""
+        uncounted, doubtful = set(names), list[bytes]()
+        cursor = 0
+        while True:
+            try:
+                cursor, page = await self._link.run(self._link.client.zscan, self._keys("kept"), cursor, None, PAGE)
+            except RecordDamaged:  # of another type: set aside where that is mended
+                break
+            for member, _ in page:
+                name = self._keys("result", "").encode() + member.partition(b"\n")[0].split(b" ", 2)[-1]
+                if name not in names:
+                    doubtful.append(member)
+                uncounted.discard(name)
+            if not cursor:
+                break
+        pairs = [*((member, b"") for member in doubtful), *((b"", name) for name in sorted(uncounted))]
+        for first in range(0, len(pairs), PAGE):
+            self._note(await self._ask("repair_kept", *(part for pair in pairs[first : first + PAGE] for part in pair)))
 
     async def _names(self) -> set[bytes]:
         """All keys of the queue."""

@@ -12,14 +12,18 @@ import redis.asyncio as redis
 import structlog
 
 from qlm_core.errors import ConfigError, QlmError, QueueFull, Unavailable
+from qlm_core.request import RequestKey
+from qlm_queue.keys import Keys
 from qlm_queue.redis_link import RETRY_AFTER_S, RedisLink
-from qlm_queue.values import Durability
+from qlm_queue.values import Bounds, Durability
 
 LOOK_EVERY_S = 0.5
 """An older look at the server is repeated before a request is accepted."""
 
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
-_SETTINGS = ("appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy")
+_SETTINGS = (
+    "appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy", "save", "stop-writes-on-bgsave-error",
+)  # fmt: skip
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
 
 
@@ -53,14 +57,34 @@ def settings_problem(found: Mapping[str, str], durability: Durability) -> str:
     return ""
 
 
-class ServerWatch:
-    """Looks at a server. `memory_share`: of its maxmemory, above which nothing is accepted: the rest is for leases, progress and results of
-    what was accepted."""
+def writes_problem(found: Mapping[str, str], info: Mapping[str, Any]) -> str:
+    """Why a server takes no writes, or may not keep them, by its settings (none where it hides them) and its INFO; "" if it does."""
+    if info.get("role", "master") != "master":
+        return "the server is a replica, and takes no writes of its own"
+    if info.get("aof_last_write_status", "ok") != "ok":
+        return _LOG_FAILED
+    snapshots = found.get("save", "hidden") and found.get("stop-writes-on-bgsave-error", "yes") == "yes"
+    if snapshots and info.get("rdb_last_bgsave_status", "ok") != "ok":
+        return "the server's last snapshot failed (see its own log), and it takes no writes until one succeeds"
+    return ""
 
-    def __init__(self, link: RedisLink, durability: Durability, memory_share: float) -> None:
+
+class ServerWatch:
+    """Looks at a server. `bounds.memory_share`: of its maxmemory, above which nothing is accepted: the rest is for leases, progress and
+    results of what was accepted. It remembers what the server acknowledged to this process, and notices a server that came back without it:
+    by the number of acceptances, and after a reconnect by the last request that this process had accepted."""
+
+    def __init__(self, link: RedisLink, keys: Keys, durability: Durability, bounds: Bounds) -> None:
         self._link = link
+        self._keys = keys
         self._durability = durability
-        self._memory_share = memory_share
+        self._bounds = bounds
+        self._newest: tuple[RequestKey, float] | None = None  # accepted last, and when
+        self._last: tuple[RequestKey, float] | None = None  # the same, of the connection that was looked at last
+        self._loss = ""
+        self._lost_s = 0.0
+        self.accepted_count = 0
+        """Most acceptances that the server has counted, as far as this process knows."""
         self._looking = asyncio.Lock()
         self._seen_s = 0.0
         self._seen_connections = 0
@@ -92,6 +116,25 @@ class ServerWatch:
                     await self._look()
         return self._refusal
 
+    @property
+    def loss(self) -> str:
+        """What the server has lost of what it acknowledged, as noticed within the window of results; "" for nothing."""
+        return self._loss if time.monotonic() - self._lost_s < self._bounds.result_ttl_s else ""
+
+    def acknowledged(self, key: RequestKey, before: int, number: int) -> None:
+        """A request was accepted as this acceptance, in a call that began when `accepted_count` was `before`."""
+        self.counted(before, number - 1)
+        self.accepted_count = max(self.accepted_count, number)
+        self._newest = (key, time.monotonic())
+        if self._link.connections == self._seen_connections:  # else the one before is still to be looked for
+            self._last = self._newest
+
+    def counted(self, before: int, found: int) -> None:
+        """The server has counted `found` acceptances, asked when `accepted_count` was `before`."""
+        if found < before:
+            self._lose(f"it counts {found} acceptances, and has counted {before}", found)
+        self.accepted_count = max(self.accepted_count, found)
+
     async def confirm(self) -> None:
         """What the server answered before this call is in its log of writes, as far as it can say; else raises Unavailable. The server
         answers a write also where it fails to log it. Callers at the same time share a question."""
@@ -111,18 +154,37 @@ class ServerWatch:
     async def _look(self) -> None:
         connections, seen_s = self._link.connections, time.monotonic()
         details = {"retry_after_s": f"{RETRY_AFTER_S}"}
-        problem = "" if self._hidden else settings_problem(await self._settings(), self._durability)
+        found = {} if self._hidden else await self._settings()
+        problem = "" if self._hidden else settings_problem(found, self._durability)
         info: Mapping[str, Any] = await self._link.run(self._link.client.info)
-        if not problem and info.get("aof_last_write_status", "ok") != "ok":
-            problem = _LOG_FAILED
+        problem = problem or writes_problem(found, info)
+        await self._look_for_loss(reconnected=connections != self._seen_connections)
         refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
-        limit = round(int(info.get("maxmemory", 0)) * self._memory_share)
+        limit = round(int(info.get("maxmemory", 0)) * self._bounds.memory_share)
         if refusal is None and limit and int(info["used_memory"]) >= limit:
             text = f"the queue is full: its server uses {info['used_memory']} bytes of memory, and {limit} is the bound"
             refusal = QueueFull(text, details={"bound": "memory", "limit": str(limit), **details})
         if str(refusal or "") and type(refusal) is not type(self._refusal):
             structlog.get_logger().error("queue_refuses", reason=str(refusal))
         self._refusal, self._seen_s, self._seen_connections = refusal, seen_s, connections
+
+    async def _look_for_loss(self, *, reconnected: bool) -> None:
+        before, last = self.accepted_count, self._last
+        number = await self._link.run(self._link.client.get, self._keys("acceptance"))
+        self.counted(before, int(number) if number is not None and number.isdigit() else 0)
+        if reconnected and last is not None and time.monotonic() - last[1] < self._bounds.result_ttl_s:
+            key = last[0]
+            if not await self._link.run(self._link.client.exists, self._keys.request(key), self._keys.result(key)):
+                self._lose("it has no record of the last request that it acknowledged to this process", self.accepted_count)
+        self._last = self._newest
+
+    def _lose(self, reason: str, accepted_count: int) -> None:
+        """Remembers it, once: what the server has from now on is what it may lose."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        self._loss = f"the server has lost acknowledged requests ({reason}), as seen at {now} UTC"
+        self._lost_s, self.accepted_count = time.monotonic(), accepted_count
+        self._last = self._newest = None
+        structlog.get_logger().error("queue_lost_requests", reason=reason)
 
     async def _ask_after(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:

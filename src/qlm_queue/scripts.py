@@ -20,9 +20,9 @@ WRITING = (
     "attach", "cancel", "expire", "pause", "resume",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
-    "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_counts", "condemn",
+    "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_kept", "repair_counts", "condemn",
 )  # fmt: skip
-READING = ("leader_address", "find", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
+READING = ("leader_address", "find", "held", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
 
 
 def library_source() -> str:

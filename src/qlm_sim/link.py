@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
+from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.operator_values import LivePage
 from qlm_queue.values import (
@@ -97,8 +98,14 @@ class QueueLink:
     async def accept(self, acceptance: Acceptance) -> AcceptReceipt:
         return await self._call(MemoryQueue.accept, acceptance)
 
+    async def held(self) -> Sequence[HeldBytes]:
+        return await self._call(MemoryQueue.held)
+
     async def refusal(self) -> str:
         return await self._call(MemoryQueue.refusal)
+
+    async def loss(self) -> str:
+        return await self._call(MemoryQueue.loss)
 
     async def attach(self, key: RequestKey, gateway: str, offset: int) -> Attached:
         return await self._call(MemoryQueue.attach, key, gateway, offset)

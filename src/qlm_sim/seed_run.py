@@ -147,6 +147,8 @@ class _Run:
                 raise Violation(f"client {client.request.request_id} saw {client.state}, and the queue keeps {kept or 'nothing'}")
         if any(state.running.values()) or state.groups or state.unplaced or state.live_by_tenant.total() or state.live_by_class.total():
             raise Violation("the queue holds something of requests that ended")
+        if state.held_total != sum(ended.held_bytes for ended in state.terminals.values()):
+            raise Violation("the queue counts other bytes than those of its results")
         for agent in self.cluster.agents:
             runs = agent.machine.runs
             if agent.process.alive and (len(runs) or runs.held_tokens or runs.kv_reserved or runs.running):

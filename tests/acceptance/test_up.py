@@ -136,7 +136,7 @@ def test_refusals_are_told_in_one_line(cluster: RunningCluster) -> None:
 def test_status_shows_queues_models_and_a_request(cluster: RunningCluster) -> None:
     shown = command("status", "--address", cluster.address)
     assert shown.returncode == 0, shown.stderr
-    for word in ("a100-0", "h100-0", "vicuna-13b", "mistral-7b-code", "approximate"):
+    for word in ("a100-0", "h100-0", "vicuna-13b", "mistral-7b-code", "approximate", "held: queue", "MB of 8,000 MB"):
         assert word in shown.stdout
     document = json.loads(command("status", "--address", cluster.address, "--json").stdout)
     assert {queue["instance"] for queue in document["virtual_queues"]} >= {"a100-0", "h100-0"}

@@ -17,7 +17,8 @@ from qlm.api.v1.request_pb2 import Logprobs, Result
 from qlm.api.v1.request_pb2 import RequestState as WireState
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.request import RequestState
-from qlm_queue.dump import QueueDump
+from qlm_queue.bounds import RECORD_BYTES
+from qlm_queue.dump import QueueDump, RequestDump
 
 from .scenario import logprobs, tokens
 
@@ -86,6 +87,27 @@ def _check_counters(dump: QueueDump) -> None:
     assert dump.live_total == len(dump.requests)
     assert dict(dump.live_by_tenant) == Counter(request.key.tenant for request in dump.requests)
     assert dict(dump.live_by_class) == Counter(request.slo_class for request in dump.requests)
+    check_bytes(dump)
+
+
+def check_bytes(dump: QueueDump) -> None:
+    """What is counted is what live requests and results hold."""
+    held = [(request.key.tenant, request.slo_class, _held(request)) for request in dump.requests]
+    outputs = {record.queue_id: (record.key.tenant, len(Result.FromString(record.result).output_token_ids)) for record in dump.terminals}
+    assert set(dump.kept) == set(outputs), "the results that are counted are not those that are kept"
+    for queue_id, (tenant, slo_class, size) in dump.kept.items():
+        assert tenant == outputs[queue_id][0]
+        assert size >= RECORD_BYTES + 4 * outputs[queue_id][1]
+        held.append((tenant, slo_class, size))
+    by_tenant, by_class = Counter[str](), Counter[str]()
+    for tenant, slo_class, size in held:
+        by_tenant[tenant] += size
+        by_class[slo_class] += size
+    assert (dump.held_total, dump.held_by_tenant, dump.held_by_class) == (by_tenant.total(), by_tenant, by_class)
+
+
+def _held(request: RequestDump) -> int:
+    return RECORD_BYTES + len(request.body) + len(request.progress) + len(request.logprobs)
 
 
 def _check_terminals(dump: QueueDump) -> None:

@@ -77,7 +77,7 @@ class MemorySubject:
             state.add_expiry(request)
 
     async def expire_result(self, key: RequestKey) -> None:
-        self.memory.state.terminals.pop(key, None)
+        self.memory.state.forget(key)
 
     async def pass_time(self) -> float:
         self.clock.now_s += 2 * FEW_MS / 1000
@@ -94,7 +94,7 @@ class MemorySubject:
 
 _KEPT = re.compile(
     r"(result|fence|lease|ctl|frames):.+"
-    r"|queue|vq_version|address|instances|registered|incarnations|events|acceptance|plan_version|profiles|paused|version",
+    r"|queue|kept|counts|vq_version|address|instances|registered|incarnations|events|acceptance|plan_version|profiles|paused|version",
     re.DOTALL,
 )
 
@@ -132,6 +132,10 @@ class RedisSubject:
 
     async def expire_result(self, key: RequestKey) -> None:
         await self.client.delete(self._keys.result(key))
+        named = self._keys.result(key).removeprefix(self._keys("result", "")).encode()
+        for member in await self.client.zrange(self._keys("kept"), 0, -1):
+            if isinstance(member, bytes) and member.partition(b"\n")[0].split(b" ", 2)[2] == named:
+                await self.client.execute_command("ZADD", self._keys("kept"), LONG_AGO_MS, member)  # type: ignore[no-untyped-call]
 
     async def pass_time(self) -> float:
         middle_s = await self.queue.server_time_s() + FEW_MS / 1000
@@ -143,6 +147,8 @@ class RedisSubject:
         found: list[bytes] = await self.client.execute_command("KEYS", self._pattern)  # type: ignore[no-untyped-call]
         names = [name.decode()[len(self._keys.prefix) + 1 :] for name in found]
         left = [name for name in sorted(names) if not _KEPT.fullmatch(name)]
+        counted: list[bytes] = await self.client.execute_command("HKEYS", self._keys("counts"))  # type: ignore[no-untyped-call]
+        left += [field.decode() for field in counted if not field.startswith(b"b")]
         if await self.client.xlen(self._keys("queue")):
             left.append("entries in queue")
         if (await self.client.xpending(self._keys("queue"), "planner"))["pending"]:

@@ -20,6 +20,8 @@ from qlm_queue.values import Bounds
 from small_cluster import SmallCluster
 
 from .conftest import Servers
+from .invariants import check_bytes
+from .scenario import CANCELLED, acceptance, key_of
 
 MEMORY_SEEDS = int(os.environ.get("QLM_DAMAGE_SEEDS", "300"))
 SERVER_SEEDS = int(os.environ.get("QLM_DAMAGE_SERVER_SEEDS", "60"))
@@ -75,8 +77,41 @@ async def test_a_damaged_memory_queue_serves_all_others(first: int) -> None:
                 end = await cluster.end_of(key)
                 assert end is RequestState.COMPLETED or (key.request_id in touched and end is RequestState.FAILED), (key, end)
             assert not await queue.repair(False)
+            check_bytes(queue.dump())
         except Exception as error:
             raise AssertionError(f"seed {seed}: {touched}") from error
+
+
+@pytest.mark.parametrize("lost", ["request", "results", "result", "all"])
+async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
+    url = servers.url("redis")
+    client = redis.Redis.from_url(url, protocol=2)
+    queue = RedisQueue(url, "repaired-bytes")
+    await queue.start()
+    try:
+        for name in ("r1", "r2", "r3"):
+            await queue.accept(acceptance(key_of(name)))
+        await queue.cancel(key_of("r2"), CANCELLED)
+        await queue.cancel(key_of("r3"), CANCELLED)
+        match lost:
+            case "request":
+                await client.hset("{repaired-bytes}:req:default:r1", "b", "77")
+            case "results":
+                await client.delete("{repaired-bytes}:kept")
+            case "result":
+                await client.delete("{repaired-bytes}:result:default:r2")
+            case _:
+                await client.hset("{repaired-bytes}:counts", mapping={"b": "1", "bt:default": "2"})
+        assert await queue.repair(False)
+        assert await queue.repair(True)
+        assert not await queue.repair(False)
+        check_bytes(await queue.dump())
+        await queue.cancel(key_of("r1"), CANCELLED)
+        check_bytes(await queue.dump())
+    finally:
+        await queue.stop()
+        await client.unlink(*[key async for key in client.scan_iter(match="\\{repaired-bytes}:*")])
+        await client.aclose()
 
 
 @pytest.mark.parametrize("first", range(0, SERVER_SEEDS, PAGE))
@@ -101,6 +136,7 @@ async def test_a_damaged_queue_on_a_server_serves_all_others(first: int, servers
                 end = await cluster.end_of(key)
                 assert end is RequestState.COMPLETED or (key in touched and end in ENDS_OF_DAMAGED), (key, end)
             assert not await queue.repair(False)
+            check_bytes(await queue.dump())
         except Exception as error:
             raise AssertionError(f"seed {seed}: {done}") from error
         finally:

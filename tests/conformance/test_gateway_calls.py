@@ -12,10 +12,11 @@ from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.frames_pb2 import FrameBatch
 from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
 from qlm_core.request import RequestState
-from qlm_queue.values import Bounds, ControlKind, LiveRequest, StreamEntry, TerminalRecord
+from qlm_queue.bounds import RECORD_BYTES
+from qlm_queue.values import Bounds, ControlKind, LiveRequest, RequeueCause, StreamEntry, TerminalRecord
 
 from .mirror import Mirror, live
-from .scenario import CANCELLED, EXPIRED, Scenario, acceptance, completion, emission, key_of, tokens
+from .scenario import CANCELLED, EXPIRED, Scenario, acceptance, completion, emission, key_of, owned, tokens
 
 
 def frames_of(entries: list[StreamEntry]) -> list[FrameBatch]:
@@ -89,6 +90,61 @@ async def test_a_full_queue_refuses_and_has_room_again_after_an_end(make_mirror:
         await mirror("accept", acceptance(key_of("r4", "else" if bound == "tenant" else "default"), slo_class="1s"))
     await mirror("cancel", key_of("r1"), CANCELLED)
     assert not (await mirror("accept", acceptance(key_of("r3")))).duplicate
+
+
+@pytest.mark.parametrize("bound", ["queue", "tenant", "class"])
+async def test_bytes_of_requests_and_results_are_bounded(make_mirror: Callable[..., Mirror], bound: str) -> None:
+    first = acceptance(key_of("r1"))
+    size = RECORD_BYTES + len(first.body)
+    mirror = make_mirror(Bounds(**{f"{bound}_bytes_max": 2 * size + len(CANCELLED)}))
+    await mirror.real.queue.start()
+    for name in ("r1", "r2"):
+        await mirror("accept", acceptance(key_of(name)))
+    with pytest.raises(QueueFull) as refused:
+        await mirror("accept", acceptance(key_of("r3")))
+    details = {"bound": f"{bound}_bytes", "limit": str(2 * size + len(CANCELLED)), "held": str(2 * size)}
+    assert refused.value.details == details
+    assert f"of this {bound} hold {2 * size} bytes" in str(refused.value)
+    assert (await mirror("accept", acceptance(key_of("r1")))).duplicate
+    if bound != "queue":
+        await mirror("accept", acceptance(key_of("r4", "else" if bound == "tenant" else "default"), slo_class="1s"))
+    await mirror("cancel", key_of("r1"), CANCELLED)  # its result takes its place, less its body
+    await mirror("cancel", key_of("r2"), CANCELLED)
+    held = {(each.bound, each.name): each for each in await mirror("held")}
+    mine = held[bound, {"queue": "", "tenant": "default", "class": first.slo_class}[bound]]
+    assert (mine.held, mine.limit) == (2 * (RECORD_BYTES + len(CANCELLED)), 2 * size + len(CANCELLED))
+    with pytest.raises(QueueFull) as refused:
+        await mirror("accept", acceptance(key_of("r3")))
+    assert 3500 < float(refused.value.details["retry_after_s"]) <= 3600  # the window of the first result
+    await mirror.expire_result(key_of("r1"))
+    assert not (await mirror("accept", acceptance(key_of("r3")))).duplicate
+
+
+async def test_no_bound_in_bytes_refuses_nothing(make_mirror: Callable[..., Mirror]) -> None:
+    mirror = make_mirror(Bounds(queue_bytes_max=0, tenant_bytes_max=0, class_bytes_max=0))
+    await mirror.real.queue.start()
+    await mirror("accept", acceptance(key_of("r1")))
+    assert [(each.bound, each.name, each.limit) for each in await mirror("held")] == [
+        ("queue", "", 0),
+        ("tenant", "default", 0),
+        ("class", acceptance(key_of("r1")).slo_class, 0),
+    ]
+
+
+async def test_output_is_counted_as_it_is_written(scene: Scenario) -> None:
+    mirror = scene.mirror
+    await scene.queue_up("g", "r1")
+    before = (await mirror("held"))[0].held
+    pulled = (await scene.pull())["r1"]
+    await mirror("emit", scene.incarnation, [emission(pulled, 0, (1, 2, 3))])
+    await mirror("emit", scene.incarnation, [emission(pulled, 1, (2, 3, 4))])  # four new bytes
+    assert (await mirror("held"))[0].held == before + 16
+    await mirror("requeue", scene.incarnation, [owned(pulled)], RequeueCause.EVICTED, b"")
+    assert (await mirror("held"))[0].held == before + 16
+    again = (await scene.pull())["r1"]
+    end = completion(again, 4, (5,))
+    await mirror("complete", scene.incarnation, [end])
+    assert (await mirror("held"))[0].held == RECORD_BYTES + len(end.result) + 20
 
 
 async def test_a_digest_has_16_bytes(mirror: Mirror) -> None:

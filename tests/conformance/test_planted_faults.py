@@ -59,6 +59,8 @@ FAULTS = (
         "record.owner, record.number = owner, record.number + 1000  -- events",
     ),
     Fault("cancel leaves the counters", "count_request(batch, record, -1)", "if state ~= 'X' then count_request(batch, record, -1) end"),
+    Fault("emit does not count its bytes", "offset + #output - stored + #logprobs)", "0)"),
+    Fault("the end forgets the bytes of output", "(record.stored_output or #progress)", "0"),
     Fault(
         "emit appends again what is partly stored",
         "redis.call('APPEND', key, string.sub(output, stored - offset + 1))",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import qlm
 from qlm.api.v1.gateway_pb2 import SubmitRequest
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.request_pb2 import Request
+from qlm.cli.status import held_line
 from qlm.errors import CallDeadlineExceeded, InvalidRequest, NotFound, QueueFull, Unavailable
 from qlm_core.request import RequestKey
 from qlm_queue.values import Bounds, LiveRequest
@@ -32,6 +34,35 @@ PROMPT = [5, 6, 7]
 
 async def collect(stream: qlm.TokenStream) -> list[int]:
     return [token async for chunk in stream for token in chunk.token_ids]
+
+
+async def test_a_tenant_that_holds_too_many_bytes_is_refused_and_its_status_says_so(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, Bounds(tenant_bytes_max=3_000)) as rig:
+        gateway = await rig.gateway()
+        async with qlm.AsyncClient(gateway.address) as client:
+            await client.submit(MODEL, PROMPT, max_tokens=3)
+            with pytest.raises(QueueFull) as full:
+                await client.submit(MODEL, [5] * 3_000, max_tokens=3)
+            shown = {each.bound: each for each in (await client.status()).held}
+        assert (full.value.details["bound"], full.value.details["limit"]) == ("tenant_bytes", "3000")
+        assert full.value.details["held"] == str(shown["tenant"].held) == str(shown["queue"].held)
+        assert full.value.retry_after_s is not None
+        assert held_line([shown["tenant"]]) == "tenant default 0.0 MB of 0 MB"
+
+
+async def test_status_says_what_the_server_lost(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        gateway = await rig.gateway()
+        async with qlm.AsyncClient(gateway.address) as client:
+            await client.submit(MODEL, PROMPT, max_tokens=3)
+            assert (await client.status()).loss == ""
+            server = redis.Redis.from_url(rig.server.url)
+            await server.delete("{test}:acceptance")
+            await server.aclose()
+            deadline_s = time.monotonic() + 10.0
+            while "has lost acknowledged requests" not in (await client.status()).loss:
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.05)
 
 
 async def test_a_full_queue_refuses_with_a_hint_and_takes_again_when_it_drains(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
+import structlog
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.errors import ConfigError, QueueFull, Unavailable
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.redis_server_check import settings_problem
+from qlm_queue.redis_server_check import settings_problem, writes_problem
 from qlm_queue.values import Acceptance, Durability
 from small_cluster import SmallCluster
 
@@ -232,3 +233,103 @@ async def test_nothing_is_acknowledged_whose_log_was_not_written(tmp_path: Path)
     finally:
         await queue.stop()
         again.stop(signal.SIGKILL)
+
+
+async def test_a_server_whose_snapshots_fail_takes_no_requests_until_one_succeeds(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "dump.rdb").mkdir()  # no file takes its place
+    server.start("--save", "3600 1")
+    queue = RedisQueue(server.url)
+    await queue.start()
+    await queue.accept(acceptance(0))
+    client = redis.Redis.from_url(server.url)
+    await snapshot(client)
+    await asyncio.sleep(0.6)
+    with pytest.raises(Unavailable, match="last snapshot failed"):
+        await queue.accept(acceptance(1))
+    assert "last snapshot failed" in await queue.refusal()
+    (tmp_path / "dump.rdb").rmdir()
+    await snapshot(client)
+    await accepted_at_last(queue, 1)
+    await queue.stop()
+    await client.aclose()
+
+
+async def snapshot(client: redis.Redis) -> None:
+    await client.bgsave()
+    while (await client.info("persistence"))["rdb_bgsave_in_progress"]:
+        await asyncio.sleep(0.01)
+
+
+def test_a_failed_snapshot_matters_where_the_server_stops_for_it() -> None:
+    failed = {"role": "master", "rdb_last_bgsave_status": "err"}
+    assert writes_problem({"save": "60 1", "stop-writes-on-bgsave-error": "yes"}, failed)
+    assert writes_problem({}, failed)  # settings are hidden
+    assert not writes_problem({"save": "", "stop-writes-on-bgsave-error": "yes"}, failed)
+    assert not writes_problem({"save": "60 1", "stop-writes-on-bgsave-error": "no"}, failed)
+
+
+async def test_a_server_that_becomes_a_replica_takes_no_requests_until_it_leads(server: Server) -> None:
+    server.start()
+    queue = RedisQueue(server.url)
+    await queue.start()
+    client = redis.Redis.from_url(server.url)
+    await client.execute_command("REPLICAOF", "127.0.0.1", "1")  # type: ignore[no-untyped-call]
+    await asyncio.sleep(0.6)
+    with pytest.raises(Unavailable, match="is a replica"):
+        await queue.accept(acceptance(0))
+    assert "is a replica" in await queue.refusal()
+    assert (await queue.held())[0].held == 0
+    await client.execute_command("REPLICAOF", "NO", "ONE")  # type: ignore[no-untyped-call]
+    await accepted_at_last(queue, 0)
+    await queue.stop()
+    await client.aclose()
+
+
+@pytest.mark.parametrize("left", ["nothing", "an old copy", "an old copy, and others came since"])
+async def test_a_server_that_comes_back_without_what_it_acknowledged_is_reported(server: Server, tmp_path: Path, left: str) -> None:
+    server.start()
+    queue, other = RedisQueue(server.url), RedisQueue(server.url)
+    await queue.start()
+    await other.start()
+    await queue.accept(acceptance(0))
+    server.stop()
+    shutil.copytree(tmp_path / "appendonlydir", tmp_path / "copy")
+    server.start()
+    await accepted_at_last(queue, 1)
+    assert await queue.loss() == "", "it came back with all"
+    server.stop()
+    shutil.rmtree(tmp_path / "appendonlydir")
+    if left != "nothing":
+        shutil.copytree(tmp_path / "copy", tmp_path / "appendonlydir")
+    server.start()
+    if left.endswith("since"):
+        for number in (7, 8):
+            await accepted_at_last(other, number)
+    with structlog.testing.capture_logs() as logs:
+        await accepted_at_last(queue, 2)  # it goes on
+        assert "has lost acknowledged requests" in await queue.loss()
+        await queue.overview()
+    assert [log["event"] for log in logs].count("queue_lost_requests") == 1
+    server.stop()
+    server.start()
+    await accepted_at_last(queue, 3)
+    await queue.stop()
+    await other.stop()
+
+
+async def test_a_look_at_the_queue_notices_what_a_server_lost(server: Server) -> None:
+    server.start()
+    queue, planner = RedisQueue(server.url), RedisQueue(server.url)
+    await queue.start()
+    await planner.start()
+    await queue.accept(acceptance(0))
+    await planner.overview()
+    client = redis.Redis.from_url(server.url)
+    await client.flushall()
+    with structlog.testing.capture_logs() as logs:
+        await planner.overview()
+        await planner.overview()
+    assert [log["event"] for log in logs] == ["queue_lost_requests"]
+    await queue.stop()
+    await planner.stop()
+    await client.aclose()

@@ -62,7 +62,9 @@ class TakesOldAttempts(MemoryQueue):
         for emission in emissions:
             request = self.state.live(emission.key, emission.queue_id)
             if request is not None and emission.offset <= len(request.progress):
-                request.progress += emission.progress[len(request.progress) - emission.offset :]
+                more = emission.progress[len(request.progress) - emission.offset :]
+                request.progress += more
+                self.state.count_bytes(request.key.tenant, request.slo_class, len(more))
         return await super().emit(incarnation, emissions)
 
 
@@ -79,8 +81,8 @@ class EndsTwice(MemoryQueue):
     async def cancel(self, key: RequestKey, result: bytes) -> RequestState:
         stored = self.state.terminals.get(key)
         if stored is not None:
-            request = SimpleNamespace(key=key, progress=b"")
-            self.state.end(request, stored.record, "", self._now_s())  # type: ignore[arg-type]
+            request = SimpleNamespace(key=key, progress=b"", logprobs=b"", slo_class="")
+            self.state.end(request, stored.record, "", 0, self._now_s())  # type: ignore[arg-type]
         return await super().cancel(key, result)
 
 

@@ -20,7 +20,7 @@ def damage(state: MemoryState, chance: random.Random) -> str:
         "unplaced": state.unplaced,
         "queues": {name: queue for name, queue in state.queues.items() if name != "unassigned"},
     }
-    parts = ["members", "group ids", "owned", "progress", "group", "state", "tenants", "expiries"]
+    parts = ["members", "group ids", "owned", "progress", "group", "state", "tenants", "bytes", "expiries"]
     what = chance.choice([*(name for name, table in tables.items() if table), *parts])
     requests = list(state.requests.values())
     request = chance.choice(requests) if requests else None
@@ -36,6 +36,8 @@ def damage(state: MemoryState, chance: random.Random) -> str:
                 owned.clear()
         case "tenants":
             state.live_by_tenant.clear()
+        case "bytes":
+            state.held_total = 0
         case "expiries":
             state.expiries.clear()
         case "progress" if request is not None and request.progress:

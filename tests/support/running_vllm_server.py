@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +12,8 @@ import time
 import urllib.error
 import urllib.request
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
+from qlm_process.temporary_folder import TemporaryFolder
 from tiny_models import tiny_model
 
 MODEL = "tiny"
@@ -40,7 +38,8 @@ class RunningVllmServer:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = Path(mkdtemp(prefix="qlm-vllm-")) / "server.log"
+        self._folder = TemporaryFolder("vllm-server")
+        self._log = self._folder.path / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> RunningVllmServer:
@@ -59,7 +58,9 @@ class RunningVllmServer:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
         command += [part for name, value in arguments.items() for part in (f"--{name}", value)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **ENVIRONMENT}, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **ENVIRONMENT, **self._folder.environment}, start_new_session=True
+            )
         deadline_s = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -77,7 +78,7 @@ class RunningVllmServer:
     def close(self) -> None:
         """Ends it, and forgets what it said."""
         self.kill()
-        shutil.rmtree(self._log.parent, ignore_errors=True)
+        self._folder.remove()
 
     def _answers(self) -> bool:
         try:

@@ -19,6 +19,7 @@ from qlm_agent.vllm.guarding import die_with
 from qlm_agent.vllm.plans import environment
 from qlm_agent.vllm.settings import VllmSettings
 from qlm_agent.vllm.template import ENVIRONMENT, Launched, Template
+from qlm_process.temporary_folder import TemporaryFolder
 
 
 class QuickTemplate(Template):
@@ -38,12 +39,14 @@ class QuickTemplate(Template):
 @cache
 def _nursery(runner: Literal["in_process", "async"]) -> socket.socket:
     ours, theirs = socket.socketpair()
+    folder = TemporaryFolder("nursery")
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
         env={
             **os.environ,
             **ENVIRONMENT,
             **environment(VllmSettings(runner=runner)),
+            **folder.environment,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         },
         pass_fds=[theirs.fileno()],
@@ -54,6 +57,7 @@ def _nursery(runner: Literal["in_process", "async"]) -> socket.socket:
     def end() -> None:
         process.kill()
         process.wait()
+        folder.remove()
 
     atexit.register(end)
     return ours

@@ -31,6 +31,7 @@ from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
 from qlm_gateway.status import request_message
 from qlm_process.profile_wire import to_body
+from qlm_queue.bounds import bytes_full
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
 
@@ -217,6 +218,11 @@ async def test_the_drain_rate_is_of_those_that_ended() -> None:
     # A tenant with a tenth of all that live waits for a tenth of the ends.
     tenant = QueueFull("full", details={"bound": "tenant", "limit": "300"})
     assert [world.watch.retry_after_s(tenant, "a") for _ in range(2)] == pytest.approx([2.0, 4.0], rel=0.05)
+    # Bytes that results hold are free when the first of them goes, those of requests as they end.
+    results = QueueFull("full", details={"bound": "tenant_bytes", "limit": "300", "retry_after_s": "12.5"})
+    assert world.watch.retry_after_s(results, "a") == 12.5
+    assert world.watch.retry_after_s(bytes_full("queue", 300, 290, 3600.0), "") == 300.0
+    assert world.watch.retry_after_s(bytes_full("queue", 300, 290, None), "") == pytest.approx(0.2, rel=0.05)
 
 
 async def test_an_objective_for_the_first_token_is_judged_by_the_wait() -> None:

@@ -90,6 +90,15 @@ class StandInGateway(GatewayServicer):
     async def ListModels(self, request: gateway_pb2.ListModelsRequest, context: Context) -> gateway_pb2.ListModelsResponse:
         raise NotImplementedError
 
+    async def ListRequests(self, request: gateway_pb2.ListRequestsRequest, context: Context) -> gateway_pb2.ListRequestsResponse:
+        raise NotImplementedError
+
+    async def Pause(self, request: gateway_pb2.PauseRequest, context: Context) -> gateway_pb2.PauseResponse:
+        raise NotImplementedError
+
+    async def Resume(self, request: gateway_pb2.PauseRequest, context: Context) -> gateway_pb2.PauseResponse:
+        raise NotImplementedError
+
     async def QueueStatus(self, request: gateway_pb2.QueueStatusRequest, context: Context) -> gateway_pb2.QueueStatusResponse:
         raise NotImplementedError
 

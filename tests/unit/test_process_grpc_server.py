@@ -60,6 +60,15 @@ class FailingGateway(gateway_pb2_grpc.GatewayServicer):
     async def QueueStatus(self, request: gateway_pb2.QueueStatusRequest, context: Any) -> gateway_pb2.QueueStatusResponse:
         return gateway_pb2.QueueStatusResponse()
 
+    async def ListRequests(self, request: gateway_pb2.ListRequestsRequest, context: Any) -> gateway_pb2.ListRequestsResponse:
+        return gateway_pb2.ListRequestsResponse()
+
+    async def Pause(self, request: gateway_pb2.PauseRequest, context: Any) -> gateway_pb2.PauseResponse:
+        return gateway_pb2.PauseResponse()
+
+    async def Resume(self, request: gateway_pb2.PauseRequest, context: Any) -> gateway_pb2.PauseResponse:
+        return gateway_pb2.PauseResponse()
+
     async def Stream(self, request: gateway_pb2.StreamRequest, context: Any) -> AsyncIterator[gateway_pb2.StreamResponse]:
         try:
             yield gateway_pb2.StreamResponse()

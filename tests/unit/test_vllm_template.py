@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ class CountedTemplate(Template):
     def launch(self, control: socket.socket) -> Launched:
         self.launched.append(super().launch(control))
         return self.launched[-1]
+
+
+async def test_what_its_processes_leave_in_the_temporary_folder_goes_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = tmp_path / "system"
+    system.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(system))
+    template = CountedTemplate(tmp_path, "0.32.0")
+    leaves = "import tempfile, uuid; open(f'{tempfile.gettempdir()}/vllm_dist_{uuid.uuid4().hex}', 'w').close()"
+    (tmp_path / "torch.py").write_text(f"__version__ = '2.0'\n{leaves}\n")
+    await template.start()
+    [folder] = system.iterdir()
+    assert [left.name.startswith("vllm_dist_") for left in folder.iterdir()] == [True]
+    await template.stop()
+    assert not list(system.iterdir())
 
 
 async def test_one_that_ended_is_started_once_however_many_ask_for_it(tmp_path: Path) -> None:

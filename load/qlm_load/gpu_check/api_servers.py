@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qlm_core.errors import QlmError
+from qlm_process.temporary_folder import TemporaryFolder
 
 START_S = 600.0
 STOP_S = 60.0
@@ -46,11 +47,14 @@ class ApiServer:
         self._log = log
         self._command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder: TemporaryFolder | None = None
 
     def start(self) -> None:
         """Returns when it answers. Raises ServerFailed with the end of its log."""
+        self._folder = TemporaryFolder("vllm-server")
+        environment = {**os.environ, **ENVIRONMENT, **self._folder.environment}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env={**os.environ, **ENVIRONMENT})
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
         deadline_s = time.monotonic() + START_S
         while not self._answers("/health"):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -73,6 +77,9 @@ class ApiServer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
     def _answers(self, path: str, *, post: bool = False) -> bool:
         request = urllib.request.Request(self.url + path, method="POST" if post else "GET")

@@ -15,7 +15,7 @@ from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_views import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
-from qlm_gateway.drain_rate import DrainRate
+from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook import Outlook
 from qlm_gateway.told import Sample, Told
@@ -128,6 +128,9 @@ class QueueWatch:
         """When a place is free for a request that was refused. Of those that end, a tenant or class (`name`) that holds `limit` of all that
         live has that share."""
         bound, limit = refusal.details.get("bound", ""), refusal.details.get("limit", "")
+        if bound.endswith("_bytes"):  # results free bytes at the end of their window, requests as they end
+            freed = refusal.details.get("retry_after_s", "")
+            return min(max(float(freed), RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S) if freed else self.drain_rate.retry_after_s(place=bound)
         live = 0 if self._outlook is None else self._outlook.overview.live
         share = min(1.0, int(limit) / live) if bound != "queue" and limit.isdigit() and live else 1.0
         return self.drain_rate.retry_after_s(share=share, place=f"{bound} {name}")

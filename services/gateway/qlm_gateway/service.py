@@ -139,10 +139,14 @@ class GatewayService(GatewayServicer):
     async def QueueStatus(self, request: QueueStatusRequest, context: Context) -> QueueStatusResponse:
         key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
         outlook = await self._watch.fresh()
-        planner, estimator, refusal = await asyncio.gather(
-            self._queue.leader_address(PLANNER_ROLE), self._queue.leader_address(ESTIMATOR_ROLE), self._queue.refusal()
+        planner, estimator, refusal, held, loss = await asyncio.gather(
+            self._queue.leader_address(PLANNER_ROLE),
+            self._queue.leader_address(ESTIMATOR_ROLE),
+            self._queue.refusal(),
+            self._queue.held(),
+            self._queue.loss(),
         )
-        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator, refusal=refusal)
+        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator, refusal=refusal, held=held, loss=loss)
         if key is not None:
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response

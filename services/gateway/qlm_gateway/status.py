@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qlm.api.v1.gateway_pb2 import GroupStatus, Model, QueueStatusResponse, RequestStatus, VirtualQueueStatus
+from qlm.api.v1.gateway_pb2 import HeldBytes as HeldBytesMessage
 from qlm.api.v1.gateway_pb2 import Pause as PauseMessage
 from qlm.api.v1.prediction_pb2 import Prediction
 from qlm.api.v1.request_pb2 import Result
@@ -17,6 +18,7 @@ from qlm_gateway.outlook import Asked, Outlook
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
 from qlm_process import prediction_wire
 from qlm_process.slo_wire import SLO_KIND_NUMBERS, slo_message
+from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
 
@@ -38,8 +40,17 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
     ]
 
 
-def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estimator: str = "", refusal: str = "") -> QueueStatusResponse:
-    """`planner`, `estimator`: addresses of the leaders. `refusal`: as `Queue.refusal`."""
+def queue_message(
+    queue_name: str,
+    outlook: Outlook,
+    *,
+    planner: str = "",
+    estimator: str = "",
+    refusal: str = "",
+    held: Sequence[HeldBytes] = (),
+    loss: str = "",
+) -> QueueStatusResponse:
+    """`planner`, `estimator`: addresses of the leaders. `refusal`, `held`, `loss`: as of `Queue`."""
     overview = outlook.overview
     address = {view.instance.name: view.instance.address for view in outlook.views}
     active = {view.instance.name: view.active_model for view in outlook.views}
@@ -65,8 +76,10 @@ def queue_message(queue_name: str, outlook: Outlook, *, planner: str = "", estim
         planner=planner,
         estimator=estimator,
         refusal=refusal,
+        loss=loss,
         damage_count=overview.damage_count,
         pauses=[PauseMessage(**{pause.kind.value: pause.name}, since_s=pause.since_s) for pause in overview.pauses],
+        held=[HeldBytesMessage(bound=each.bound, name=each.name, held=max(0, each.held), limit=each.limit) for each in held],
     )
 
 

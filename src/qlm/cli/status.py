@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -18,7 +18,7 @@ from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.cli.console import plain_console
 from qlm.cli.json_text import json_text
 from qlm.cli.options import address_option, tenant_option
-from qlm.values import GroupStatus
+from qlm.values import GroupStatus, HeldBytes
 
 UNASSIGNED = "unassigned"
 """The virtual queue of groups that no instance can serve now."""
@@ -72,14 +72,26 @@ def _shown(client: qlm.Client, request_id: str | None) -> RenderableType:
         return request_table(request_id or "", queue.request)
     advice = _advice(queue.planner)
     shown: list[RenderableType] = [_queues(queue, time.time()), _models(client.models())]
+    if queue.held:
+        shown.append(Text(f"held: {held_line(queue.held)}"))
     if queue.refusal:
         shown.append(Text(f"refuses: {queue.refusal}", style="red"))
     for pause in queue.pauses:
         whose = f"model {pause.model}" if pause.model else f"tenant {pause.tenant}"
         shown.append(Text(f"paused: {whose}, for {max(0.0, time.time() - pause.since_s):,.0f} s (qlm resume)", style="yellow"))
+    if queue.loss:
+        shown.append(Text(f"lost: {queue.loss}", style="red"))
     if queue.damage_count:
         shown.append(Text(f"damaged records mended so far: {queue.damage_count:,} (see `qlm doctor` and the logs)", style="yellow"))
     return Group(*shown, *([Text(f"advice: {advice}", style="yellow")] if advice else []))
+
+
+def held_line(held: Sequence[HeldBytes]) -> str:
+    """What is held against each bound in bytes."""
+    return "; ".join(
+        f"{each.bound} {each.name}".rstrip() + f" {each.held / 1e6:,.1f} MB" + (f" of {each.limit / 1e6:,.0f} MB" if each.limit else "")
+        for each in held
+    )
 
 
 def _advice(planner: str) -> str:

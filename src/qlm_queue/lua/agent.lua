@@ -173,13 +173,13 @@ local function give_back(keys, args)
   return statuses
 end
 
--- Where the caller owns a request: its gateway, and whether it has output. It is asked for each token, so it reads and parses no more.
+-- Where the caller owns a request: its gateway, whether it has output, and its fixed part. It is asked for each token, so it reads and parses no more.
 local function read_owned(hash_key, id, incarnation, attempt)
   local fields = redis.call('HMGET', hash_key, 'f', 's', 'w')
   if not fields[1] or string.sub(fields[1], 17, 17 + #id) ~= id .. ' ' then return nil end
   local run, first_output_ms, owner = string.match(fields[2], '^R(%d+) %d+ %d* (%d*) [1L]? (.*)$')
   if owner ~= incarnation or run ~= attempt then return nil end
-  return fields[3], first_output_ms ~= ''
+  return fields[3], first_output_ms ~= '', fields[1]
 end
 
 -- Notes that the first output of a request is there. `form` as in `emit`.
@@ -208,7 +208,7 @@ local function emit(keys, args)
   local statuses = {}
   for index = at + 1, #args, 7 do
     local id, hash_key, offset, output = args[index], args[index + 1], tonumber(args[index + 3]), args[index + 4]
-    local gateway, has_output = read_owned(hash_key, id, incarnation, args[index + 2])
+    local gateway, has_output, fixed = read_owned(hash_key, id, incarnation, args[index + 2])
     local status = gateway and 'done' or 'stale'
     if gateway then
       local key = prefix .. ':progress:' .. id
@@ -217,10 +217,11 @@ local function emit(keys, args)
         status = 'gap'
       elseif offset + #output > stored then
         local form = args[index + 6]
+        local logprobs = #form > 1 and last_logprobs(form, output, offset + #output - stored) or ''
         redis.call('APPEND', key, string.sub(output, stored - offset + 1))
-        if #form > 1 then
-          redis.call('APPEND', prefix .. ':logprobs:' .. id, last_logprobs(form, output, offset + #output - stored))
-        end
+        if logprobs ~= '' then redis.call('APPEND', prefix .. ':logprobs:' .. id, logprobs) end
+        local class = string.match(fixed, '^%S+ %d+ %d+ %d+ (.*)$', 17)
+        count_bytes(batch, escaped_tenant(prefix, hash_key), class, offset + #output - stored + #logprobs)
         if not has_output then store_first_output(hash_key, form) end
         if args[index + 5] ~= '' then add_frame(batch, gateway, args[index + 5]) end
       end
@@ -234,6 +235,7 @@ end
 -- All output with the last one, which need not be stored any more; nil where it would leave a gap. Notes the last one's logprobs.
 local function with_output(prefix, record, offset, output, form)
   local progress = read_progress(prefix, record.id, record)
+  record.stored_output = #progress
   if offset > #progress then return nil end
   if offset + #output <= #progress then return progress end
   if progress == '' then note_first_output(record, form) end

@@ -1,6 +1,14 @@
 -- accept, attach, cancel, expire, find: what gateways call.
 
--- args: hash key, body, digest, gateway, slo class, prompt tokens, expire after (ms or ''), queue_max, tenant_max, class_max
+-- Where results hold more places than the `live` requests of a full bound: ms until the window of the first is over; else ''.
+local function frees_after_ms(prefix, live)
+  local key = prefix .. ':kept'
+  if redis.call('ZCARD', key) <= live then return '' end
+  return integer(math.max(1, tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) - now_ms()))
+end
+
+-- args: hash key, body, digest, gateway, slo class, prompt tokens, expire after (ms or ''), queue_max, tenant_max, class_max,
+--       queue_bytes_max, tenant_bytes_max, class_bytes_max (0: no bound)
 -- answer: queue id, acceptance number, accepted ms, state, duplicate
 local function accept(keys, args)
   local prefix = keys[1]
@@ -16,18 +24,26 @@ local function accept(keys, args)
     if ended.digest ~= digest then return { err = 'QLMCONFLICT the request id stands for another body' } end
     return { ended.id, '0', '0', ended.state, '1' }
   end
-  local limits = { args[at + 7], args[at + 8], args[at + 9] }
-  local tenant = escaped_tenant(prefix, hash_key)
-  local counts = redis.call('HMGET', prefix .. ':counts', 'live', 't:' .. tenant, 'c:' .. class)
+  local tenant, bytes = escaped_tenant(prefix, hash_key), RECORD_BYTES + #body
+  sweep_results(prefix, bounds, SWEEP_MAX)
+  local counts = redis.call('HMGET', prefix .. ':counts',
+    'live', 't:' .. tenant, 'c:' .. class, 'b', 'bt:' .. tenant, 'bc:' .. class)
   for index, bound in ipairs({ 'queue', 'tenant', 'class' }) do
-    if (tonumber(counts[index]) or 0) >= tonumber(limits[index]) then
-      return { err = 'QLMFULL ' .. bound .. ' ' .. limits[index] }
+    if (tonumber(counts[index]) or 0) >= tonumber(args[at + 6 + index]) then
+      return { err = 'QLMFULL ' .. bound .. ' ' .. args[at + 6 + index] }
+    end
+  end
+  for index, bound in ipairs({ 'queue', 'tenant', 'class' }) do
+    local held, limit = tonumber(counts[3 + index]) or 0, tonumber(args[at + 9 + index])
+    if limit > 0 and held + bytes > limit then
+      return { err = table.concat({ 'QLMFULL', bound, integer(limit), integer(held), frees_after_ms(prefix, tonumber(counts[index]) or 0) }, ' ') }
     end
   end
   local number = redis.call('INCR', prefix .. ':acceptance')
   local accepted_ms = now_ms()
   local id = redis.call('XADD', prefix .. ':queue', '*', 'r', body, 'k', hash_key)
-  redis.call('HSET', hash_key, 'f', fixed_text(digest, id, number, accepted_ms, prompt_tokens, class), 's', NEW_STATE, 'w', gateway)
+  redis.call('HSET', hash_key, 'f', fixed_text(digest, id, number, accepted_ms, prompt_tokens, class), 's', NEW_STATE, 'w', gateway,
+    'b', bytes)
   if expire_after_ms ~= '' then
     local expiry_ms = integer(accepted_ms + tonumber(expire_after_ms))
     redis.call('HSET', hash_key, 'x', expiry_ms)
@@ -39,6 +55,7 @@ local function accept(keys, args)
     group = '', owner = '', attempt = 0,
   }
   count_request(batch, record, 1)
+  count_bytes(batch, tenant, class, bytes)
   count(batch, 'unplaced', 1)
   add_event(batch, 'accepted', record)
   close_batch(batch)
@@ -96,10 +113,16 @@ local function cancel(keys, args)
   return 'X'
 end
 
+-- answer: (field, number)… of the counters; results whose window is over since the last sweep: their members of `kept`
+local function held(keys)
+  return { redis.call('HGETALL', keys[1] .. ':counts'), due_results(keys[1], BATCH_MAX) }
+end
+
 -- args: Result; answer: how many ended
 local function expire(keys, args)
   local prefix = keys[1]
   local bounds, at = read_bounds(args)
+  sweep_results(prefix, bounds, BATCH_MAX)
   local batch = open_batch(prefix, bounds)
   local ids = redis.call('ZRANGEBYSCORE', prefix .. ':expiry', '-inf', integer(now_ms()), 'LIMIT', 0, BATCH_MAX)
   for _, id in ipairs(ids) do

@@ -7,6 +7,7 @@ local UNASSIGNED = 'unassigned'
 local CONSUMER_GROUP = 'planner'
 local BATCH_MAX = 500
 local MODELS_AHEAD_GROUPS_MAX = 32
+local RECORD_BYTES = 768  -- as in bounds.py
 
 local function integer(number)
   return string.format('%.0f', number)
@@ -136,9 +137,10 @@ local function state_parts(stored)
 end
 
 -- The record of a live request, or nil. Its hash holds few, long fields, since each field of a write costs: `f` what never changes, `s`
--- what changes as it runs, `w` gateway, `g` group, `x` expiry. Times are milliseconds; those that may be '' are strings.
+-- what changes as it runs, `w` gateway, `g` group, `x` expiry, `b` bytes counted for it at its acceptance. Times are milliseconds; those
+-- that may be '' are strings.
 local function read_request(hash_key)
-  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x')
+  local fields = redis.call('HMGET', hash_key, 'f', 's', 'w', 'g', 'x', 'b')
   if not fields[1] then return nil end
   local id, number, accepted_ms, prompt_tokens, class = string.match(fields[1], '^(%S+) (%d+) (%d+) (%d+) (.*)$', 17)
   local state, attempt, failed, started_ms, first_output_ms, form, owner = state_parts(fields[2])
@@ -147,7 +149,7 @@ local function read_request(hash_key)
     expiry_ms = fields[5] or '', digest = string.sub(fields[1], 1, 16), id = id, number = tonumber(number),
     accepted_ms = tonumber(accepted_ms), prompt_tokens = tonumber(prompt_tokens), class = class,
     state = state, attempt = tonumber(attempt), failed = tonumber(failed), started_ms = started_ms, first_output_ms = first_output_ms,
-    form = form, owner = owner,
+    form = form, owner = owner, bytes = tonumber(fields[6]) or 0,
   }
 end
 

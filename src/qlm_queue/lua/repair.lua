@@ -6,7 +6,7 @@ local TYPES = {
   queue = 'stream', req = 'hash', result = 'string', progress = 'string', logprobs = 'string', group = 'zset', group_meta = 'hash',
   groups = 'hash', vq = 'list', vq_version = 'hash', running = 'set', lease = 'string', fence = 'string', address = 'hash',
   instances = 'hash', registered = 'hash', incarnations = 'set', frames = 'stream', ctl = 'stream', events = 'stream',
-  acceptance = 'string', expiry = 'zset', counts = 'hash', plan_version = 'string', profiles = 'hash',
+  acceptance = 'string', expiry = 'zset', kept = 'zset', counts = 'hash', plan_version = 'string', profiles = 'hash',
   paused = 'hash', version = 'string',
 }
 local COUNTERS = { acceptance = true, fence = true, plan_version = true, version = true }
@@ -74,6 +74,7 @@ local function remnant(hash_key, id)
     key = hash_key, id = id, number = 0, accepted_ms = tonumber(string.match(id, '^%d+')), prompt_tokens = 0, class = '',
     digest = NO_DIGEST, gateway = type(gateway) == 'string' and gateway or '', group = type(group) == 'string' and group or '',
     state = 'L', attempt = 0, failed = 0, owner = '', started_ms = '', first_output_ms = '', form = '1', expiry_ms = '0',
+    bytes = 0,
   }
 end
 
@@ -174,6 +175,9 @@ local function repair_request(repair, id, body, hash_key)
       fail_damaged(repair, record, body, 'has lost output that was shown')
       return
     end
+  end
+  if record.bytes ~= RECORD_BYTES + #body and found(repair, record.key, 'is counted with other bytes', 'restored') then
+    redis.call('HSET', record.key, 'b', RECORD_BYTES + #body)
   end
   if record.expiry_ms ~= '' and tonumber(redis.pcall('ZSCORE', prefix .. ':expiry', id) or nil) ~= tonumber(record.expiry_ms)
     and found(repair, record.key, 'is not in the index of expiries', 'restored') then
@@ -322,6 +326,35 @@ local function repair_keys(keys, args)
   return close_repair(repair)
 end
 
+-- args: mend, Result, (member of `kept` or '', key of a result or '')…: one whose result may be gone, or a result that may not be counted;
+-- answer: (key, problem, remedy)…. A result that is counted again has no class, since it does not tell it.
+local function repair_kept(keys, args)
+  local repair, at = open_repair(keys, args)
+  local prefix, batch, key = repair.prefix, repair.batch, repair.prefix .. ':kept'
+  for index = at, #args, 2 do
+    local member, name = args[index], args[index + 1]
+    if member ~= '' then
+      local bytes, tenant, request_id, class = kept_parts(member)
+      if not (bytes and redis.call('EXISTS', prefix .. ':result:' .. tenant .. ':' .. request_id) == 1)
+        and found(repair, key, 'has what is no result', 'dropped') and redis.call('ZREM', key, member) == 1 and bytes then
+        count_bytes(batch, tenant, class, -bytes)
+      end
+    else
+      local named = string.sub(name, #prefix + 9)
+      local tenant, ttl_ms = string.match(named, '^([^:]*):'), redis.pcall('PTTL', name)
+      local hash_key = prefix .. ':req:' .. named
+      local done, ended = pcall(read_terminal, prefix, hash_key)
+      -- A request that lives beside its result is one whose end was cut short: it ends again, and is counted then.
+      if done and ended and tenant and ttl_ms > 0 and redis.call('EXISTS', hash_key) == 0 and found(repair, name, 'is not counted', 'counted') then
+        local bytes = RECORD_BYTES + #ended.result
+        redis.call('ZADD', key, integer(now_ms() + ttl_ms), kept_member(bytes, ended.id, named, ''))
+        count_bytes(batch, tenant, '', bytes)
+      end
+    end
+  end
+  return close_repair(repair)
+end
+
 -- groups and virtual queues ----------------------------------------------------------------------------------------------
 
 -- args: mend, Result; answer: (key, problem, remedy)…
@@ -406,8 +439,23 @@ end
 -- What the counters should be. It goes through all requests in one step, which stops the server for some microseconds each: only where
 -- something was found.
 local function counted(prefix)
-  local counts, groups, after = { live = 0, unplaced = 0, running = 0 }, {}, '-'
+  local counts, groups, after = { live = 0, unplaced = 0, running = 0, b = 0 }, {}, '-'
   local function add(map, name, by) map[name] = (map[name] or 0) + by end
+  local function add_bytes(tenant, class, by)
+    add(counts, 'b', by)
+    add(counts, 'bt:' .. tenant, by)
+    add(counts, 'bc:' .. class, by)
+  end
+  local kept, first = prefix .. ':kept', 0
+  while true do
+    local members = redis.call('ZRANGE', kept, first, first + BATCH_MAX - 1)
+    for _, member in ipairs(members) do
+      local bytes, tenant, _, class = kept_parts(member)
+      if bytes then add_bytes(tenant, class, bytes) end
+    end
+    if #members < BATCH_MAX then break end
+    first = first + BATCH_MAX
+  end
   while true do
     local entries = redis.call('XRANGE', prefix .. ':queue', after, '+', 'COUNT', BATCH_MAX)
     for _, entry in ipairs(entries) do
@@ -418,6 +466,9 @@ local function counted(prefix)
         if record.state == 'A' then add(counts, 'unplaced', 1) elseif record.state == 'R' then add(counts, 'running', 1) end
         add(counts, 't:' .. escaped_tenant(prefix, record.key), 1)
         add(counts, 'c:' .. record.class, 1)
+        local output = record.first_output_ms == '' and 0
+          or redis.call('STRLEN', prefix .. ':progress:' .. record.id) + redis.call('STRLEN', prefix .. ':logprobs:' .. record.id)
+        add_bytes(escaped_tenant(prefix, record.key), record.class, record.bytes + output)
         if record.group ~= '' then
           local group = groups[record.group] or { live = 0, prompt_tokens = 0 }
           groups[record.group] = group
@@ -449,12 +500,12 @@ local function repair_counts(keys, args)
     and found(repair, prefix .. ':acceptance', 'is behind what was accepted', 'restored') then
     redis.call('SET', prefix .. ':acceptance', args[at + 1])
   end
-  local sums, live = { t = 0, c = 0 }, redis.call('XLEN', prefix .. ':queue')
+  local sums, live, bytes = { t = 0, c = 0, bt = 0, bc = 0 }, redis.call('XLEN', prefix .. ':queue'), tonumber(stored.b or 0)
   for field, value in pairs(stored) do
-    local kind = string.sub(field, 1, 1)
-    if sums[kind] and string.sub(field, 2, 2) == ':' then sums[kind] = sums[kind] + (tonumber(value) or 0) end
+    local kind = string.match(field, '^(%l+):')
+    if sums[kind or ''] then sums[kind] = sums[kind] + (tonumber(value) or 0) end
   end
-  local fits = tonumber(stored.live or 0) == live and sums.t == live and sums.c == live
+  local fits = tonumber(stored.live or 0) == live and sums.t == live and sums.c == live and sums.bt == bytes and sums.bc == bytes
   if (fits and args[at] ~= '1') or not repair.fix then
     if not fits then found(repair, key, 'does not count what is there', 'counted again') end
     return close_repair(repair)

@@ -7,7 +7,7 @@
 local function open_batch(prefix, bounds)
   return {
     prefix = prefix, bounds = bounds, frames = {}, gateways = {}, events = {},
-    counts = {}, counted = {}, groups = {}, group_ids = {}, returned = {}, left = {}, owners = {}, settled = {}, ended = {},
+    counts = {}, counted = {}, kept = {}, groups = {}, group_ids = {}, returned = {}, left = {}, owners = {}, settled = {}, ended = {},
   }
 end
 
@@ -65,6 +65,24 @@ local function count_request(batch, record, by)
   count(batch, 'live', by)
   count(batch, 't:' .. escaped_tenant(batch.prefix, record.key), by)
   count(batch, 'c:' .. record.class, by)
+end
+
+-- Bytes that a request or its result holds, by what the bounds name.
+local function count_bytes(batch, tenant, class, by)
+  if by == 0 then return end
+  count(batch, 'b', by)
+  count(batch, 'bt:' .. tenant, by)
+  count(batch, 'bc:' .. class, by)
+end
+
+local function kept_member(bytes, id, named, class)
+  return integer(bytes) .. ' ' .. id .. ' ' .. named .. '\n' .. class
+end
+
+-- Bytes, tenant, request id (both escaped) and class of a counted result; nil for what is none.
+local function kept_parts(member)
+  local bytes, tenant, request_id, class = string.match(member, '^(%d+) %S+ ([^:]*):([^\n]*)\n(.*)$')
+  return tonumber(bytes), tenant, request_id, class
 end
 
 local function group_keys(prefix, gid)
@@ -132,12 +150,34 @@ local function write_counts(batch)
   if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
 end
 
+-- Results that an acceptance stops counting, beside its own work.
+local SWEEP_MAX = 100
+
+-- Members of `kept` whose window is over, the first `most`.
+local function due_results(prefix, most)
+  return redis.call('ZRANGEBYSCORE', prefix .. ':kept', '-inf', '(' .. integer(now_ms()), 'LIMIT', 0, most)
+end
+
+-- Stops counting results whose window is over, `most` in a call.
+local function sweep_results(prefix, bounds, most)
+  local due = due_results(prefix, most)
+  if #due == 0 then return end
+  local batch = open_batch(prefix, bounds)
+  for _, member in ipairs(due) do
+    local bytes, tenant, _, class = kept_parts(member)
+    if bytes then count_bytes(batch, tenant, class, -bytes) end
+  end
+  redis.call('ZREM', prefix .. ':kept', unpack(due))
+  write_counts(batch)
+end
+
 local function close_batch(batch)
   local prefix, queue = batch.prefix, batch.prefix .. ':queue'
   write_groups(batch)
   for _, owner in ipairs(batch.owners) do redis.call('SREM', prefix .. ':running:' .. owner, unpack(batch.left[owner])) end
   if #batch.settled > 0 then redis.call('XACK', queue, CONSUMER_GROUP, unpack(batch.settled)) end
   if #batch.ended > 0 then redis.call('XDEL', queue, unpack(batch.ended)) end
+  if #batch.kept > 0 then redis.call('ZADD', prefix .. ':kept', unpack(batch.kept)) end
   write_counts(batch)
   for _, gateway in ipairs(batch.gateways) do
     local stream = prefix .. ':frames:' .. gateway
@@ -287,17 +327,17 @@ local function with_logprobs(prefix, id, state, progress)
   return #progress .. ' ' .. progress .. (redis.call('GET', prefix .. ':logprobs:' .. id) or '')
 end
 
--- All logprobs of a request that ends, with those of its last output; the key is deleted.
+-- All logprobs of a request that ends, with those of its last output, and how many bytes of them were stored; the key is deleted.
 local function take_logprobs(prefix, id, record)
-  if record.form ~= 'L' then return '' end
+  if record.form ~= 'L' then return '', 0 end
   local key = prefix .. ':logprobs:' .. id
   local stored = redis.call('GET', key) or ''
   redis.call('DEL', key)
-  return stored .. (record.last_logprobs or '')
+  return stored .. (record.last_logprobs or ''), #stored
 end
 
 -- Stores the Result and the last frame, and deletes the rest. `by_owner`: the owner takes the step and needs no word of it. `body` and
--- `progress` are read where they are nil.
+-- `progress` are read where they are nil. `record.stored_output`: bytes of `progress` that are counted, where not all are.
 local function finish(batch, record, state, result, body, progress, frame, event, by_owner)
   local prefix, id = batch.prefix, record.id
   progress = progress or read_progress(prefix, id, record)
@@ -309,7 +349,8 @@ local function finish(batch, record, state, result, body, progress, frame, event
     .. pb_uint(4, STATE_NUMBER[state]) .. pb_uint(9, record.attempt) .. pb_bytes(10, id) .. pb_bytes(11, ended_by)
     .. pb_bytes(8, pb_double(1, record.accepted_ms / 1000) .. pb_seconds(2, record.started_ms) .. pb_seconds(3, record.first_output_ms)
       .. pb_double(4, finished_ms / 1000))
-  local output = record.form == '1' and progress or take_logprobs(prefix, id, record) .. pb_bytes(14, progress)
+  local logprobs, stored_logprobs = take_logprobs(prefix, id, record)
+  local output = record.form == '1' and progress or logprobs .. pb_bytes(14, progress)
   local header = state .. integer(record.attempt) .. ' ' .. #progress .. ' ' .. id .. ' ' .. #ended_by .. ' ' .. ended_by .. '\n'
   redis.call('SET', result_key_of(prefix, record.key), record.digest .. header .. told .. output, 'PX', batch.bounds.result_ttl_ms)
 
@@ -334,4 +375,9 @@ local function finish(batch, record, state, result, body, progress, frame, event
   batch.ended[#batch.ended + 1] = id
   if progress == '' then redis.call('DEL', record.key) else redis.call('DEL', record.key, prefix .. ':progress:' .. id) end
   count_request(batch, record, -1)
+  local held = RECORD_BYTES + #result + #progress + #logprobs
+  local kept = batch.kept
+  kept[#kept + 1] = integer(finished_ms + tonumber(batch.bounds.result_ttl_ms))
+  kept[#kept + 1] = kept_member(held, id, tenant .. ':' .. request_id, record.class)
+  count_bytes(batch, tenant, record.class, held - record.bytes - (record.stored_output or #progress) - stored_logprobs)
 end

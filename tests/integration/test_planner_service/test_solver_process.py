@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -68,8 +70,8 @@ def job(number: int, *, moves: int = 100) -> Solve:
 
 
 @asynccontextmanager
-async def worker(timeout_s: float = 60.0, command: tuple[str, ...] = ()) -> AsyncIterator[SolverWorker]:
-    found = SolverWorker(Choice.HEURISTIC, timeout_s, command=command)
+async def worker(timeout_s: float = 60.0, command: tuple[str, ...] = (), choice: Choice = Choice.HEURISTIC) -> AsyncIterator[SolverWorker]:
+    found = SolverWorker(choice, timeout_s, command=command)
     found.start()
     found.start()
     try:
@@ -114,6 +116,30 @@ async def test_jobs_are_done_and_a_kill_in_the_middle_of_one_is_survived() -> No
         while answered.job != 5:
             answered = await asyncio.wait_for(answers.get(), 30.0)
         assert isinstance(answered, Solved)
+
+
+@pytest.mark.parametrize("choice", [Choice.EXACT_GLPK, Choice.EXACT_HIGHS])
+async def test_a_killed_solver_leaves_no_files(choice: Choice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyomo", reason="the extra planner is not installed")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
+    async with worker(choice=choice) as found:
+        await warm(found)
+        found.submit(replace(job(1), problem=problem(9)), answers.put_nowait)
+
+        async def writes() -> bool:
+            return choice is Choice.EXACT_HIGHS or bool(list(tmp_path.glob("*/*")))
+
+        await until(writes, "the solver's files are there", 30.0)
+        pid = found.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(await asyncio.wait_for(answers.get(), 30.0), SolveFailed)
+        await warm(found)
+        assert found.pid != pid
+        assert len(list(tmp_path.iterdir())) == 1
+        assert not list(tmp_path.glob("*/*"))
+    assert not list(tmp_path.iterdir())
 
 
 async def test_a_job_that_takes_too_long_is_ended() -> None:

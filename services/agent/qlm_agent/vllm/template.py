@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from qlm_agent.vllm.frames import Frame, FrameReader
 from qlm_agent.vllm.sources import digest
 from qlm_agent.vllm.versions import check_version
 from qlm_core.errors import ConfigError
+from qlm_process.temporary_folder import TemporaryFolder
 
 READ_BYTES = 1 << 16
 LINES_KEPT = 30
@@ -130,18 +132,25 @@ class Template:
 
     def launch(self, control: socket.socket) -> Launched:
         """Starts the process with its end of the socket, which the caller closes. Raises OSError."""
-        process = subprocess.Popen(
-            [self._python, "-m", "qlm_agent.vllm.child_main", str(control.fileno()), str(os.getpid())],
-            env=self._environment,
-            pass_fds=[control.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        folder = TemporaryFolder("vllm")
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")}  # is to stay
+        try:
+            process = subprocess.Popen(
+                [self._python, "-m", "qlm_agent.vllm.child_main", str(control.fileno()), str(os.getpid())],
+                env={**compiled, **self._environment, **folder.environment},
+                pass_fds=[control.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        except BaseException:
+            folder.remove()
+            raise
 
         def end() -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
+            folder.remove()
 
         assert process.stderr is not None
         return Launched(process.stderr, end)

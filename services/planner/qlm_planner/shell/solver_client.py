@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import sys
 import time
@@ -22,8 +23,9 @@ from qlm_planner.machine.effects import Solve
 from qlm_planner.machine.events import Solved, SolveFailed
 from qlm_planner.overload.advice import Advice, AdviceFailedError
 from qlm_planner.overload.advice_question import Question
-from qlm_planner.shell.solver_process import HEADER
+from qlm_planner.shell.solver_process import FOLDER_VARIABLE, HEADER
 from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice
+from qlm_process.temporary_folder import TemporaryFolder
 
 START_TIMEOUT_S = 300.0
 """To start and warm up: compiling takes long where nothing is cached."""
@@ -77,6 +79,7 @@ class SolverWorker:
         self._job_timeout_s = job_timeout_s
         self._command = tuple(command) or (sys.executable, "-m", "qlm_planner.shell.solver_process")
         self._process: asyncio.subprocess.Process | None = None
+        self._folder: TemporaryFolder | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: Waiting | None = None
         self._doing: Waiting | None = None
@@ -158,7 +161,11 @@ class SolverWorker:
         """Until the process is gone or takes too long: raises WorkerGoneError."""
         pipe = asyncio.subprocess.PIPE
         self._ended_for = ""
-        self._process = process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, limit=PIPE_BYTES)
+        self._folder = TemporaryFolder("solver")
+        environment = {**os.environ, FOLDER_VARIABLE: str(self._folder.path)}
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, limit=PIPE_BYTES, env=environment
+        )
         self._send(self._choice)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -232,6 +239,9 @@ class SolverWorker:
             self._end_for(self._ended_for)
             await self._process.wait()
         self._process = None
+        if self._folder is not None:
+            self._folder.remove()
+        self._folder = None
 
     def _drop(self, reason: str) -> None:
         """Tells who waits that nobody will come."""

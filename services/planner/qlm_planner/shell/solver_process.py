@@ -12,6 +12,7 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from qlm_planner import search
@@ -19,6 +20,9 @@ from qlm_planner.machine.effects import Solve
 from qlm_planner.overload.advice import FleetForecast, advise, forecast
 from qlm_planner.overload.advice_question import Question
 from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice, answer
+
+FOLDER_VARIABLE = "QLM_SOLVER_FOLDER"
+"""Names the folder for temporary files, those of Pyomo and its solvers above all."""
 
 HEADER = struct.Struct("!Q")
 """The length of the message behind it."""
@@ -40,6 +44,7 @@ class Server:
         assert isinstance(choice, Choice), "it comes first"
         self._choice = choice
         warm_up_s = search.warm_up()
+        _leave_files_in(os.environ.get(FOLDER_VARIABLE, ""))  # from here on: the cache of compiled code may be in the system's
         gc.freeze()  # what is compiled is no garbage: to look through it takes longer than a plan
         self._write(warm_up_s)
         while True:
@@ -90,6 +95,11 @@ class Server:
         rest = memoryview(HEADER.pack(len(body)) + body)
         while rest:
             rest = rest[os.write(self._sink, rest) :]
+
+
+def _leave_files_in(folder: str) -> None:
+    if folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
 
 
 def main() -> None:

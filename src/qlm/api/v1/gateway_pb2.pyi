@@ -502,6 +502,8 @@ class QueueStatusResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     DAMAGE_COUNT_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     """Name of the queue."""
     live: _builtins.int
@@ -518,6 +520,8 @@ class QueueStatusResponse(_message.Message):
     """Why nothing is accepted now (settings of the server, its memory, its log of writes); empty if it is."""
     damage_count: _builtins.int
     """Damaged records that repairs have mended, ever."""
+    loss: _builtins.str
+    """What the queue's server has lost of what it acknowledged, as this gateway noticed in the last `result_ttl_s`; empty for nothing."""
     @_builtins.property
     def virtual_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualQueueStatus]:
         """One for each instance, and "unassigned"."""
@@ -529,6 +533,10 @@ class QueueStatusResponse(_message.Message):
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pause]:
         """Models, then tenants, by name."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldBytes]:
+        """Bytes that live requests and kept results hold: of the queue, and of the tenant and the SLO class that hold most."""
 
     def __init__(
         self,
@@ -544,14 +552,47 @@ class QueueStatusResponse(_message.Message):
         refusal: _builtins.str = ...,
         damage_count: _builtins.int = ...,
         pauses: _abc.Iterable[Global___Pause] | None = ...,
+        held: _abc.Iterable[Global___HeldBytes] | None = ...,
+        loss: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "live", b"live", "pauses", b"pauses", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage_count", b"damage_count", "estimator", b"estimator", "held", b"held", "live", b"live", "loss", b"loss", "pauses", b"pauses", "planner", b"planner", "queue", b"queue", "refusal", b"refusal", "request", b"request", "running", b"running", "unplaced", b"unplaced", "virtual_queues", b"virtual_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueueStatusResponse: _TypeAlias = QueueStatusResponse  # noqa: Y015
+
+@_typing.final
+class HeldBytes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    bound: _builtins.str
+    """"queue", "tenant" or "class"."""
+    name: _builtins.str
+    """Name of the tenant or class; empty for the queue."""
+    held: _builtins.int
+    limit: _builtins.int
+    """`queue.bounds`; 0: no bound."""
+    def __init__(
+        self,
+        *,
+        bound: _builtins.str = ...,
+        name: _builtins.str = ...,
+        held: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "held", b"held", "limit", b"limit", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldBytes: _TypeAlias = HeldBytes  # noqa: Y015
 
 @_typing.final
 class Pause(_message.Message):
