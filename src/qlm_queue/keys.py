@@ -33,7 +33,7 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :events                         stream, trimmed: `e` = RequestEvents
     :acceptance                     counter: the last acceptance number
     :expiry                         sorted set: queue ids by expiry (ms)
-    :kept                           sorted set: "<bytes> <queue id> <tenant>:<request_id>\\n<SLO class>" of each counted result, by the end
+    :kept                           sorted set: "<bytes> <queue id> <SLO class> <tenant>:<request_id>" of each counted result, by the end
                                     of its window (ms)
     :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests; `b`, `bt:<tenant>`,
                                     `bc:<class>`: bytes of live requests and of results in their window

@@ -65,8 +65,7 @@ def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:
 
 def kept_result(member: bytes) -> tuple[str, str, str, int]:
     """Queue id, tenant, SLO class and bytes of a counted result."""
-    named, _, slo_class = member.decode().partition("\n")
-    size, queue_id, name = named.split(" ", 2)
+    size, queue_id, slo_class, name = member.decode().split(" ", 3)
     return queue_id, unescape(name.partition(":")[0]), slo_class, int(size)
 
 

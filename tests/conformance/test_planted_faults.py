@@ -86,16 +86,6 @@ FAULTS = (
         "leave_running(batch, record)\n  local owner",
         "count(batch, 'running', -1)\n  local owner",
     ),
-    Fault(
-        "a request of a paused tenant is given behind others",
-        "if tenant_is_paused(room.paused, prefix, hash_key) then\n      if room.held_back",
-        "if false then\n      if room.held_back",
-    ),
-    Fault(
-        "a request that is held back still counts in its group",
-        "  changes.live = changes.live - 1\n  add_event(batch, 'unplaced'",
-        "  add_event(batch, 'unplaced'",
-    ),
 )
 
 

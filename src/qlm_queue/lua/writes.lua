@@ -76,12 +76,12 @@ local function count_bytes(batch, tenant, class, by)
 end
 
 local function kept_member(bytes, id, named, class)
-  return integer(bytes) .. ' ' .. id .. ' ' .. named .. '\n' .. class
+  return integer(bytes) .. ' ' .. id .. ' ' .. class .. ' ' .. named
 end
 
 -- Bytes, tenant, request id (both escaped) and class of a counted result; nil for what is none.
 local function kept_parts(member)
-  local bytes, tenant, request_id, class = string.match(member, '^(%d+) %S+ ([^:]*):([^\n]*)\n(.*)$')
+  local bytes, class, tenant, request_id = string.match(member, '^(%d+) %S+ (%S*) ([^:]*):(.*)$')
   return tonumber(bytes), tenant, request_id, class
 end
 

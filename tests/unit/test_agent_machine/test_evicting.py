@@ -82,7 +82,7 @@ def test_kv_for_the_head_and_no_more() -> None:
     t.at(0.1).produce(("1", 1), ("2", 1))
     t.answer_items("emit", DONE, DONE)
     assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull m x100"]
-    head = group("m", name="urgent", prompt=3_000, due=3.0)
+    head = group("m", name="urgent", prompt=3_000, due=4.5)
     assert t.answer_pull(head=head, blocked=3_213) == ["abort 1", "pull m x100", "give back 1 evicted"]
     assert t.pull is not None
     assert t.pull.kv_tokens == CAPACITY - 4_713

@@ -576,8 +576,9 @@ class HeldBytes(_message.Message):
     name: _builtins.str
     """Name of the tenant or class; empty for the queue."""
     held: _builtins.int
+    """Bytes."""
     limit: _builtins.int
-    """`queue.bounds`; 0: no bound."""
+    """`queue.bounds`, bytes; 0: no bound."""
     def __init__(
         self,
         *,
