@@ -33,8 +33,8 @@ from the prefix (lua/prelude.lua); `tests/conformance` finds a key that is missi
     :events                         stream, trimmed: `e` = RequestEvents
     :acceptance                     counter: the last acceptance number
     :expiry                         sorted set: queue ids by expiry (ms)
-    :kept                           sorted set: "<bytes> <queue id> <SLO class> <tenant>:<request_id>" of each counted result, by the end
-                                    of its window (ms)
+    :kept                           sorted set of the counted results, by the end of their windows (ms):
+                                    "<bytes> <queue id> <length of the SLO class> <SLO class><tenant>:<request_id>"
     :counts                         hash: live, unplaced, running, `t:<tenant>`, `c:<class>`: live requests; `b`, `bt:<tenant>`,
                                     `bc:<class>`: bytes of live requests and of results in their window
     :paused                         hash: `m:<model>` or `t:<tenant>`, of which nothing is pulled -> since when (ms)

@@ -63,10 +63,16 @@ def pairs_of(flat: Sequence[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
+def kept_parts(member: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """Bytes, queue id, SLO class and name ("<tenant>:<request id>", escaped) of a counted result. Raises ValueError for what is none."""
+    size, queue_id, length, rest = member.split(b" ", 3)
+    return size, queue_id, rest[: int(length)], rest[int(length) :]
+
+
 def kept_result(member: bytes) -> tuple[str, str, str, int]:
     """Queue id, tenant, SLO class and bytes of a counted result."""
-    size, queue_id, slo_class, name = member.decode().split(" ", 3)
-    return queue_id, unescape(name.partition(":")[0]), slo_class, int(size)
+    size, queue_id, slo_class, named = kept_parts(member)
+    return queue_id.decode(), unescape(named.decode().partition(":")[0]), slo_class.decode(), int(size)
 
 
 def held(answer: Sequence[Any]) -> tuple[int, dict[str, int], dict[str, int]]:

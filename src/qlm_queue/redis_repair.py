@@ -7,7 +7,7 @@ from typing import Any
 
 from qlm_queue.damage import DAMAGED_RESULT, Damage
 from qlm_queue.keys import Keys
-from qlm_queue.redis_answers import text_of
+from qlm_queue.redis_answers import kept_parts, text_of
 from qlm_queue.redis_link import RecordDamaged, RedisLink
 
 PAGE = 200
@@ -88,7 +88,10 @@ class _Repair:
             except RecordDamaged:  # of another type: set aside where that is mended
                 break
             for member, _ in page:
-                name = self._keys("result", "").encode() + member.partition(b"\n")[0].split(b" ", 2)[-1]
+                try:
+                    name = self._keys("result", "").encode() + kept_parts(member)[-1]
+                except ValueError:
+                    name = b""
                 if name not in names:
                     doubtful.append(member)
                 uncounted.discard(name)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from qlm_core.errors import LeaseLost, QlmError
-from qlm_core.instance import instance_of
+from qlm_core.instance import UNASSIGNED, instance_of
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.dump import QueueDump, RequestDump
 from qlm_queue.values import (
@@ -156,8 +156,11 @@ class Driver:
         live: dict[str, RequestDump] = {request.queue_id: request for request in before.requests}
         members = {group.group_id: group.members for group in before.groups}
         queue = next(queue for queue in before.virtual_queues if queue.instance == instance_of(lease.role))
-        expired = {record.queue_id for record in self.state.terminals if record.state is RequestState.EXPIRED}
-        order = [queue_id for group_id in queue.group_ids for queue_id in members[group_id] if queue_id not in expired]
+        gone = {record.queue_id for record in self.state.terminals if record.state is RequestState.EXPIRED}
+        # What is paused leaves the queue: requests of a tenant are ACCEPTED again, groups of a model are on no instance.
+        gone |= {request.queue_id for request in self.state.requests if request.state is RequestState.ACCEPTED}
+        aside = {group_id for each in self.state.virtual_queues if each.instance == UNASSIGNED for group_id in each.group_ids}
+        order = [each for group_id in queue.group_ids if group_id not in aside for each in members[group_id] if each not in gone]
         pulled = [request.queue_id for request in outcome.pulled]
         assert pulled == order[: len(pulled)], "pull took requests out of the order of the virtual queue"
         for request in outcome.pulled:

@@ -13,7 +13,7 @@ from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.port import Queue
-from qlm_queue.redis_answers import fixed_fields
+from qlm_queue.redis_answers import fixed_fields, kept_parts
 from qlm_queue.redis_queue import RedisQueue
 from qlm_queue.values import Bounds
 
@@ -134,7 +134,7 @@ class RedisSubject:
         await self.client.delete(self._keys.result(key))
         named = self._keys.result(key).removeprefix(self._keys("result", "")).encode()
         for member in await self.client.zrange(self._keys("kept"), 0, -1):
-            if isinstance(member, bytes) and member.partition(b"\n")[0].split(b" ", 2)[2] == named:
+            if isinstance(member, bytes) and kept_parts(member)[-1] == named:
                 await self.client.execute_command("ZADD", self._keys("kept"), LONG_AGO_MS, member)  # type: ignore[no-untyped-call]
 
     async def pass_time(self) -> float:

@@ -76,13 +76,16 @@ local function count_bytes(batch, tenant, class, by)
 end
 
 local function kept_member(bytes, id, named, class)
-  return integer(bytes) .. ' ' .. id .. ' ' .. class .. ' ' .. named
+  return integer(bytes) .. ' ' .. id .. ' ' .. #class .. ' ' .. class .. named
 end
 
 -- Bytes, tenant, request id (both escaped) and class of a counted result; nil for what is none.
 local function kept_parts(member)
-  local bytes, class, tenant, request_id = string.match(member, '^(%d+) %S+ (%S*) ([^:]*):(.*)$')
-  return tonumber(bytes), tenant, request_id, class
+  local bytes, length, rest = string.match(member, '^(%d+) %S+ (%d+) (.*)$')
+  if not bytes then return nil end
+  local tenant, request_id = string.match(rest, '^([^:]*):(.*)$', tonumber(length) + 1)
+  if not tenant then return nil end
+  return tonumber(bytes), tenant, request_id, string.sub(rest, 1, tonumber(length))
 end
 
 local function group_keys(prefix, gid)
