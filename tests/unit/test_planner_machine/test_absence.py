@@ -148,6 +148,19 @@ def test_a_model_is_away_until_its_first_run_or_the_end_of_the_order(
         assert away(3.0, slack_s).costs(*runs, np.array([end_s])).tolist() == [3.0 * max(0.0, away_s - slack_s)]
 
 
+def test_models_that_nobody_knows_are_of_no_account() -> None:
+    """An instance says that it serves one, requests ask for another."""
+    for active, wanted in (("strange", "alpha"), ("alpha", "odd")):
+        made: ClassTable = class_table(swap_s=SWAP_S)
+        demand = Demand(START_S - 60.0)
+        demand.saw(arrival(n, START_S - n, model=wanted, slo_s=5.0) for n in range(60))
+        board = board_with(demand, slot("a", active=active), slot("b", active=""))
+        new = group(1, "alpha", 600.0)
+        assert best_place(lines_of(board, made, START_S), made, new, START_S) is not None
+        board.groups[new.group_id] = new
+        assert plan_costs(board, made, START_S, [{"a": [new.group_id]}])[0].total > 0.0
+
+
 def test_what_nobody_carries_is_missed_once() -> None:
     """By the instances that lack the model, in equal parts."""
     urgent, made = demanded(2.0, 5.0), estimates(swap_s=SWAP_S)

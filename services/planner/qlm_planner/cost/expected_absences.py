@@ -19,10 +19,10 @@ FAR_S = 1e12
 def absences_of(board: Board, estimates: Estimates, slots: Sequence[Slot]) -> Absences:
     """Of the queues of some instances; nothing for a model that nobody is expected to ask for, or that an instance does not serve. Costs
     O(instances x keys)."""
+    codes = [estimates.code(model) for model in board.expected]
     found = Absences.none(len(slots), estimates.codes)
     late_weight = estimates.policy.late_weight
-    for model, rates in board.expected.items():
-        code = estimates.code(model)
+    for code, (model, rates) in zip(codes, board.expected.items(), strict=True):
         arrivals_per_s = np.array([rate.per_s for rate in rates])
         served = [estimates.service_of_all(slot, model) for slot in slots]
         here_per_s = [

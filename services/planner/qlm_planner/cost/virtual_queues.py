@@ -71,12 +71,12 @@ def crowds_of(slots: Sequence[Slot], estimates: Estimates, queue: Integers, grou
     """Requests that would share a batch with another one, by its model's number [queues, models]. Of the model that a queue's instance
     serves now, and of any where it serves none, those that run and wait there; of others, whose batch is yet to come, the mean of all.
     `slots`: of the queues; `queue` [groups]: where each stands."""
+    active = [estimates.code(slot.active_model) if slot.active_model else -1 for slot in slots]
     crowds = np.zeros((len(slots), estimates.codes))
     np.add.at(crowds, (queue, groups.model), groups.count)
     mean = mean_crowd(slots, groups.count)
-    for crowd, slot in zip(crowds, slots, strict=True):
-        if slot.active_model:
-            code = estimates.code(slot.active_model)
+    for crowd, slot, code in zip(crowds, slots, active, strict=True):
+        if code >= 0:
             known = crowd[code] + slot.running
             crowd[:] = mean
             crowd[code] = known
