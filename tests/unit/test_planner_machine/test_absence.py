@@ -207,3 +207,18 @@ def test_the_model_that_is_asked_for_comes_first_though_all_that_waits_is_late()
     assert first.missed_cost < last.missed_cost
     board.expect({})
     assert [cost.missed_cost for cost in plan_costs(board, made, START_S, orders)] == [0.0, 0.0]
+
+
+def test_a_new_group_ends_the_absence_of_its_model() -> None:
+    """It comes first though it is late: for those that are yet to come. Without them it does not keep the others waiting."""
+    made: ClassTable = class_table(swap_s=1.0)
+    board = board_with(demanded(20.0, 5.0), slot("a", active="gamma"))
+    waits = group(2, "beta", 600.0, 2_000)
+    board.groups[waits.group_id] = waits
+    board.queues["a"].append(waits.group_id)
+    for expected, position in ((True, 0), (False, 1)):
+        if not expected:
+            board.expect({})
+        found = best_place(lines_of(board, made, START_S), made, group(1, "alpha", -30.0, 1, slo_s=5.0), START_S)
+        assert found is not None
+        assert found.position == position

@@ -93,9 +93,6 @@ def order_times(rows: Floats, queue: Integers, engines: Floats, weights: Weights
     parts = np.zeros((PARTS, engines.shape[1]))
     if not len(queue):
         nothing = np.zeros(0)
-        if absences is not None:
-            nobody = np.zeros(0, dtype=np.int64)
-            parts[[MISSED, TOTAL]] = absences.costs(nobody, nobody, nothing, np.zeros(engines.shape[1]))
         return OrderTimes(start_s=nothing, end_s=nothing, end_variance=nothing, late=nothing, latest_s=nothing, parts=parts)
     model = rows[MODEL]
     opens = np.ones(len(queue), dtype=np.bool_)
