@@ -72,7 +72,7 @@ def _answers(port: int) -> bool:
 
 
 def cluster_on(port: int, folder: Path) -> RunningCluster:
-    return RunningCluster(folder, {"agent.simulated.time_scale": "10", "queue.url": f"redis://127.0.0.1:{port}/0"})
+    return RunningCluster(folder, {"agent.simulated.time_scale": "4", "queue.url": f"redis://127.0.0.1:{port}/0"})
 
 
 def test_what_waits_and_runs_in_a_backup_completes_once_after_a_restore(ports: tuple[int, int], tmp_path: Path) -> None:
