@@ -85,7 +85,7 @@ test-seeds: warm ## Run the cluster in virtual time through many storms of fault
 	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
 
 # What the tests sample, whole: damaged records, signals at the start, chats against transformers; then kills under load.
-campaign: warm ## Damage, signal and kill at random, far more than the tests do: about half an hour; tables in out/campaign
+campaign: warm ## Damage, signal and kill at random, far more than the tests do; tables in out/campaign
 	QLM_DAMAGE_SEEDS=2000 QLM_DAMAGE_SERVER_SEEDS=100 QLM_TEST_CHATS=30 QLM_SIGTERM_RUNS=100 $(BIN)/python -m pytest -n $(TEST_WORKERS) \
 		tests/conformance/test_damaged_records.py tests/acceptance/test_sigterm.py tests/acceptance/test_secrets.py \
 		tests/unit/test_prompt_encoding_oracle.py

@@ -170,7 +170,7 @@ def make_room(
 ) -> tuple[Victim, ...]:
     """Who gives way to a head of the model that is active: as many as its requests need that would be late if they waited for the batch to
     make room, least urgent first. Empty where they are in time, or where those who may give way do not make room for one of them. A head
-    that is late in any case takes nobody's place in its own band: who gives way for it waits as long as it would, and loses work."""
+    that is late in any case evicts no request of its own band: that one would wait as long as the head, and lose work."""
     slack_s = head.slack_s(now_s)
     in_time = [occupant for occupant in batch if occupant.left_s <= slack_s]
     seats = room.seats + len(in_time)

@@ -15,7 +15,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.order_cost import OWN
 from qlm_planner.cost.service_times import ClassTable
-from qlm_planner.cost.virtual_queues import Line, lines_of, plan_costs
+from qlm_planner.cost.virtual_queues import Line, columns_on, lines_of, plan_costs
 from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.policy import Policy
 
@@ -184,6 +184,15 @@ def test_who_shares_a_batch_is_known_where_it_runs_now_or_nothing_does() -> None
         on, _ = lines(made, (slot("a", active=active, running=running), [group(1, "alpha", 600.0, 10)]), (elsewhere, []))
         own_s[active] = on.rows[OWN, 0]
     assert own_s[""] < own_s["beta"] < own_s["alpha"]
+
+
+def test_a_group_that_is_inserted_counts_for_the_next_one() -> None:
+    made = class_table()
+    on, other = lines(made, (slot("a"), []), (slot("b"), []))
+    new = group(1, "alpha", 600.0, 100)
+    on.insert(0, new, columns_on([on], made, new, START_S)[:, 0])
+    beside, alone = columns_on([on, other], made, group(2, "alpha", 600.0, 1), START_S)[OWN]
+    assert beside > 1.5 * alone
 
 
 def test_plans_are_compared_by_the_batches_that_they_make() -> None:

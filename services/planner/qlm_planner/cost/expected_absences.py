@@ -11,9 +11,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.absence import SLACKS, Absences, Floats
 from qlm_planner.cost.estimates import Estimates
-
-FAR_S = 1e12
-"""Stands for a slack that has no end."""
+from qlm_planner.cost.order_cost import FAR_S
 
 
 def absences_of(board: Board, estimates: Estimates, slots: Sequence[Slot]) -> Absences:
@@ -24,21 +22,23 @@ def absences_of(board: Board, estimates: Estimates, slots: Sequence[Slot]) -> Ab
     late_weight = estimates.policy.late_weight
     for code, (model, rates) in zip(codes, board.expected.items(), strict=True):
         arrivals_per_s = np.array([rate.per_s for rate in rates])
+        wanted_per_s = float(arrivals_per_s.sum())
         served = [estimates.service_of_all(slot, model) for slot in slots]
         here_per_s = [
             1.0 / service.work.mean if service is not None and slot.active_model == model else 0.0
             for slot, service in zip(slots, served, strict=True)
         ]
+        carried_per_s = sum(here_per_s)
+        lacking = sum(each is not None and slot.active_model != model for slot, each in zip(slots, served, strict=True))
         for number, (slot, service) in enumerate(zip(slots, served, strict=True)):
             hardware = estimates.hardware(slot.facts, model)
-            share = 1.0 - (sum(here_per_s) - here_per_s[number]) / arrivals_per_s.sum()
+            share = 1.0 - (carried_per_s - here_per_s[number]) / wanted_per_s
             if service is None or hardware is None or share <= 0.0:
                 continue
             whole_s = service.prefill_s + service.output.mean * service.step_s
             own_s = {SloKind.FIRST_TOKEN: service.prefill_s}
             slack_s = np.array([rate.slo_s - own_s.get(rate.key.slo_kind, whole_s) for rate in rates])
             cost_per_s = late_weight * share * arrivals_per_s
-            lacking = sum(each is not None and other.active_model != model for other, each in zip(slots, served, strict=True))
             if slot.active_model == model:
                 away_s = 2.0 * hardware.swap_s(warm=True) + whole_s
                 found.leave_cost[number] = cost_per_s @ np.maximum(0.0, away_s - slack_s)
