@@ -1,13 +1,9 @@
-"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, comparisons of policies, campaigns of kills, benches."""
+"""`python -m qlm_load`: the demo and its picture, replays, simulated runs, comparisons of policies, campaigns of kills."""
 
 from __future__ import annotations
 
 import click
 
-from qlm_load.bench.command import bench
-from qlm_load.bench_agent.command import agent
-from qlm_load.bench_estimator.command import estimator
-from qlm_load.bench_planner.command import planner
 from qlm_load.campaign_command import campaign
 from qlm_load.compare_command import compare
 from qlm_load.demo_command import demo
@@ -20,7 +16,7 @@ from qlm_load.simulate_command import simulate
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main() -> None:
-    """Loads for QLM: the demo and its picture, replays against a running cluster, simulated runs, campaigns of kills, and the bench."""
+    """Loads for QLM: the demo and its picture, replays against a running cluster, simulated runs and campaigns of kills."""
 
 
 main.add_command(demo)
@@ -31,10 +27,6 @@ main.add_command(simulate)
 main.add_command(compare)
 main.add_command(matrix)
 main.add_command(campaign)
-bench.add_command(agent)
-bench.add_command(estimator)
-bench.add_command(planner)
-main.add_command(bench)
 
 if __name__ == "__main__":
     main(prog_name="python -m qlm_load")

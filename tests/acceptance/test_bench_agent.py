@@ -1,4 +1,4 @@
-"""The parts of `bench agent` that run a whole cluster: here with the simulated engine in vLLM's place, and its row as shipped.
+"""The parts of `benchmarks agent` that run a whole cluster: here with the simulated engine in vLLM's place, and its row as shipped.
 
 `tests/vllm/test_bench_agent.py` measures a row on vLLM.
 """
@@ -12,17 +12,17 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.agent import command, simulating, waiting
+from benchmarks.agent.measured_cluster import MODEL, SEATS, MeasuredAgent
+from benchmarks.agent.model_config import INSTANCE, QUEUE
+from benchmarks.agent.parts import Plan
 from click.testing import CliRunner
 
 from qlm_agent.config import AgentConfig
 from qlm_core.hardware_profile import ORIGIN_MEASURED
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_load.__main__ import main
-from qlm_load.bench_agent import command, simulating, waiting
-from qlm_load.bench_agent.measured_cluster import MODEL, SEATS, MeasuredAgent
-from qlm_load.bench_agent.model_config import INSTANCE, QUEUE
-from qlm_load.bench_agent.parts import Plan
 
 GPU, PROFILE = "A100-80GB", "Mistral-7B"
 REQUESTS = 30
@@ -48,7 +48,7 @@ def test_a_cluster_is_held_against_what_clients_were_told_and_against_virtual_ti
         monkeypatch.setattr(part, "measured_agent", shipped_agent)
         monkeypatch.setattr(part, "vocabulary_of", lambda folder: 32_000)
     only = [word for key in KEYS for word in ("--only", key)]
-    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--quick", "--model", str(tmp_path), *only])
+    ran = CliRunner().invoke(main, ["agent", "--json", "--quick", "--model", str(tmp_path), *only])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
     parts = found["context"]["parts"]

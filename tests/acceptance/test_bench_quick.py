@@ -16,7 +16,7 @@ TIMEOUT_S = 240
 
 def run_bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """The JSON object of its last line, and what it said."""
-    command = [sys.executable, "-m", "qlm_load", "bench", "queue", "--json", "--quick", "--seed", "2", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks", "queue", "--json", "--quick", "--seed", "2", "--out", str(out), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QLM_", "OTEL_"))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     said = f"{done.stdout}\n{done.stderr}"

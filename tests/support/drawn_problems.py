@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from benchmarks.planner.generator import Shape, drawn
 from hypothesis import strategies as st
 
-from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.overload.advice_question import Member, Question
 from qlm_planner.search import Orders, Problem
 

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.gpu import checks, host
+from benchmarks.gpu.against_profiles import compared
+from benchmarks.gpu.checks import Check, Outcome, memory_given_back, run
+from benchmarks.gpu.host import Host, gpu_of, profile_name
+from benchmarks.gpu.summary import table, transfer_share
 
-from qlm_load.gpu_check import checks, host
-from qlm_load.gpu_check.against_profiles import compared
-from qlm_load.gpu_check.checks import Check, Outcome, memory_given_back, run
-from qlm_load.gpu_check.host import Host, gpu_of, profile_name
-from qlm_load.gpu_check.summary import table, transfer_share
 from running_cluster import gone, wait_until
 
-SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
 NOTHING = Host(gpus=(), memory_mib=(), driver="", torch="", cuda="", torch_gpus=0, vllm="", problem="none")
 ONE_GPU = Host(
     gpus=("NVIDIA H100 80GB HBM3",), memory_mib=(81559,), driver="570", torch="2.13", cuda="13", torch_gpus=1, vllm="0.32.0", problem=""

@@ -6,19 +6,20 @@ import json
 from itertools import pairwise
 
 import pytest
+from benchmarks.figures import document
+from benchmarks.queue.bulk_queue import chunks
+from benchmarks.queue.figures import BY_KEY, FIGURES, PARTS, parts_of
+from benchmarks.queue.front import ENGINE_LEG, LEGS, leg_s
+from benchmarks.queue.live import AGENTS, Shape
+from benchmarks.queue.prompts import PROMPTS, PromptSource
+from benchmarks.queue.schedule import poisson_times, summary_ms
+from benchmarks.queue.span_sink import SpanCounts
+from benchmarks.queue.stream_worker import gaps_s
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from qlm_core.simulated_model import answer_length
-from qlm_load.bench.bulk_queue import chunks
-from qlm_load.bench.figures import BY_KEY, FIGURES, PARTS, document, parts_of
-from qlm_load.bench.front import ENGINE_LEG, LEGS, leg_s
-from qlm_load.bench.live import AGENTS, Shape
-from qlm_load.bench.prompts import PROMPTS, PromptSource
-from qlm_load.bench.schedule import poisson_times, summary_ms
-from qlm_load.bench.span_sink import SpanCounts
-from qlm_load.bench.stream_worker import gaps_s
 from qlm_load.output_bounds import OUTPUT_BOUNDS
 
 KEYS = {
@@ -66,13 +67,13 @@ def test_summary_in_milliseconds() -> None:
 
 
 def test_the_document_has_all_keys_whatever_was_measured() -> None:
-    empty = document({}, {"seed": 3})
+    empty = document({}, {"seed": 3}, FIGURES)
     assert set(empty) == KEYS | {"context"}
     assert empty["context"] == {"seed": 3}
     assert empty["added_p50_ms"] == {"at_200": None, "at_400": None}
     assert empty["redis_bytes_per_request"] == {"full": None, "after_churn": None, "finished": None}
     assert empty["lost"] is None
-    full = document({"lost": 0, "added_p50_ms": {"at_200": 2.5, "at_400": 3.0}}, {})
+    full = document({"lost": 0, "added_p50_ms": {"at_200": 2.5, "at_400": 3.0}}, {}, FIGURES)
     assert json.loads(json.dumps(full))["added_p50_ms"] == {"at_200": 2.5, "at_400": 3.0}
     assert full["lost"] == 0
 

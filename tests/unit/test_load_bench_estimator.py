@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.estimator.families import FAMILIES, family_rows
+from benchmarks.estimator.figures import BY_KEY, MULTIS, SHIFT_NAMES, SINGLES, details, p90_cells, r2_behind, runs_of, values_of
+from benchmarks.estimator.multi import predict_multi
+from benchmarks.estimator.runs import Plan, measure_run, seeds_of
+from benchmarks.estimator.scores import Judged, r2
+from benchmarks.estimator.single import GPU, Shift, models, predict_run
+from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
+from benchmarks.estimator.workloads import MODEL, Arrival, arrivals, load_trace, stretched
 from click.testing import CliRunner
 
 from qlm_core.errors import ConfigError
 from qlm_core.instance import InstanceFacts
-from qlm_load.__main__ import main
 from qlm_load.azure_shape import input_tokens_at, output_tokens_at
-from qlm_load.bench_estimator.families import FAMILIES, family_rows
-from qlm_load.bench_estimator.figures import BY_KEY, MULTIS, SHIFT_NAMES, SINGLES, details, p90_cells, r2_behind, runs_of, values_of
-from qlm_load.bench_estimator.multi import predict_multi
-from qlm_load.bench_estimator.runs import Plan, measure_run, seeds_of
-from qlm_load.bench_estimator.scores import Judged, r2
-from qlm_load.bench_estimator.single import GPU, Shift, models, predict_run
-from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
-from qlm_load.bench_estimator.workloads import MODEL, Arrival, arrivals, load_trace, stretched
 from qlm_load.trace import TraceRow
 
 
@@ -187,7 +187,7 @@ def test_the_command_prints_all_keys_and_draws(tmp_path: Path) -> None:
     write_trace(tmp_path, "azure_conv_2023", 600)
     out = tmp_path / "out"
     options = ["--traces", str(tmp_path), "--seeds", "1", "--only", "r2_wait_azure", "--predicted-max", "100", "--processes", "1"]
-    result = CliRunner().invoke(main, ["bench", "estimator", "--json", "--plot", "--out", str(out), *options], catch_exceptions=False)
+    result = CliRunner().invoke(main, ["estimator", "--json", "--plot", "--out", str(out), *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout.splitlines()[-1])
     assert set(document) == {*BY_KEY, "context"}
@@ -197,7 +197,7 @@ def test_the_command_prints_all_keys_and_draws(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_the_trace_is_wrong_use(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "estimator", "--traces", str(tmp_path), "--only", "r2_wait_azure", "--processes", "1"])
+    result = CliRunner().invoke(main, ["estimator", "--traces", str(tmp_path), "--only", "r2_wait_azure", "--processes", "1"])
     assert result.exit_code == 2
     assert "azure_conv_2023" in result.output
 

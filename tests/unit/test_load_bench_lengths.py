@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.estimator.lengths import measure_file, measure_lengths
 
 from qlm_core.errors import ConfigError
-from qlm_load.bench_estimator.lengths import measure_file, measure_lengths
 
 
 def write(path: Path, *, clients: bool, rows: int = 2_500) -> Path:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.planner import exactness, gaps, live, rivals
+from benchmarks.planner.figures import BY_KEY
+from benchmarks.planner.generator import Shape, drawn
+from benchmarks.planner.live import p99
+from benchmarks.planner.live_queue import Size
+from benchmarks.planner.parts import Plan
+from benchmarks.planner.snapshots import GROUP_REQUESTS, snapshots
 from click.testing import CliRunner
 
 from qlm_core.errors import ConfigError
-from qlm_load.__main__ import main
-from qlm_load.bench_planner import exactness, gaps, live, rivals
-from qlm_load.bench_planner.figures import BY_KEY
-from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_load.bench_planner.live import p99
-from qlm_load.bench_planner.live_queue import Size
-from qlm_load.bench_planner.parts import Plan
-from qlm_load.bench_planner.snapshots import GROUP_REQUESTS, snapshots
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_parts_measure(traces: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_document_has_all_keys_and_only_those_asked_for_are_measured() -> None:
-    ran = CliRunner().invoke(main, ["bench", "planner", "--json", "--quick", "--processes", "1", "--only", "late_vs_edf"])
+    ran = CliRunner().invoke(main, ["planner", "--json", "--quick", "--processes", "1", "--only", "late_vs_edf"])
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout.splitlines()[-1])
     assert told.keys() == {*BY_KEY, "context"}
@@ -108,4 +108,4 @@ def test_the_live_part_measures_the_size_that_is_asked_for(monkeypatch: pytest.M
 
 
 def test_a_wrong_key_is_wrong_use() -> None:
-    assert CliRunner().invoke(main, ["bench", "planner", "--only", "nothing"]).exit_code == 2
+    assert CliRunner().invoke(main, ["planner", "--only", "nothing"]).exit_code == 2

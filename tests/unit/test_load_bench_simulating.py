@@ -7,13 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-
-from qlm_agent.config import AgentConfig
-from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
-from qlm_core.profile import ProfileSnapshot
-from qlm_load.bench_agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent
-from qlm_load.bench_agent.model_config import INSTANCE, QUEUE
-from qlm_load.bench_agent.simulating import (
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, SEATS, MeasuredAgent
+from benchmarks.agent.model_config import INSTANCE, QUEUE
+from benchmarks.agent.simulating import (
     OVERLOAD,
     SHIFT_MAX_S,
     Ask,
@@ -27,6 +23,10 @@ from qlm_load.bench_agent.simulating import (
     side,
     workload,
 )
+
+from qlm_agent.config import AgentConfig
+from qlm_core.hardware_profile import ORIGIN_MEASURED, HardwareProfile
+from qlm_core.profile import ProfileSnapshot
 
 ROW = HardwareProfile(
     gpu="CPU",

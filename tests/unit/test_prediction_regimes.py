@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.estimator.follower import Follower
+from benchmarks.estimator.scores import Floats
+from benchmarks.estimator.single import ARRIVALS_APART, LOAD, facts, models, spec
+from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
+from benchmarks.estimator.workloads import MODEL, SLO, Arrival, arrivals, stretched
 
 from qlm_core.group import prompt_class, slo_class
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import WorkloadProfile
 from qlm_estimator.lengths.classes import LengthLearner
-from qlm_load.bench_estimator.follower import Follower
-from qlm_load.bench_estimator.scores import Floats
-from qlm_load.bench_estimator.single import ARRIVALS_APART, LOAD, facts, models, spec
-from qlm_load.bench_estimator.truth import Happened, Kind, TrueInstance, happenings
-from qlm_load.bench_estimator.workloads import MODEL, SLO, Arrival, arrivals, stretched
 from qlm_load.trace import TraceRow
 
 REQUESTS = 1_500

@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.agent import measured_cluster
 from click.testing import CliRunner
 
-from qlm_load.__main__ import main
-from qlm_load.bench_agent import measured_cluster
 from vllm_nursery import QuickTemplate
 
 PARTS = ("throughput_ratio", "resume_equal", "swap_ms")
 
 
 def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("qlm_agent.vllm.engine", "qlm_load.bench_agent.resuming", "qlm_load.bench_agent.model_swap"):
+    for module in ("qlm_agent.vllm.engine", "benchmarks.agent.resuming", "benchmarks.agent.model_swap"):
         monkeypatch.setattr(f"{module}.Template", lambda *arguments: QuickTemplate())
     only = [word for key in PARTS for word in ("--only", key)]
-    ran = CliRunner().invoke(main, ["bench", "agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
+    ran = CliRunner().invoke(main, ["agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
     throughput = found["throughput_ratio"]
@@ -40,7 +40,7 @@ def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tup
     monkeypatch.setattr(measured_cluster, "PROFILE_LIMIT_LEAST_S", 8.0)
     monkeypatch.setattr(measured_cluster, "SERVING_LOAD_LEAST_S", 6.0)
     only = ("--only", "r2_wait")
-    ran = CliRunner().invoke(main, ["bench", "agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
+    ran = CliRunner().invoke(main, ["agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])
     told = found["context"]["parts"]["wait"]

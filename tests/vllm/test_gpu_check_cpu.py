@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.gpu.decoder import SHAPES, Decoder
+from benchmarks.gpu.stopwatch import fitted
+from benchmarks.gpu.torch_timing import measured
 
 from qlm_core.hardware_prior import model_facts
-from qlm_load.gpu_check.decoder import SHAPES, Decoder
-from qlm_load.gpu_check.stopwatch import fitted
-from qlm_load.gpu_check.torch_timing import measured
 
-SCRIPT = Path(__file__).parents[2] / "load" / "gpu_check.sh"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
 TIMEOUT_S = 540.0
 
 

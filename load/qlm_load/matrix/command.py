@@ -13,8 +13,8 @@ import click
 
 from qlm.cli.console import plain_console
 from qlm_core.errors import ConfigError
-from qlm_load.bench.parts import Progress
 from qlm_load.comparison import NAMES
+from qlm_load.progress import Progress
 from qlm_process.config import parse_override
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from benchmarks.planner.generator import Shape, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_problems import by_hand, problems
-from qlm_load.bench_planner.generator import Shape, drawn
 from qlm_planner.search import Orders, Problem, Solution, construct, evaluate, group_lateness, improve, solve
 from qlm_planner.search.group_cost import probability_and_excess
 from slow_evaluator import cheapest, slow_cost, valid

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pyomo.environ as pyo
 import pytest
+from benchmarks.planner.enumeration import enumerated
+from benchmarks.planner.generator import Shape, drawn
+from benchmarks.planner.printed import printed_optimum
 from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
 from qlm_core.errors import ConfigError
-from qlm_load.bench_planner.enumeration import enumerated
-from qlm_load.bench_planner.generator import Shape, drawn
-from qlm_load.bench_planner.printed import printed_optimum
 from qlm_planner.exact import (
     ExactError,
     NoOrders,

@@ -1,0 +1,108 @@
+"""Tokens a second at saturation: an agent that pulls from its virtual queue, over vLLM by itself that is handed everything at once.
+
+Both have the same settings of vLLM, and each pair the same requests, with prompts never seen before; who goes first changes from pair to
+pair. The agent is the whole of its process: it pulls with lookahead 0, and every token is stored in the queue. Its time is from the
+placement of the group to the end of its last request as the queue tells it; vLLM's from the first request handed over to the last token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.agent.bare_engine import BareEngine
+from benchmarks.agent.intervals import LEVEL, ratio_of_pairs
+from benchmarks.agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
+from benchmarks.agent.own_agent import Asked, OwnAgent, own_agent
+from benchmarks.agent.parts import Plan
+from benchmarks.agent.stepped_engine import EnginePlan
+from benchmarks.figures import Values
+from benchmarks.parts import Measured
+
+SEATS = 16
+REQUESTS = 64
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = (40, 120)
+PAIRS = 12
+CONTEXT_TOKENS = 1024
+KV_GB = 0.5
+MODEL = "m"
+
+
+def measure(plan: Plan) -> Measured:
+    rates = run_quietly(_rates(plan))
+    ours, theirs = [agent for agent, _ in rates], [bare for _, bare in rates]
+    ratio = ratio_of_pairs(ours, theirs)
+    plan.say(f"throughput: {ratio.value:.3f} of vLLM by itself ({ratio.low:.3f} to {ratio.high:.3f})")
+    values: Values = {"throughput_ratio": {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}}
+    details: dict[str, object] = {
+        "pairs": len(rates),
+        "interval": f"Student's t on the logarithms of the pairs' ratios, {LEVEL:.0%}",
+        "ratio": asdict(ratio),
+        "agent_tokens_per_s": {**spread(ours), "max": max(ours)},
+        "vllm_tokens_per_s": {**spread(theirs), "max": max(theirs)},
+        "ratios": [round(own / other, 4) for own, other in rates],
+        "requests": plan.some(REQUESTS),
+        "seats": SEATS,
+        "lookahead_requests": 0,
+        "prompt_tokens": PROMPT_TOKENS,
+        "output_tokens": OUTPUT_TOKENS,
+    }
+    return Measured(values=values, details=details)
+
+
+async def _rates(plan: Plan) -> list[tuple[float, float]]:
+    """Tokens a second of both, by pair."""
+    config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
+    bare = BareEngine(
+        EnginePlan(
+            model=plan.model,
+            dtype=plan.dtype,
+            seats=SEATS,
+            context_tokens=CONTEXT_TOKENS,
+            gpu_kv_bytes=round(KV_GB * 1e9),
+            scheduler="fcfs",
+        )
+    )
+    with TemporaryDirectory(prefix="qlm-bench-queue-") as scratch:
+        try:
+            async with own_agent(config, Path(scratch)) as agent:
+                await asyncio.to_thread(bare.start)
+                return await _in_turns(plan, agent, bare)
+        finally:
+            await asyncio.to_thread(bare.stop)
+
+
+async def _in_turns(plan: Plan, agent: OwnAgent, bare: BareEngine) -> list[tuple[float, float]]:
+    dice = random.Random(plan.seed)
+    vocabulary = vocabulary_of(plan.model)
+    rates: list[tuple[float, float]] = []
+    for pair in range(-1, plan.some(PAIRS)):  # the first is a warm-up
+        asked = [
+            Asked(prompt=made_up_prompt(vocabulary, 1_000 * (pair + 2) + number, PROMPT_TOKENS), output_tokens=dice.randint(*OUTPUT_TOKENS))
+            for number in range(plan.some(REQUESTS))
+        ]
+        tokens = sum(each.output_tokens for each in asked)
+        if pair % 2:
+            bare_s = await asyncio.to_thread(bare.seconds_for, asked)
+            agent_s = await _agent_s(agent, asked)
+        else:
+            agent_s = await _agent_s(agent, asked)
+            bare_s = await asyncio.to_thread(bare.seconds_for, asked)
+        plan.say(f"throughput, pair {pair + 1}: {tokens / agent_s:.0f} tokens/s pulled, {tokens / bare_s:.0f} by itself")
+        if pair >= 0:
+            rates.append((tokens / agent_s, tokens / bare_s))
+    return rates
+
+
+async def _agent_s(agent: OwnAgent, asked: list[Asked]) -> float:
+    group = await agent.accept(MODEL, asked)
+    await agent.read_events()
+    began_s = time.perf_counter()
+    await agent.place(MODEL, group)
+    await agent.until_ended(len(group))
+    return time.perf_counter() - began_s

@@ -1,0 +1,199 @@
+"""The list of checks: what each runs, what it needs, and how it is judged. Each is a process of its own with a log and a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.gpu.host import Host
+
+LOG_END_CHARACTERS = 300
+NO_TESTS = 5
+"""pytest's exit code where it collected none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """`command`: after the interpreter. `needs`: the reason why it cannot run on this host; "" where it can. `tells`: its last line on
+    stdout is a JSON object. `judge`: a reason why what it told is a failure, "" for none."""
+
+    name: str
+    command: tuple[str, ...]
+    needs: Callable[[Host], str]
+    limit_s: float
+    tells: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    judge: Callable[[Any], str] = lambda told: ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`status`: passed, failed or skipped; `why`: the reason of the latter two."""
+
+    name: str
+    status: str
+    why: str
+    took_s: float
+    told: Any = None
+
+
+def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
+    """All of them; `model`: a folder for those that serve one, None for a tiny one of noise. `small`: a dry run."""
+    quick = ("--quick",) if small else ()
+    served = () if model is None else ("--model", str(model))
+    judge = memory_given_back if device == "cuda" else lambda told: ""
+    timing = ("--shape", "tiny", "--dtype", "float32", "--small") if small else ()
+    tests = ("-m", "pytest", "-q", "-o", "timeout=600", "-p", "no:cacheprovider")
+    return (
+        Check(
+            name="torch_timing",
+            command=("-m", "benchmarks.gpu.torch_timing", "--device", device, *timing),
+            needs=_torch,
+            limit_s=900.0,
+        ),
+        *(
+            Check(
+                name=name,
+                command=(*tests, "tests/conformance/engine"),
+                needs=_vllm_and_pytest,
+                limit_s=3_600.0,
+                tells=False,
+                environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": engine, "QLM_TEST_VLLM_DEVICE": device},
+            )
+            for name, engine in (("conformance", "vllm"), ("conformance_async", "vllm_async"))
+        ),
+        *(
+            Check(
+                name=name,
+                command=("-m", "benchmarks.gpu.engine_check", "--device", device, "--runner", runner, *served),
+                needs=_vllm,
+                limit_s=1_200.0,
+                judge=judge,
+            )
+            for name, runner in (("sleep_levels", "in_process"), ("sleep_levels_async", "async"))
+        ),
+        Check(
+            name="sleeping_servers",
+            command=("-m", "benchmarks.gpu.server_check", "--device", device, *served),
+            needs=_vllm,
+            limit_s=1_800.0,
+            judge=judge,
+        ),
+        Check(
+            name="bench_agent",
+            command=("-m", "benchmarks", "agent", "--json", "--device", device, *quick, *served),
+            needs=_vllm,
+            limit_s=3_600.0,
+        ),
+        Check(
+            name="tensor_parallel",
+            command=("-m", "benchmarks.gpu.engine_check", "--device", device, "--n-gpu", "2", *served),
+            needs=_two_gpus,
+            limit_s=1_200.0,
+            judge=judge,
+        ),
+    )
+
+
+def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Outcome:
+    """Runs it, unless it cannot, and keeps its log and what it told in `out`."""
+    began_s = time.monotonic()
+    why = check.needs(host)
+    if why:
+        return Outcome(name=check.name, status="skipped", why=why, took_s=0.0)
+    paths = [str(ROOT / each) for each in ("src", "load", "services/gateway", "services/planner", "services/estimator", "services/agent")]
+    environment = {**os.environ, **check.environment, "PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests/support")])}
+    log = out / f"{check.name}.log"
+    answer = out / f"{check.name}.out"
+    with log.open("wb") as errors, answer.open("wb") as said:
+        process = subprocess.Popen(
+            [python, *check.command],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=errors,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(check.limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # what it left behind too: that would hold memory of the GPU
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    took_s = time.monotonic() - began_s
+    told, why = _told(check, answer)
+    if code is None:
+        why = f"not done after {check.limit_s:g} s"
+    elif code:
+        why = f"exit code {code}: {_end(log) or _end(answer)}"
+    elif not why:
+        why = check.judge(told)
+    if code != 0 and not isinstance(told, dict):
+        told = None  # a bench of which a part failed tells the others in an object; this was something else
+    if told is not None:
+        (out / f"{check.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return Outcome(name=check.name, status="failed" if why else "passed", why=why, took_s=took_s, told=told)
+
+
+def memory_given_back(told: Mapping[str, Any]) -> str:
+    """Two models of one size take turns: what is free with one of them active may not shrink from turn to turn, once both had one."""
+    stages: dict[str, list[int]] = {}
+    for event in told["events"]:
+        if event["settled"]:
+            stages.setdefault(event["stage"], []).append(event["free_bytes"])
+    for stage, free in stages.items():
+        lost = max(free) - min(free)
+        if lost > 0.1 * max(free):
+            return f"{lost:,} bytes of device memory were lost from swap to swap ({stage})"
+    return ""
+
+
+def _told(check: Check, answer: Path) -> tuple[Any, str]:
+    if not check.tells:
+        return None, ""
+    lines = answer.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    try:
+        return json.loads(lines[-1]), ""
+    except (IndexError, ValueError):
+        return None, f"its last line is no JSON object: {lines[-1][:LOG_END_CHARACTERS] if lines else 'nothing'}"
+
+
+def _end(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][-LOG_END_CHARACTERS:] if lines else ""
+
+
+# What a check needs ---------------------------------------------------------------------------------------------------
+
+
+def _torch(host: Host) -> str:
+    return "" if host.torch else "PyTorch is not installed"
+
+
+def _vllm(host: Host) -> str:
+    return _torch(host) or ("" if host.vllm else "vLLM is not installed (benchmarks/gpu_check.sh --install)")
+
+
+def _vllm_and_pytest(host: Host) -> str:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis") if find_spec(name) is None]
+    return _vllm(host) or (f"not installed: {', '.join(missing)}" if missing else "")
+
+
+def _two_gpus(host: Host) -> str:
+    return _vllm(host) or ("" if host.torch_gpus > 1 else f"needs two GPUs, there are {host.torch_gpus}")

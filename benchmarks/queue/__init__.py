@@ -1,0 +1,1 @@
+"""`python -m benchmarks queue`: what the live system costs, measured with real processes and tracing on."""

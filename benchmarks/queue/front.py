@@ -1,0 +1,179 @@
+"""The parts in front of the engine: accepts, latency added to a request, and fan-out of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.queue.live import GPU, CpuMeter, LiveCluster, Shape
+from benchmarks.queue.prompts import PROFILE
+from benchmarks.queue.run import Bench
+from benchmarks.queue.schedule import summary_ms
+from benchmarks.queue.span_sink import Times
+from benchmarks.queue.worker import Report, run_worker
+from qlm_core.errors import Unavailable
+from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_process.queue_connection import open_queue
+from qlm_process.settings import QueueSettings
+
+IN_FLIGHT = 32
+PROMPT_TOKENS = 64
+FAR_SLO_S = 3_600.0
+"""So far away that no miss is predicted: the planner places, and has no reason to order anew."""
+NEAR_SLO_S = 20.0
+RATES_PER_S = (200, 400)
+SPANS_TIMEOUT_S = 20.0
+WITH_SPANS_MIN = 0.95
+"""Share of the requests whose engine time must be known."""
+STREAMS = 200
+STEPS_PER_S = 100.0
+"""Decode steps of the fan-out's engine, each a token on every stream: 20,000 tokens a second offered."""
+ENGINE_FAST = 4.0
+"""Time scale of the engine under the latency part: steps of 2 ms, so that its own time, which is taken off, is short and exact."""
+
+START, END = 0, 1
+Leg = tuple[tuple[str, int], tuple[str, int]]
+ENGINE_LEG: Leg = (("qlm.prefill", START), ("qlm.decode", END))
+LEGS: Mapping[str, Leg] = {
+    "gateway accepts": (("qlm.gateway.accept", START), ("qlm.gateway.accept", END)),
+    "planner places": (("qlm.gateway.accept", END), ("qlm.placement", END)),
+    "agent pulls": (("qlm.placement", END), ("qlm.pull", END)),
+    "engine admits": (("qlm.pull", END), ("qlm.prefill", START)),
+    "engine runs": ENGINE_LEG,
+    "agent hears": (("qlm.decode", END), ("qlm.complete", START)),
+    "agent completes": (("qlm.complete", START), ("qlm.complete", END)),
+}
+"""The way of a request, by the spans of its trace; the rest of the client's time is on the way from it and, after the completion, to it.
+Processes estimate the server's clock, to a fraction of a millisecond."""
+SPANS = frozenset(name for leg in LEGS.values() for name, _ in leg)
+
+
+async def measure_accepts(bench: Bench) -> None:
+    """Unary Submit, closed loop, IN_FLIGHT at a time, beside a planner that places and an instance that serves at its real pace. An accept
+    counts when its answer came; the queue's own acceptance counter must have grown by as many, and all ids must differ."""
+    for durability, key in (("process", "accepts_per_s"), ("disk", "accepts_per_s_disk")):
+        bench.say(f"accepts: durability {durability}, {IN_FLIGHT} in flight for {bench.sizes.accepts_s:g} s")
+        shape = Shape(durability=durability)
+        async with LiveCluster(bench.out / f"accepts-{durability}", shape, bench.seed, bench.collector) as live:
+            meter = CpuMeter(live)
+            settings = {
+                **_requests(bench, f"accepts-{durability}", output_tokens=256, slo_s=FAR_SLO_S),
+                "address": live.gateway,
+                "in_flight": IN_FLIGHT,
+                "seconds": bench.sizes.accepts_s,
+            }
+            report = await run_worker("accepts", settings, meter.on_event)
+            report["counted_by_the_queue"] = await _accepted_count(live)
+        if not report["counted_by_the_queue"] == report["accepted_in_all"] == report["queue_ids"]:
+            raise Unavailable(f"accepts at the client and in the queue differ: {report}")
+        bench.values[key] = round(report["accepted"] / bench.sizes.accepts_s, 1)
+        bench.details[f"accepts_{durability}"] = {**report, **meter.summary(report["accepted"])}
+
+
+async def measure_added(bench: Bench) -> None:
+    """Generate at Poisson times, 16-token answers. Added is from when a request was due to its last token at the client, less what the
+    engine had it, from the start of its prefill to its last token, as the spans of its trace say."""
+    p50: dict[str, float | int | None] = {}
+    p99: dict[str, float | int | None] = {}
+    shape = Shape(time_scale=ENGINE_FAST)
+    async with LiveCluster(bench.out / "added", shape, bench.seed, bench.collector) as live, bench.collector.following():
+        await _warm_up(bench, live, "added-warmup")
+        for rate_per_s in RATES_PER_S:
+            bench.say(f"added latency: {rate_per_s} requests/s for {bench.sizes.added_s:g} s")
+            meter = CpuMeter(live)
+            settings = {
+                **_requests(bench, f"added-{rate_per_s}", output_tokens=16, slo_s=NEAR_SLO_S),
+                "address": live.gateway,
+                "rate_per_s": rate_per_s,
+                "seconds": bench.sizes.added_s,
+            }
+            report = await run_worker("open_loop", settings, meter.on_event)
+            if report["errors"] or len(report["ended"]) < report["requests"]:
+                raise Unavailable(f"only {len(report['ended'])} of {report['requests']} requests ended: {report['errors']}")
+            added_s = await _less_engine(bench, report)
+            summary = summary_ms(added_s)
+            p50[f"at_{rate_per_s}"], p99[f"at_{rate_per_s}"] = summary["p50"], summary["p99"]
+            bench.details[f"added_{rate_per_s}"] = {**report, "added_ms": summary, **meter.summary(report["requests"])}
+    bench.values |= {"added_p50_ms": p50, "added_p99_ms": p99}
+
+
+async def _less_engine(bench: Bench, report: Report) -> list[float]:
+    """Seconds added to each request. Takes the requests out of the report, and puts where their time went into it."""
+    ended: dict[str, float] = dict(report.pop("ended"))
+    times = await bench.collector.times(ended, SPANS, SPANS_TIMEOUT_S)
+    if len(times) < WITH_SPANS_MIN * len(ended):
+        raise Unavailable(f"the spans of only {len(times)} of {len(ended)} requests came")
+    engine_s = {each: leg_s(spans, ENGINE_LEG) for each, spans in times.items()}
+    report["with_spans"] = len(times)
+    report["engine_ms"] = summary_ms(list(engine_s.values()))
+    report["legs_ms"] = {name: summary_ms([leg_s(spans, leg) for spans in times.values()]) for name, leg in LEGS.items()}
+    return [ended[each] - own_s for each, own_s in engine_s.items()]
+
+
+def leg_s(spans: Times, leg: Leg) -> float:
+    """Seconds from one end of a span to one of another."""
+    (first, first_end), (last, last_end) = leg
+    return spans[last][last_end] - spans[first][first_end]
+
+
+async def measure_fanout(bench: Bench) -> None:
+    """STREAMS answers at a time from one agent that holds no output back, at a little more than what is asked for. A message counts once,
+    however many tokens it carries."""
+    bench.say(f"fan-out: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
+    seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
+    output_tokens = round(STEPS_PER_S * (seconds + 10.0))
+    (profile,) = (row for row in shipped_snapshot().hardware if (row.gpu, row.n_gpu, row.model, row.instance) == (GPU, 1, PROFILE, ""))
+    step_s = profile.decode_step_s(STREAMS, STREAMS * (PROMPT_TOKENS + STEPS_PER_S * seconds / 2))
+    shape = Shape(
+        time_scale=step_s * STEPS_PER_S,
+        agent={"coalesce_s": 0.0, "batch_max": STREAMS},
+        simulated={"tell_every_s": 0.001},
+    )
+    async with LiveCluster(bench.out / "fanout", shape, bench.seed, bench.collector) as live:
+        await _warm_up(bench, live, "fanout-warmup")
+        meter = CpuMeter(live)
+        settings = {
+            **_requests(bench, "fanout", output_tokens=output_tokens, slo_s=FAR_SLO_S),
+            "address": live.gateway,
+            "streams": STREAMS,
+            "seconds": bench.sizes.fanout_s,
+        }
+        report = await run_worker("fanout", settings, meter.on_event)
+    if report["broken"] or report["streams"] < STREAMS:
+        raise Unavailable(f"streams broke off or ended before the time: {report}")
+    report["offered_per_s"] = STREAMS * STEPS_PER_S
+    report["tokens_per_message"] = round(report["tokens"] / max(1, report["messages"]), 3)
+    bench.values["fanout_tokens_per_s"] = round(report["messages"] / report["seconds"], 1)
+    bench.values["itl_p99_ms"] = report["itl_ms"]["p99"]
+    bench.details["fanout"] = {**report, **meter.summary(report["messages"])}
+
+
+async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
+    """A few requests, so that the model is loaded and every path was gone once."""
+    settings = {
+        **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
+        "address": live.gateway,
+        "rate_per_s": 50.0,
+        "seconds": bench.sizes.warmup_s,
+    }
+    await run_worker("open_loop", {**settings, "warmup_s": 0.0})
+
+
+def _requests(bench: Bench, run_id: str, *, output_tokens: int, slo_s: float) -> dict[str, object]:
+    return {
+        "seed": bench.seed,
+        "run_id": run_id,
+        "prompt_tokens": PROMPT_TOKENS,
+        "output_tokens": output_tokens,
+        "slo_s": slo_s,
+        "warmup_s": bench.sizes.warmup_s,
+    }
+
+
+async def _accepted_count(live: LiveCluster) -> int:
+    """The queue's acceptance counter."""
+    queue = open_queue(QueueSettings(name=live.state.queue, url=live.state.queue_url))
+    await queue.start()
+    try:
+        return (await queue.overview()).accepted_count
+    finally:
+        await queue.stop()

@@ -1,0 +1,124 @@
+"""A cluster of real processes for one part of the bench, traced, and what its processes cost in CPU time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from benchmarks.queue.collector import Collector
+from benchmarks.queue.figures import LEASE_TTL_S
+from benchmarks.queue.prompts import CONTEXT_TOKENS_MAX, MODEL, PROFILE
+from qlm_core.errors import Unavailable
+from qlm_load.cluster import Cluster
+from qlm_process.cluster_state import ClusterState
+
+START_TIMEOUT_S = 60.0
+GPU = "H100-80GB"
+AGENTS = ("h100-0", "h100-1", "h100-2", "h100-3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cluster is made of, besides one gateway and one estimator. `time_scale`: of its simulated engines, which have no hidden bias;
+    `agent`, `simulated`: more settings of them; `up`: of the supervision."""
+
+    agents: int = 1
+    planners: int = 1
+    durability: str = "process"
+    time_scale: float = 1.0
+    agent: Mapping[str, object] = field(default_factory=dict)
+    simulated: Mapping[str, object] = field(default_factory=dict)
+    up: Mapping[str, object] = field(default_factory=dict)
+
+    def config(self, seed: int) -> dict[str, object]:
+        """The configuration file's content."""
+        simulated = {"time_scale": self.time_scale, "seed": seed, "bias_max": 0.0, **self.simulated}
+        return {
+            "queue": {"name": "bench", "durability": self.durability, "lease_ttl_s": LEASE_TTL_S},
+            "models": [{"name": MODEL, "profile": PROFILE, "context_tokens_max": CONTEXT_TOKENS_MAX}],
+            "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0"}],
+            # What is left at the end of a part is of no interest.
+            "gateway": {"drain_grace_s": 0.1},
+            "planners": [{"name": f"planner-{number}"} for number in range(self.planners)],
+            "agents": [{"name": name, "gpu": GPU, "n_gpu": 1, "models": [MODEL]} for name in AGENTS[: self.agents]],
+            "agent": {"drain_finish_s": 0.0, **self.agent, "simulated": simulated},
+            "up": dict(self.up),
+        }
+
+
+class LiveCluster:
+    """A running cluster; an asynchronous context manager, which stops it in order. `state`: as it was when all served."""
+
+    def __init__(self, folder: Path, shape: Shape, seed: int, collector: Collector) -> None:
+        """`folder` takes its configuration, state and logs."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "cluster.yaml"
+        path.write_text(yaml.safe_dump(shape.config(seed), sort_keys=False), encoding="utf-8")
+        self._cluster = Cluster(folder, str(path), {}, collector.environment)
+        self.state: ClusterState
+
+    async def __aenter__(self) -> LiveCluster:
+        try:
+            self.state = await self._cluster.start(START_TIMEOUT_S)
+        except BaseException:
+            await self._cluster.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cluster.stop()
+
+    @property
+    def gateway(self) -> str:
+        """Address of the gateway."""
+        return self.state.of("gateway")[0].address
+
+    def now(self) -> ClusterState:
+        """Its processes now. Raises Unavailable where `qlm up` is gone."""
+        state = self._cluster.state()
+        if state is None:
+            raise Unavailable(f"`qlm up` ended; see {self._cluster.log_path}")
+        return state
+
+
+class CpuMeter:
+    """CPU time of processes between "begin" and "end", which a worker tells."""
+
+    def __init__(self, live: LiveCluster) -> None:
+        self._pids = {process.name: process.pid for process in live.state.processes}
+        self._begin: tuple[float, dict[str, float]] = (0.0, {})
+        self._end: tuple[float, dict[str, float]] = (0.0, {})
+
+    def on_event(self, event: str) -> None:
+        """Reads the clocks of all processes at "begin" and at "end"."""
+        reading = (time.monotonic(), {name: cpu_s(pid) for name, pid in self._pids.items()})
+        if event == "begin":
+            self._begin = reading
+        elif event == "end":
+            self._end = reading
+
+    def summary(self, count: int) -> dict[str, object]:
+        """Cores that each process kept busy (those below 0.01 left out), and microseconds of CPU time for each of `count` things done: the
+        latter hardly depends on what else the machine does."""
+        seconds = max(self._end[0] - self._begin[0], 1e-9)
+        used_s = {name: self._end[1].get(name, 0.0) - self._begin[1].get(name, 0.0) for name in self._pids}
+        cores = {name: round(each_s / seconds, 2) for name, each_s in used_s.items()}
+        return {
+            "cores": {name: share for name, share in cores.items() if share >= 0.01},
+            "cpu_us_each": {name: round(used_s[name] * 1e6 / max(1, count), 1) for name, share in cores.items() if share >= 0.01},
+        }
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far, 0 for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

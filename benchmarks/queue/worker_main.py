@@ -1,0 +1,33 @@
+"""`python -m benchmarks.queue.worker_main KIND`: one load generator (see `worker`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import uvloop
+
+from benchmarks.queue.accept_worker import accepts
+from benchmarks.queue.pull_worker import pulls
+from benchmarks.queue.stream_worker import fanout, open_loop
+from benchmarks.queue.worker import Report, Settings, tell
+
+KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
+    "accepts": accepts,
+    "open_loop": open_loop,
+    "fanout": fanout,
+    "pulls": pulls,
+}
+
+
+async def main() -> None:
+    report = await KINDS[sys.argv[1]](json.loads(sys.stdin.readline()))
+    tell("report", **report, client_cpu_s=round(time.process_time(), 2))
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
