@@ -20,8 +20,8 @@ from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.worker import Report, run_worker
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
-from qlm.cli.console import plain_console
 from qlm.internal.v1 import events_pb2
+from qlm_cli.console import plain_console
 from qlm_core.errors import Unavailable
 from qlm_load.campaign import Assault, run_campaign
 from qlm_load.cluster import serving_pids

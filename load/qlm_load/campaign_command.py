@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.campaign import OVERRIDES, Assault, print_campaign, run_campaign
 from qlm_load.interruptible import run_interruptible

@@ -40,7 +40,7 @@ class Cluster:
         with self.log_path.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "qlm.cli", *self._arguments),
+                *("-m", "qlm_cli", *self._arguments),
                 env={**os.environ, **self._environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

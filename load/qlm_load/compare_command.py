@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_load.comparison import NAMES, PolicyRun, print_policies
 from qlm_load.simulations import NoRun, simulated_runs
 from qlm_load.workload_options import Choice, workload_options

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import QlmError
 from qlm_load.chaos import Role
 from qlm_load.comparison import CAPTION, NOTE, PolicyRun, live_run, print_comparison

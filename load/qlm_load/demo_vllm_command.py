@@ -14,7 +14,7 @@ import click
 import yaml
 from rich.console import Console
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.comparison import LIVE_CAPTION, PolicyRun, live_run, print_comparison
 from qlm_load.demo import Outcome, draw_outcome, print_outcome, run_demo, write_summary
@@ -104,10 +104,10 @@ def demo_vllm(
 
 def _cluster_file(console: Console, out: Path, folder: Path, models: tuple[str, ...]) -> str:
     """The configuration of the demo that comes with QLM, with these models, which are made where they are missing. Its path."""
-    from qlm.cli.models.found_model import read_model  # late: the makers load PyTorch
-    from qlm.cli.models.model_folder import ModelNotMade
-    from qlm.cli.models.random_llama import make_random_model
-    from qlm.cli.models.smollm2 import make_smollm2
+    from qlm_cli.models.found_model import read_model  # late: the makers load PyTorch
+    from qlm_cli.models.model_folder import ModelNotMade
+    from qlm_cli.models.random_llama import make_random_model
+    from qlm_cli.models.smollm2 import make_smollm2
 
     for name in models:
         if (folder / name).exists():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from qlm.cli.console import plain_console
-from qlm.cli.options import address_option, tenant_option
+from qlm_cli.console import plain_console
+from qlm_cli.options import address_option, tenant_option
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.against import run_replay, served_models
 from qlm_load.azure_shape import TRACE_RATE_PER_S

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm.cli import metrics_reference, settings_reference
+from qlm_cli import metrics_reference, settings_reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

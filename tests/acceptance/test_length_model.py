@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import qlm
 from qlm.api.v1.estimator_pb2 import GetProfilesRequest
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
-from qlm.cli.root import root
+from qlm_cli.root import root
 from qlm_core.length_features import LengthFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE

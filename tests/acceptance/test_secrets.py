@@ -59,7 +59,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "qlm.cli", *arguments],
+        [sys.executable, "-m", "qlm_cli", *arguments],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,

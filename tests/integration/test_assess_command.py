@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner, Result
 
-from qlm.cli.root import root
+from qlm_cli.root import root
 from qlm_queue.embedded import EmbeddedServer
 from qlm_queue.redis_queue import RedisQueue
 

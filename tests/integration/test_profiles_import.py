@@ -19,8 +19,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
-from qlm.cli.root import root
 from qlm.wire_errors import from_rpc_error
+from qlm_cli.root import root
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.errors import InvalidRequest, PreconditionFailed, QlmError
 from qlm_core.hardware_profile import HardwareProfile

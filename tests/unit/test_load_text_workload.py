@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qlm.cli.models import needed_packages
 from qlm.values import RequestState, Result, Timing
+from qlm_cli.models import needed_packages
 from qlm_core.errors import ConfigError
 from qlm_load import demo_vllm_command
 from qlm_load.__main__ import main

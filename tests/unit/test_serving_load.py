@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm.cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 from qlm_agent.config import AgentSettings
+from qlm_cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
