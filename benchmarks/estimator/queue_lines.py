@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qlm_agent.runs import Run
+from qlm_agent.decisions.runs import Run
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_model import LengthGuess

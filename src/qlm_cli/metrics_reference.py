@@ -22,7 +22,7 @@ SERVICES: tuple[tuple[str, str, str], ...] = (
     ("gateway", "qlm_gateway.metrics", "GatewayMetrics"),
     ("planner", "qlm_planner.shell.metrics", "PlannerMetrics"),
     ("estimator", "qlm_estimator.metrics", "EstimatorMetrics"),
-    ("agent", "qlm_agent.telemetry", "AgentMetrics"),
+    ("agent", "qlm_agent.telemetry.metrics", "AgentMetrics"),
 )
 """Service, module and class."""
 

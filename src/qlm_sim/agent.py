@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from qlm.internal.v1 import events_pb2
 from qlm_agent.config import AgentSettings, ServedModel, instance_facts, machine_settings, simulated_limits, simulated_models
-from qlm_agent.control import control_events
-from qlm_agent.effects import (
+from qlm_agent.decisions.effects import (
     Complete,
     Deregister,
     Describe,
@@ -24,16 +23,17 @@ from qlm_agent.effects import (
     Register,
     Stop,
 )
-from qlm_agent.engine_driver import EngineDriver, EngineEffect
-from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
-from qlm_agent.held_run import HeldRun
-from qlm_agent.machine import AgentMachine
-from qlm_agent.reporting import GATHER_S, Reporter
-from qlm_agent.running_report import running_report
-from qlm_agent.server_calls import ServerCalls, ServerEffect
-from qlm_agent.simulated.core import SimulatedCore
-from qlm_agent.telemetry import AgentTelemetry
+from qlm_agent.decisions.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.delivery.held_run import HeldRun
+from qlm_agent.engines.driver import EngineDriver, EngineEffect
+from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.simulated.core import SimulatedCore
+from qlm_agent.shell.control import control_events
+from qlm_agent.shell.reports import GATHER_S, Reporter
+from qlm_agent.shell.running_report import running_report
+from qlm_agent.shell.server_calls import ServerCalls, ServerEffect
+from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported

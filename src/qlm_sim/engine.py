@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from qlm_agent.engine import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier
-from qlm_agent.simulated.core import SimulatedCore
-from qlm_agent.simulated.operations import OperationEnded
-from qlm_agent.simulated.timing import InstanceNoise
+from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier
+from qlm_agent.engines.simulated.core import SimulatedCore
+from qlm_agent.engines.simulated.operations import OperationEnded
+from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_sim.chance import Chance
 from qlm_sim.process import Process, Task, suspend
 
@@ -23,8 +23,8 @@ class Straggler(InstanceNoise):
 
 
 class VirtualEngine:
-    """See `qlm_agent.engine.Engine`; `tell` is given outputs as they come. `wake_min_s`: least time between two looks at the core: what
-    happens meanwhile happens at its own time, and is told together. `breaks`: probability that an output is a failure instead."""
+    """See `qlm_agent.engines.port.Engine`; `tell` is called with outputs. `wake_min_s`: least time between two polls of the core: outputs
+    between them keep their own times, and are reported together. `breaks`: probability that an output is a failure instead."""
 
     def __init__(
         self,

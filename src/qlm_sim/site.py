@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import TracerProvider
 
-from qlm_agent.telemetry import AgentMetrics
+from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_gateway.metrics import GatewayMetrics

@@ -16,7 +16,7 @@ from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm.values import TokenLogprobs
-from qlm_agent.logprobs import record
+from qlm_agent.delivery.logprobs import record
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.request import RequestState
 from qlm_gateway.config import GatewayConfig

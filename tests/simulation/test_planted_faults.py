@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlm_agent.engine import EngineOutput
-from qlm_agent.events import CallLost
-from qlm_agent.machine import AgentMachine
-from qlm_agent.simulated.core import SimulatedCore
-from qlm_agent.simulated.sequences import Progress
+from qlm_agent.decisions.events import CallLost
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.engines.port import EngineOutput
+from qlm_agent.engines.simulated.core import SimulatedCore
+from qlm_agent.engines.simulated.sequences import Progress
 from qlm_core.request import RequestKey, RequestState
 from qlm_planner.board.sweeps import Sweeps
 from qlm_queue import memory_planning
