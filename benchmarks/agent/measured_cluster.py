@@ -31,10 +31,10 @@ from qlm_cli.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, me
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_load.cluster import Cluster
+from qlm_load.demo.cluster import Cluster
 from qlm_planner import search
-from qlm_process import profile_wire
 from qlm_process.profile_file import parse_profiles
+from qlm_process.wire import profile as profile_wire
 
 MODEL = "m"
 SEATS = 8

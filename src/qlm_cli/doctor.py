@@ -13,12 +13,12 @@ import redis.asyncio as redis
 from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.config import UpConfig
 from qlm_core.errors import ConfigError
-from qlm_process.cluster_state import ClusterStateFile
+from qlm_process.cluster.state import ClusterStateFile
 from qlm_process.config import load_config
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.settings import QueueSettings
 from qlm_queue.damage import Damage
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
 
 EXIT_DAMAGED = 1

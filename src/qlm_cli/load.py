@@ -11,6 +11,6 @@ from qlm_cli.services import PASS_ON
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def load(arguments: tuple[str, ...]) -> None:
     """Replay a workload against a running cluster and report what came of it."""
-    from qlm_load.replay_command import replay
+    from qlm_load.replay.command import replay
 
     replay.main(args=list(arguments), prog_name="qlm load")

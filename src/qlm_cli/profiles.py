@@ -19,8 +19,8 @@ from qlm_cli.options import address_option
 from qlm_core.errors import InvalidRequest
 from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
-from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
+from qlm_process.wire import profile as profile_wire
 
 CLASSES_SHOWN = 20
 """Classes of requests in the table: those that most is known of."""

@@ -38,7 +38,7 @@ SECTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("agent", "Entries in `agents`, one an instance.", "qlm_agent.config", "AgentSettings"),
     ("telemetry", "Logs and metrics.", "qlm_process.settings", "TelemetrySettings"),
     ("up", "Supervision by `qlm up`.", "qlm_cli.up.config", "UpSection"),
-    ("load", "The run of `make demo`.", "qlm_load.settings", "LoadSection"),
+    ("load", "The run of `make demo`.", "qlm_load.demo.settings", "LoadSection"),
 )
 """Section, what it is, module and class."""
 

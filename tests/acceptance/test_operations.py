@@ -19,8 +19,8 @@ import pytest
 import qlm
 from qlm_cli.options import default_config_path
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
-from qlm_process.cluster_state import ClusterState, ProcessState
-from qlm_queue.embedded import EmbeddedServer
+from qlm_process.cluster.state import ClusterState, ProcessState
+from qlm_queue.embedded.server import EmbeddedServer
 from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import qlm
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster
 

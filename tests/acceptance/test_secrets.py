@@ -16,7 +16,7 @@ import redis
 
 import qlm
 from qlm.errors import QlmError
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until
 from running_text_server import RunningTextServer

@@ -21,8 +21,8 @@ from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.request import RequestState
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.shell import Gateway
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     BATCH_MAX,
     PLANNER_ROLE,

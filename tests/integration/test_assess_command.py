@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qlm_cli.root import root
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 
 from .estimator_rig import A100, Estimator, Rig
 

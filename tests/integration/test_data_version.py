@@ -13,9 +13,9 @@ import redis.asyncio as redis
 from qlm_cli.options import default_config_path
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue.data_version import DATA_VERSION
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 
 NAME = "versioned"
 KEY = Keys(NAME)("version")

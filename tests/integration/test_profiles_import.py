@@ -28,10 +28,10 @@ from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.importing import WAITING_MAX, ImportDesk
-from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .estimator_rig import PATIENCE_S, Estimator, Rig, learned, until

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from qlm_core.errors import ConfigError
-from qlm_process.cluster_state import ClusterState, ClusterStateFile
+from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

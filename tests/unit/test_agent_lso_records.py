@@ -22,7 +22,7 @@ from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_agent.telemetry.operations import Lso, ModelMove
 from qlm_core.errors import Unavailable
 from qlm_core.request import RequestKey
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import BATCH_MAX, Bounds, Pulled
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

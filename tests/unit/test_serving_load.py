@@ -13,7 +13,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster
 from small_cpu_row import ROW

@@ -16,8 +16,8 @@ from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_agent.shell.process import AgentProcess
 from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.request import RequestKey
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, RequestPlacement, StepStatus, TerminalRecord
 from vllm_nursery import QuickTemplate
 

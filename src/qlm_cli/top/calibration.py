@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from qlm_process.cluster_view import CalibrationRowView, CalibrationView
+from qlm_process.cluster.view import CalibrationRowView, CalibrationView
 
 ROWS_SHOWN_MAX = 8
 """Rows of models on GPUs in a frame, most samples first, after the two of all; the others, and those of each depth, are in `--json`."""

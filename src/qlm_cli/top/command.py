@@ -14,8 +14,8 @@ from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
 from qlm_cli.options import address_option
 from qlm_cli.top.frame import frame
-from qlm_process.cluster_observer import ClusterObserver
-from qlm_process.cluster_view import ClusterView
+from qlm_process.cluster.observer import ClusterObserver
+from qlm_process.cluster.view import ClusterView
 
 EXIT_AWAY = 1
 WINDOW_MAX_S = 3600.0

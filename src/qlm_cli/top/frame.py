@@ -14,7 +14,7 @@ from rich.text import Text
 
 from qlm_cli.top.calibration import calibration_table, depth_table
 from qlm_core.request import SloKind
-from qlm_process.cluster_view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
+from qlm_process.cluster.view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
 
 GROUPS_SHOWN_MAX = 6
 """Groups of one virtual queue in a frame; the rest is counted."""

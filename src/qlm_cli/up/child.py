@@ -17,7 +17,7 @@ import structlog
 
 from qlm_cli.up.config import ProcessSpec, UpSection, launcher
 from qlm_core.errors import ConfigError, Unavailable
-from qlm_process.cluster_state import ProcessState
+from qlm_process.cluster.state import ProcessState
 from qlm_process.runner import EXIT_CONFIG
 
 READ_BYTES = 1 << 16

@@ -19,7 +19,7 @@ from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_cli.up.cluster import Cluster
 from qlm_cli.up.config import UpConfig
 from qlm_core.errors import ConfigError, Unavailable
-from qlm_process.cluster_state import ClusterState
+from qlm_process.cluster.state import ClusterState
 from qlm_process.config import load_config
 from qlm_process.logs import configure_logging
 from qlm_process.runner import EXIT_FAILED, EXIT_STOPPED, run_service

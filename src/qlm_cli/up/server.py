@@ -11,9 +11,9 @@ import structlog
 
 from qlm_cli.up.config import UpSection, launcher
 from qlm_core.errors import Unavailable
-from qlm_process.cluster_state import ProcessState
+from qlm_process.cluster.state import ProcessState
 from qlm_process.settings import QueueSettings
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 
 WATCH_EVERY_S = 0.1
 

@@ -22,7 +22,7 @@ from qlm_core.request import RequestKey
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_queue.keys import Keys
 from qlm_queue.port import Queue
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     PLANNER_ROLE,
     Acceptance,

@@ -17,8 +17,8 @@ from qlm_core.errors import InvalidRequest
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_process.chat_wire import chat_from_proto
 from qlm_process.tracing import context_of
+from qlm_process.wire.chat import chat_from_proto
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
 

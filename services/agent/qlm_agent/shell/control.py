@@ -10,7 +10,7 @@ import structlog
 from qlm_agent.decisions.events import Event, Message, Told
 from qlm_agent.delivery.held_run import run_id_of
 from qlm_core.errors import Unavailable
-from qlm_process.lease_keeper import Sleep
+from qlm_process.queue.leases import Sleep
 from qlm_queue.port import Queue
 from qlm_queue.values import ControlKind
 

@@ -16,8 +16,8 @@ from qlm_agent.shell.shell import AgentShell, ShellSettings
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.grpc_server import GrpcServer
-from qlm_process.queue_connection import reach_queue
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.connection import reach_queue
 from qlm_queue.port import Queue
 
 SERVICE_NAME = "qlm.api.v1.Agent"

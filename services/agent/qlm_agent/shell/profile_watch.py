@@ -12,7 +12,7 @@ from qlm_agent.decisions.events import HardwareTold
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import HardwareProfile
-from qlm_process.profile_wire import pair_rows_from_body
+from qlm_process.wire.profile import pair_rows_from_body
 from qlm_queue.port import Queue
 
 LOOK_EVERY_S = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
-from qlm_process.running_wire import RUNS_MAX, GroupRuns, RunsTold
+from qlm_process.wire.running import RUNS_MAX, GroupRuns, RunsTold
 
 
 def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float, token_s: float) -> RunsTold | None:

@@ -17,9 +17,9 @@ from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
-from qlm_process.instance_wire import from_body
-from qlm_process.lease_keeper import LeaseKeeper, new_nonce
-from qlm_process.running_wire import RunsTold, to_body
+from qlm_process.queue.leases import LeaseKeeper, new_nonce
+from qlm_process.wire.instance import from_body
+from qlm_process.wire.running import RunsTold, to_body
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX, Lease, PullBudget, Pulled, RequeueCause, StepStatus
 

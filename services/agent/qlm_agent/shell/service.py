@@ -11,7 +11,7 @@ from qlm.api.v1 import agent_pb2, agent_pb2_grpc, instance_pb2
 from qlm_agent.engines.port import Tier
 from qlm_core.errors import invalid_field
 from qlm_core.instance import InstanceFacts
-from qlm_process.instance_wire import to_proto
+from qlm_process.wire.instance import to_proto
 
 DRAIN_FINISH_MAX_S = 3600.0
 Context = grpc.aio.ServicerContext[Any, Any]

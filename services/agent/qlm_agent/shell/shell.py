@@ -50,7 +50,7 @@ from qlm_agent.shell.server_calls import ServerCalls, ServerEffect
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import LeaseLost, NotFound, PreconditionFailed, Unavailable
 from qlm_core.instance import InstanceFacts
-from qlm_process.lease_keeper import LeaseKeeper
+from qlm_process.queue.leases import LeaseKeeper
 from qlm_queue.port import Queue
 
 

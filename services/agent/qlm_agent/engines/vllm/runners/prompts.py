@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qlm_agent.engines.port import TextPrompt
 from qlm_core.chat import ChatPrompt
-from qlm_process.prompt_encoding import PromptEncoder
+from qlm_process.text.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
 """What a decoder makes of bytes that are no character, or none yet."""
