@@ -36,8 +36,8 @@ protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 		--python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src $(PROTOS)
 
 docs: $(STAMP) ## Write docs/configuration.md and docs/metrics.md from the code
-	$(BIN)/python -m qlm_cli.settings_reference > docs/configuration.md
-	$(BIN)/python -m qlm_cli.metrics_reference > docs/metrics.md
+	$(BIN)/python -m qlm_cli.reference.settings > docs/configuration.md
+	$(BIN)/python -m qlm_cli.reference.metrics > docs/metrics.md
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .

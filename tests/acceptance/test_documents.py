@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_cli import metrics_reference, settings_reference
+from qlm_cli.reference import metrics as metrics_reference
+from qlm_cli.reference import settings as settings_reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

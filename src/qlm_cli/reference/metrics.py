@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the metrics classes: `python -m qlm_cli.metrics_reference > docs/metrics.md`."""
+"""docs/metrics.md, written from the metrics classes: `python -m qlm_cli.reference.metrics > docs/metrics.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the settings classes: `python -m qlm_cli.settings_reference > docs/configuration.md`."""
+"""docs/configuration.md, written from the settings classes: `python -m qlm_cli.reference.settings > docs/configuration.md`."""
 
 from __future__ import annotations
 
