@@ -16,7 +16,8 @@ STATE_FILE = "up.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
     """One process. `service`: "gateway", "planner", "estimator", "agent" or "server" (the embedded server). `address`: "host:port" of its
-    gRPC server once it is known, else "". `http`: a gateway's "http://host:port", where it serves HTTP. `restarts`: how often it was started again. `serving`: it was seen SERVING since its start."""
+    gRPC server once it is known, else "". `http`: "http://host:port" of a gateway that serves HTTP, else "". `restarts`: how often it was
+    started again. `serving`: it was seen SERVING since its start."""
 
     name: str
     service: str

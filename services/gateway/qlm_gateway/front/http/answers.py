@@ -120,6 +120,11 @@ def _compact(document: Mapping[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
+def created_of(accepted: Accepted) -> int:
+    """Seconds since the epoch at which the queue took a request, also of one that has ended since."""
+    return int(accepted.queue_id.partition("-")[0]) // 1000
+
+
 def state_name(state: RequestState.ValueType) -> str:
     return RequestState.Name(state).removeprefix("REQUEST_STATE_").lower()
 
@@ -145,7 +150,7 @@ def accepted_document(accepted: Accepted, model: str) -> dict[str, Any]:
         "object": "qlm.request",
         "state": state_name(accepted.state),
         "model": model,
-        "created": int(accepted.accepted_s),
+        "created": created_of(accepted),
         "position": None if prediction is None else prediction.requests_ahead,
         **_predicted(prediction),
         "paused": accepted.paused,

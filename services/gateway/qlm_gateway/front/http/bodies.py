@@ -128,7 +128,8 @@ def read_body(cls: type[B], body: bytes, *, refuse_unknown: bool) -> B:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max(errors, key=lambda each: len(each["loc"]))  # of a union, the member that got furthest
     if first["type"] == "json_invalid":
         return InvalidRequest("the body is not JSON", details={"field": "", "rule": "JSON"})
     path = ""

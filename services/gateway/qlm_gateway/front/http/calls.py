@@ -38,13 +38,15 @@ class EventId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`requests`: one for each choice, those of a prompt in a row, `choices_per_prompt` of them; the first has the call's id. `keyed`: the
-    client named that id. `resume`: the last event that a client of the stream has."""
+    """`requests`: one for each choice, those of a prompt in a row, `choices_per_prompt` of them; `ids`: theirs, which admission
+    changes in the messages; the first is the call's. `keyed`: the client named it. `resume`: the last event that a client of the stream
+    has."""
 
     chat: bool
     model: str
     request_id: str
     keyed: bool
+    ids: tuple[str, ...]
     requests: tuple[Request, ...]
     choices_per_prompt: int
     enqueue: bool
@@ -73,6 +75,7 @@ def read_call(body: Body, headers: Mapping[str, str], settings: HttpSettings, ne
         model=body.model,
         request_id=request_id,
         keyed=bool(key),
+        ids=tuple(each.request_id for each in requests),
         requests=requests,
         choices_per_prompt=body.n or 1,
         enqueue=_is_enqueued(headers, len(requests), stream=stream),
@@ -168,6 +171,11 @@ def _event_id(text: str, key: str, choices: int) -> EventId:
         found = EventId(request_id=request_id, created=int(created), offsets=tuple(map(int, offsets.split(","))))
     except ValueError:
         raise invalid_field(LAST_EVENT_ID, "the id of an event of this call") from None
-    if len(found.offsets) != choices or (key and key != request_id) or not all(0 <= each < 1 << 32 for each in found.offsets):
+    if (
+        not request_id
+        or len(found.offsets) != choices
+        or (key and key != request_id)
+        or not all(0 <= each < 1 << 32 for each in found.offsets)
+    ):
         raise invalid_field(LAST_EVENT_ID, "the id of an event of this call")
     return found

@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse
+from qlm.api.v1.gateway_pb2 import StreamResponse
 from qlm.api.v1.request_pb2 import Logprobs, RequestState, Result
 from qlm_gateway.front.http.answers import TextOf, choice, finish_reason, logprobs_of
 from qlm_gateway.front.http.errors import ended_error
+from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class CollectedChoice:
-    """The context of one choice's call to the service. `accepted`, `result`: None until they were written."""
+    """The context of one choice's call to the service. `result`: None until it was written."""
 
-    def __init__(self, index: int, metadata: Metadata) -> None:
+    def __init__(self, index: int, metadata: Metadata, acceptance: JointAcceptance) -> None:
         self._index = index
         self._metadata = metadata
+        self._acceptance = acceptance
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: Logprobs | None = None
-        self.accepted: Accepted | None = None
         self.result: Result | None = None
-
-    @property
-    def is_accepted(self) -> bool:
-        return self.accepted is not None
 
     def invocation_metadata(self) -> Metadata:
         return self._metadata
@@ -35,7 +32,7 @@ class CollectedChoice:
     async def write(self, message: StreamResponse) -> None:
         """Raises RequestEnded for a result that is no answer."""
         if message.HasField("accepted"):
-            self.accepted = message.accepted
+            await self._acceptance.accept(message.accepted)
         if message.HasField("tokens"):
             self._texts.append(message.tokens.text)
             if message.tokens.HasField("logprobs"):

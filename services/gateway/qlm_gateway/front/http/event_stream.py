@@ -11,9 +11,10 @@ from aiohttp import web
 from qlm.api.v1.gateway_pb2 import Accepted, StreamResponse, TokenChunk
 from qlm.api.v1.request_pb2 import RequestState, Usage
 from qlm_core.errors import QlmError
-from qlm_gateway.front.http.answers import ChunkForm, TextOf, finish_reason, logprobs_of, usage_of
+from qlm_gateway.front.http.answers import ChunkForm, TextOf, created_of, finish_reason, logprobs_of, usage_of
 from qlm_gateway.front.http.calls import Call, EventId
 from qlm_gateway.front.http.errors import ended_error, error_body
+from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 
 ESTIMATED_WAIT = "x-qlm-estimated-wait-seconds"
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -32,7 +33,8 @@ class EventStream:
         self._http = http
         self._call = call
         self.text_of = text_of
-        self._accepted: list[Accepted] = []
+        self.acceptance = JointAcceptance(len(call.requests))
+        self._opening = False
         self._opened = asyncio.Event()
         self._response = web.StreamResponse()
         self._offsets = [0] * len(call.requests) if call.resume is None else list(call.resume.offsets)
@@ -51,18 +53,14 @@ class EventStream:
     def choices(self, metadata: Metadata) -> list[StreamedChoice]:
         return [StreamedChoice(self, index, offset, metadata, self._call) for index, offset in enumerate(self._offsets)]
 
-    async def accept(self, accepted: Accepted) -> None:
-        """A choice was accepted: returns when all were."""
-        self._accepted.append(accepted)
-        if len(self._accepted) < len(self._call.requests):
-            await self._opened.wait()
-        else:
-            await self.open(int(self._accepted[0].accepted_s))
-
     async def open(self, created: int) -> None:
-        """Sends the head. `created`: seconds since the epoch."""
+        """Sends the head, once. `created`: seconds since the epoch."""
+        if self._opening:
+            await self._opened.wait()
+            return
+        self._opening = True
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._response.headers.update({**headers, **answer_headers(self._call, self._accepted)})
+        self._response.headers.update({**headers, **answer_headers(self._call, self.acceptance.accepted)})
         self.form = ChunkForm(self._call, created)
         self._id_head = str(EventId(request_id=self._call.request_id, created=created, offsets=()))
         await self._response.prepare(self._http)
@@ -110,7 +108,6 @@ class StreamedChoice:
         self._chat = call.chat
         self._role_due = call.chat and offset == 0
         self._characters = 0
-        self.is_accepted = False
         self.usage = Usage()
 
     def invocation_metadata(self) -> Metadata:
@@ -119,8 +116,8 @@ class StreamedChoice:
     async def write(self, message: StreamResponse) -> None:
         """Raises RequestEnded for a result that is no answer."""
         if message.HasField("accepted"):
-            self.is_accepted = True
-            await self._stream.accept(message.accepted)
+            await self._stream.acceptance.accept(message.accepted)
+            await self._stream.open(created_of(self._stream.acceptance.accepted[0]))
             return
         chunks: list[tuple[str, int]] = []
         if self._role_due:

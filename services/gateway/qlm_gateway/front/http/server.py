@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import structlog
@@ -27,6 +27,7 @@ from qlm_gateway.front.http.answers import (
     accepted_document,
     choice,
     completion,
+    created_of,
     finish_reason,
     logprobs_of,
     model_document,
@@ -41,6 +42,7 @@ from qlm_gateway.front.http.calls import Call, read_call
 from qlm_gateway.front.http.collected_choice import CollectedChoice
 from qlm_gateway.front.http.errors import HttpError, error_body, error_headers, status_of
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT, EventStream, Metadata, StreamedChoice, answer_headers
+from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 from qlm_gateway.front.http.settings import HttpSettings, is_loopback
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
@@ -53,13 +55,6 @@ BACKLOG = 1_024
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Choice(CallContext, Protocol):
-    """The context of one choice's call to the service."""
-
-    @property
-    def is_accepted(self) -> bool: ...
 
 
 class HttpFront:
@@ -208,26 +203,25 @@ class HttpFront:
         return _json(accepted_document(accepted, call.model), status=202, headers=headers)
 
     async def _collect(self, http: web.Request, call: Call) -> web.StreamResponse:
-        metadata = _metadata(http)
-        choices = [CollectedChoice(index, metadata) for index in range(len(call.requests))]
+        metadata, acceptance = _metadata(http), JointAcceptance(len(call.requests))
+        choices = [CollectedChoice(index, metadata, acceptance) for index in range(len(call.requests))]
         try:
-            await self._generate(call, choices)
+            await self._generate(call, choices, acceptance)
         except asyncio.CancelledError:
             if self._settings.cancel_on_disconnect and not self._is_draining():
-                await self._withdraw(call, choices)
+                await self._withdraw(call)
             raise
         text_of = self._text_of(call.model)
-        accepted = [each.accepted for each in choices if each.accepted is not None]
         document = completion(
             request_id=call.request_id,
-            created=int(accepted[0].accepted_s),
+            created=created_of(acceptance.accepted[0]),
             model=call.model,
             tier=call.tier,
             choices=[each.document(text_of, chat=call.chat) for each in choices],
             usage=usage_of(call, [each.result.usage for each in choices if each.result is not None]),
             chat=call.chat,
         )
-        return _json(document, headers=answer_headers(call, accepted))
+        return _json(document, headers=answer_headers(call, acceptance.accepted))
 
     async def _stream(self, http: web.Request, call: Call) -> web.StreamResponse:
         stream = EventStream(http, call, self._text_of(call.model))
@@ -235,7 +229,7 @@ class HttpFront:
         self._streams.add(stream)
         try:
             if call.resume is None:
-                await self._generate(call, choices)
+                await self._generate(call, choices, stream.acceptance)
             else:
                 await self._resume(call, stream, choices)
             await stream.end([each.usage for each in choices])
@@ -249,41 +243,44 @@ class HttpFront:
             self._streams.discard(stream)
         return stream.response
 
-    async def _generate(self, call: Call, choices: Sequence[Choice]) -> None:
-        """All choices side by side. Raises the first error; what was accepted of a call that was not, as a whole, and that no key names, is
-        cancelled."""
+    async def _generate(self, call: Call, choices: Sequence[CallContext], acceptance: JointAcceptance) -> None:
+        """All choices side by side. Raises the first error. Where one was refused, the others are cancelled, unless the client named the
+        call: then it may send it again."""
         try:
             await _side_by_side(
-                [self._service.Generate(GenerateRequest(request=each), to) for each, to in zip(call.requests, choices, strict=True)]
+                [
+                    acceptance.run(self._service.Generate(GenerateRequest(request=each), to))
+                    for each, to in zip(call.requests, choices, strict=True)
+                ]
             )
         except QlmError:
-            if not call.keyed and not all(each.is_accepted for each in choices):
-                await self._withdraw(call, choices)
+            if acceptance.refusal is not None and acceptance.accepted and not call.keyed:
+                await self._withdraw(call)
             raise
 
     async def _resume(self, call: Call, stream: EventStream, choices: Sequence[StreamedChoice]) -> None:
         """Goes on behind the event that the client has. One that is not known is refused before the answer's head."""
         assert call.resume is not None, "the call names an event"
-        ids = [each.request_id for each in call.requests]
-        for request_id in ids:
+        for request_id in call.ids:
             await self._service.Result(ResultRequest(request_id=request_id), choices[0])
         await stream.open(call.resume.created)
         await _side_by_side(
             [
                 self._service.Stream(StreamRequest(request_id=request_id, offset=offset), to)
-                for request_id, offset, to in zip(ids, call.resume.offsets, choices, strict=True)
+                for request_id, offset, to in zip(call.ids, call.resume.offsets, choices, strict=True)
             ]
         )
 
-    async def _withdraw(self, call: Call, choices: Sequence[Choice]) -> None:
-        """Cancels what was accepted, as far as the queue answers."""
-        for request, each in zip(call.requests, choices, strict=True):
-            if each.is_accepted:
-                try:
-                    async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                        await self._service.Cancel(CancelRequest(request_id=request.request_id), each)
-                except (QlmError, TimeoutError) as error:
-                    structlog.get_logger().warning("not_cancelled", request_id=request.request_id, error=str(error))
+    async def _withdraw(self, call: Call) -> None:
+        """Cancels those that were accepted, as far as the queue answers."""
+        for name in call.ids:
+            try:
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._service.Cancel(CancelRequest(request_id=name), _Plain())
+            except NotFound:
+                pass  # refused
+            except (QlmError, TimeoutError) as error:
+                structlog.get_logger().warning("not_cancelled", request_id=name, error=str(error))
 
     def _text_of(self, model: str) -> TextOf:
         text = self._texts.get(model) or ApproximateText()
