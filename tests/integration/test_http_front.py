@@ -27,7 +27,7 @@ from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, expected_tokens, op
 
 HTTP = {"listen": "127.0.0.1:0", "keep_alive_s": 0.05}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 6}
-USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def text_of(tokens: list[int]) -> str:
@@ -415,12 +415,12 @@ async def test_every_refusal_has_the_error_body_of_the_api_and_accepts_nothing(r
             assert (answer.status, error["param"], error["code"]) == (status, param, code), (body, headers, error)
             assert error["type"] == "invalid_request_error"
             assert "sampling." not in error["message"]
-        for data, status, code in (
+        for raw, status, code in (
             (b"{", 400, "invalid_field"),
             (b"x" * 200_001, 413, "request_entity_too_large"),
             (b"", 400, "invalid_field"),
         ):
-            async with session.post("/v1/completions", data=data, headers={"Content-Type": "application/json"}) as answer:
+            async with session.post("/v1/completions", data=raw, headers={"Content-Type": "application/json"}) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
         for method, path, status in (("GET", "/v1/none", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/none", 404)):
             async with session.request(method, path) as answer:

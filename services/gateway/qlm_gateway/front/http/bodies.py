@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qlm_core.errors import InvalidRequest, invalid_field
+from qlm_gateway.admission import MESSAGES_MAX
 
 Uint32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 PositiveUint32 = Annotated[int, Field(ge=1, lt=1 << 32)]
@@ -89,7 +90,7 @@ class Body(BaseModel):
 class ChatBody(Body):
     """Of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True)]
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MESSAGES_MAX)]
     max_completion_tokens: PositiveUint32 | None = None
     logprobs: bool | None = None
     top_logprobs: Uint32 | None = None
@@ -98,12 +99,13 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """Of `POST /v1/completions`."""
 
+    # Left to right: a union of the other mode reads long lists as each of its members.
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True)]
         | Annotated[list[Uint32], Field(fail_fast=True)]
         | Annotated[list[Annotated[list[Uint32], Field(fail_fast=True)]], Field(fail_fast=True)]
-    )
+    ) = Field(union_mode="left_to_right")
     logprobs: Uint32 | None = None
 
 
