@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from yarl import URL
@@ -530,3 +534,53 @@ async def test_a_gateway_that_stops_says_so_and_the_stream_goes_on_elsewhere(rig
         rig.serve()
         async with other.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers={"Idempotency-Key": "d"}) as answer:
             assert content_of(await events_of(answer)) == chat_text(6)
+
+
+# Hostile clients ------------------------------------------------------------------------------------------------------
+
+SCALARS = st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=20)
+FIELDS = ("messages", "prompt", "max_tokens", "n", "stop", "seed", "stream", "temperature", "logprobs", "service_tier", "user", "tools")
+BODIES = st.dictionaries(
+    st.sampled_from(FIELDS), SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3), max_size=4
+)
+
+
+async def test_hostile_calls_are_answered_or_refused_and_the_gateway_serves_on(rig: Rig) -> None:
+    rig.serve(0.0)
+    gateway = await rig.gateway(http=HTTP, context_tokens_max=64)
+    host = gateway.gateway.http_url.removeprefix("http://")
+
+    def answered(method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.sampled_from(["/v1/chat/completions", "/v1/completions"]), BODIES)
+    def hammer(path: str, fields: dict[str, object]) -> None:
+        status, answer = answered("POST", path, json.dumps({**CHAT, "prompt": "x", **fields}).encode(), {})
+        assert status in (200, 400), answer
+        if status == 400:
+            assert json.loads(answer)["error"]["type"] == "invalid_request_error"
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.sampled_from(["GET", "DELETE"]), st.text(min_size=1, max_size=200))
+    def name(method: str, request_id: str) -> None:
+        status, answer = answered(method, f"/v1/requests/{quote(request_id, safe='', errors='ignore')}", b"", {})
+        assert status in (400, 404, 405), answer
+        json.loads(answer)
+
+    await asyncio.to_thread(hammer)
+    await asyncio.to_thread(name)
+    # What is no HTTP, or too long, is refused by the library, whose answers have no body of the API.
+    for raw in (b"\x16\x03\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: " + b"a" * 10_000 + b"\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(*host.split(":"))
+        writer.write(raw)
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+        writer.close()
+    async with client_of(gateway.gateway.http_url) as client:
+        assert (await client.chat.completions.create(**CHAT)).choices[0].message.content == chat_text(6)

@@ -99,13 +99,12 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """Of `POST /v1/completions`."""
 
-    # Left to right: a union of the other mode reads long lists as each of its members.
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True)]
         | Annotated[list[Uint32], Field(fail_fast=True)]
         | Annotated[list[Annotated[list[Uint32], Field(fail_fast=True)]], Field(fail_fast=True)]
-    ) = Field(union_mode="left_to_right")
+    )
     logprobs: Uint32 | None = None
 
 
