@@ -51,7 +51,9 @@ class HttpSettings(Section):
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine's own."""
+    if host in ("localhost", "127.0.0.1"):
+        return True
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False
