@@ -65,19 +65,15 @@ async def until_state(rig: Rig, request_id: str, *states: RequestState | None) -
 async def events_of(answer: aiohttp.ClientResponse, count: int | None = None) -> list[tuple[str, str]]:
     """(id, data) of the next events, or of all that come."""
     found: list[tuple[str, str]] = []
-    while count is None or len(found) < count:
-        block = await block_of(answer)
-        if not block:
-            break
-        if not block.startswith(":"):
-            fields = dict(line.split(": ", 1) for line in block.split("\n"))
-            found.append((fields.get("id", ""), fields["data"]))
+    while (count is None or len(found) < count) and (block := (await answer.content.readuntil(b"\n\n")).decode()):
+        fields = dict(line.split(": ", 1) for line in block.strip().split("\n") if not line.startswith(":"))
+        found.append((fields.get("id", ""), fields["data"]))
     return found
 
 
-async def block_of(answer: aiohttp.ClientResponse) -> str:
-    """The next event or comment; empty at the end."""
-    return "" if answer.content.at_eof() else (await answer.content.readuntil(b"\n\n")).decode().strip()
+async def comment_of(answer: aiohttp.ClientResponse) -> str:
+    """The next line of a stream that is silent."""
+    return (await answer.content.readline()).decode()
 
 
 def content_of(events: list[tuple[str, str]]) -> str:

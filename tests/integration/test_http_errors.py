@@ -23,9 +23,9 @@ from .gateway_rig import PATIENCE_S, Rig, open_rig
 from .http_rig import (
     CHAT,
     HTTP,
-    block_of,
     chat_text,
     client_of,
+    comment_of,
     content_of,
     events_of,
     http_gateway,
@@ -118,7 +118,7 @@ async def test_limits_of_streams_and_calls_are_503(rig: Rig) -> None:
     async with aiohttp.ClientSession(gateway.gateway.http_url) as session:
         stream = {**CHAT, "stream": True}
         async with session.post("/v1/chat/completions", json=stream) as first:
-            await block_of(first)
+            await comment_of(first)
             async with session.post("/v1/chat/completions", json=stream) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (503, "streams_full")
                 assert answer.headers["retry-after-ms"] == "500"
@@ -176,7 +176,7 @@ async def test_a_gateway_that_stops_says_so_and_the_stream_goes_on_elsewhere(rig
         async with session.get("/readiness") as answer:
             assert answer.status == 200
         async with session.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers={"Idempotency-Key": "d"}) as answer:
-            await block_of(answer)
+            await comment_of(answer)
             one.start_drain()
             async with asyncio.timeout(PATIENCE_S):
                 while True:

@@ -17,8 +17,8 @@ from .http_rig import (
     CHAT,
     HTTP,
     USAGE,
-    block_of,
     chat_text,
+    comment_of,
     content_of,
     events_of,
     http_gateway,
@@ -31,11 +31,27 @@ from .http_rig import (
 async def test_a_queued_stream_is_kept_alive_with_comments(rig: Rig) -> None:
     async with opened(rig) as (_, session), session.post("/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
         assert answer.content_type == "text/event-stream"
-        assert [await block_of(answer) for _ in range(3)] == [": keep-alive"] * 3
+        assert [await comment_of(answer) for _ in range(3)] == [": keep-alive\n"] * 3
         rig.serve()
         events = await events_of(answer)
         assert content_of(events) == chat_text(6)
         assert events[-1] == ("", "[DONE]")
+
+
+async def test_comments_between_events_do_not_disturb_the_official_client(rig: Rig) -> None:
+    async with opened(rig) as (client, session):
+        key = {"Idempotency-Key": "paced"}
+        stream = await client.chat.completions.create(**CHAT, stream=True, extra_headers=key)
+        async with session.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=key) as answer:
+            await rig.agent.start_all()
+            for token in range(3):
+                await rig.agent.step()
+                await events_of(answer, 1 if token else 2)
+                while await comment_of(answer) != ": keep-alive\n":
+                    pass
+            rig.serve()
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == chat_text(6)
 
 
 async def test_a_stream_goes_on_at_another_gateway_after_sigkill_with_equal_text(rig: Rig, tmp_path: Path) -> None:
@@ -115,7 +131,7 @@ async def test_a_stream_that_is_left_goes_on_and_its_reader_is_let_go(rig: Rig) 
     gateway = await http_gateway(rig, cancel_on_disconnect=True)
     async with aiohttp.ClientSession(gateway.gateway.http_url) as session:
         async with session.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers={"Idempotency-Key": "left"}) as answer:
-            await block_of(answer)
+            await comment_of(answer)
             answer.close()
         readers = gateway.gateway.metrics.open_readers
         await until(lambda: readers._value.get() == 0, "the reader is let go")

@@ -1,1 +1,1 @@
-"""What clients speak."""
+"""The protocols that clients speak."""

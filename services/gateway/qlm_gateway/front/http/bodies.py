@@ -26,7 +26,7 @@ REFUSED_FIELDS = (
     "tools",
     "web_search_options",
 )
-"""What the API has and QLM has not."""
+"""Fields of the API that QLM does not support."""
 HARMLESS_VALUES: tuple[object, ...] = (None, False, [], {}, "", "none", "auto", ["text"])
 """Values with which such a field asks for nothing."""
 
@@ -63,7 +63,7 @@ class ResponseFormat(_Part):
 
 
 class Body(BaseModel):
-    """What both kinds of calls have. An absent field and null are the same."""
+    """Fields of both kinds of calls. An absent field and null are the same."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -27,7 +27,7 @@ def answer_headers(call: Call, accepted: Sequence[Accepted]) -> dict[str, str]:
 
 
 class EventStream:
-    """One answer for all choices of a call. Its head is sent when all of them were accepted: what is refused before has a status."""
+    """One answer for all choices of a call. Its head is sent when all of them were accepted, so that a refusal has a status."""
 
     def __init__(self, http: web.Request, call: Call, text_of: TextOf) -> None:
         self._http = http
@@ -85,11 +85,12 @@ class EventStream:
         await self._response.write_eof()
 
     async def keep_alive(self) -> None:
-        """A comment line where nothing was sent since the last call, unless the reader is slow."""
+        """A comment line where nothing was sent since the last call, unless the reader is slow. No blank line follows: after it the
+        official client would read an event without data, once it has seen an id."""
         transport = self._http.transport
         if self._quiet and self.is_open and transport is not None and not transport.get_write_buffer_size():
             with suppress(ConnectionError):
-                await self._response.write(b": keep-alive\n\n")
+                await self._response.write(b": keep-alive\n")
         self._quiet = True
 
     async def _write(self, data: bytes) -> None:
