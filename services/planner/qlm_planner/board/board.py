@@ -58,7 +58,7 @@ class Board:
 
     def is_paused(self, key: GroupKey) -> bool:
         """Whether no instance serves groups of a key until an operator says otherwise. Requests of a paused tenant have groups of their own
-        (`qlm_planner.groups.request_class`)."""
+        (`TenantClasses`)."""
         return bool(self.pauses) and is_paused(self.pauses, key.model, limited_tenant(key.tenant_class))
 
     def order(self) -> Target:

@@ -1,15 +1,14 @@
 """ServiceTimes of many groups at once, on arrays.
 
-A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
-clusters, so a group that is taken into another one keeps its times. What its groups share is worked out once for each snapshot of the
-profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of 10,000 groups cost a few
-operations on arrays, however often their counts change.
+A class is (instance, or all that serve alike, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once
+for each snapshot of the profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of
+10,000 groups cost a few operations on arrays, however often their counts change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,7 +184,7 @@ class ClassTable:
         return [self._keys[number].model for number in groups.key[one_of].tolist()], place
 
     def _number(self, group: Group) -> int:
-        key = replace(group.traits.key, cluster="") if group.traits.key.cluster else group.traits.key
+        key = group.traits.key
         number = self._key_numbers.get(key)
         if number is None:
             number = self._key_numbers[key] = len(self._keys)
