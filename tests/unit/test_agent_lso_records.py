@@ -49,7 +49,7 @@ def held_run(name: str, *, output: int = 0) -> HeldRun:
         body=body.SerializeToString(),
         progress=b"",
     )
-    held = read_pulled(pulled, tells_text=False, pulled_s=10.0, engine_clock_s=0.0)
+    held = read_pulled(pulled, text_output=False, pulled_s=10.0, engine_clock_s=0.0)
     held.output.add(EngineOutput(held.run_id, struct.pack(f"<{output}I", *range(output)), 10.0, 11.0, 12.0))
     return held
 
@@ -217,7 +217,7 @@ async def test_events_arrive_in_order_in_bounded_entries(queue: Refusing) -> Non
     metrics = AgentMetrics()
     reporter = Reporter(queue, metrics.dropped_events)
     for number in range(1_200):
-        reporter.tell(event(number))
+        reporter.add(event(number))
     await reporter.flush()
     assert await told(queue) == list(range(1_200))
     assert dropped(metrics) == 0
@@ -227,7 +227,7 @@ async def test_the_oldest_go_when_too_many_wait(queue: Refusing) -> None:
     metrics = AgentMetrics()
     reporter = Reporter(queue, metrics.dropped_events)
     for number in range(WAITING_MAX + 10):
-        reporter.tell(event(number))
+        reporter.add(event(number))
     await reporter.flush()
     assert await told(queue) == list(range(10, WAITING_MAX + 10))
     assert dropped(metrics) == 10
@@ -238,12 +238,12 @@ async def test_what_the_queue_does_not_take_is_not_told_twice(queue: Refusing) -
     reporter = Reporter(queue, metrics.dropped_events)
     running = asyncio.create_task(reporter.run())
     queue.away = True
-    reporter.tell(event(1))
+    reporter.add(event(1))
     async with asyncio.timeout(30.0):
         while dropped(metrics) < 1:
             await asyncio.sleep(0.01)
         queue.away = False
-        reporter.tell(event(2))
+        reporter.add(event(2))
         while await told(queue) != [2]:
             await asyncio.sleep(0.01)
     running.cancel()

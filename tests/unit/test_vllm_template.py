@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.engines.vllm.process import template
-from qlm_agent.engines.vllm.process.template import Launched, Template
+from qlm_agent.engines.vllm.process.template import Template, TemplateProcess
 from qlm_core.errors import ConfigError
 
 MADE_UP = {
@@ -47,9 +47,9 @@ class CountedTemplate(Template):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(source)
         super().__init__("", {"PYTHONPATH": os.pathsep.join([str(folder), *(each for each in sys.path if each)])}, 60.0)
-        self.launched: list[Launched] = []
+        self.launched: list[TemplateProcess] = []
 
-    def launch(self, control: socket.socket) -> Launched:
+    def launch(self, control: socket.socket) -> TemplateProcess:
         self.launched.append(super().launch(control))
         return self.launched[-1]
 

@@ -23,7 +23,7 @@ from qlm_agent.decisions.effects import (
     Register,
     Stop,
 )
-from qlm_agent.decisions.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, RegistrationAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.driver import EngineDriver, EngineEffect
@@ -92,7 +92,7 @@ class SimAgent:
             self._held,
             telemetry,
             now_s=process.now_s,
-            tells_text=False,
+            text_output=False,
             lease_ttl_s=site.description.lease_ttl_s,
             lease_renew_s=site.description.lease_renew_s,
             slo_band=description.agent.slo_band,
@@ -104,7 +104,7 @@ class SimAgent:
         self.engine = VirtualEngine(
             process,
             core,
-            lambda outputs: self._driver.told(outputs),
+            lambda outputs: self._driver.report_outputs(outputs),
             wake_min_s=description.wake_min_s,
             chance=site.chance.part(f"{description.name}/engine/{process.epoch}"),
         )
@@ -137,11 +137,11 @@ class SimAgent:
         after = f"{int(self.process.now_s() * 1000)}-0"
         self.process.spawn(control_events(self._queue, self.description.name, after, self._step, sleep=self.process.sleep))
         self.process.spawn(self._announce())
-        self._step(Started())
+        self._step(AgentStart())
 
     def drain(self, finish_s: float) -> None:
         """As by SIGTERM."""
-        self._step(DrainAsked(finish_s=finish_s, stop=True))
+        self._step(DrainCommand(finish_s=finish_s, stop=True))
 
     # The machine ------------------------------------------------------------------------------------------------------
 
@@ -190,10 +190,10 @@ class SimAgent:
             del self.calls_under_way[effect.call]
             self._step(CallLost(call=effect.call))
             if isinstance(error, LeaseLost):
-                self._step(LeaseWasLost(incarnation=incarnation))
+                self._step(LeaseLoss(incarnation=incarnation))
             return
         del self.calls_under_way[effect.call]
-        if isinstance(answer, Registered) and self._site.transcript.on:
+        if isinstance(answer, RegistrationAnswer) and self._site.transcript.on:
             self._site.transcript.line(self._site.schedule.now_s, self.process.name, f"is {answer.incarnation}")
         self._step(answer)
 
@@ -204,13 +204,13 @@ class SimAgent:
             lease,
             ttl_s=self._site.description.lease_ttl_s,
             renew_s=self._site.description.lease_renew_s,
-            on_lost=lambda: self._step(LeaseWasLost(incarnation=lease.role)),
+            on_lost=lambda: self._step(LeaseLoss(incarnation=lease.role)),
         )
 
     # Events of operations ---------------------------------------------------------------------------------------------
 
     def _report(self, event: events_pb2.RequestEvent) -> None:
-        self._reporter.tell(event)
+        self._reporter.add(event)
         if not self._reporting:
             self._reporting = True
             self.process.spawn(self._send_reports())
@@ -233,7 +233,7 @@ class SimAgent:
                 token_s = self.machine.expectations.token_s(stats.active_model)
                 runs = running_report(self.machine.runs, self._held, now_s=self.process.now_s(), token_s=token_s)
                 try:
-                    await self.calls.tell(stats.active_model, swapping_to, stats.warm_models, self.machine.batch_reported, runs)
+                    await self.calls.publish(stats.active_model, swapping_to, stats.warm_models, self.machine.batch_reported, runs)
                     address = await self._queue.leader_address(PLANNER_ROLE)
                 except (Unavailable, LeaseLost):
                     address = ""

@@ -48,7 +48,7 @@ class VirtualEngine:
         self._waiting: dict[int, Task] = {}
 
     @property
-    def tells_text(self) -> bool:
+    def text_output(self) -> bool:
         return False
 
     async def start(self) -> None:

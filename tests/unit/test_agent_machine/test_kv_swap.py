@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.decisions.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
+from qlm_agent.decisions.events import ControlMessage, DrainCommand, LeaseLoss, Message, ModelNotLoaded, Outcome, TimePassed
 from qlm_agent.engines.port import Tier
 
 from .transcript import HARDWARE, Transcript, ended, group, profile, pulled
@@ -26,7 +26,7 @@ def full(*, host_kv_tokens: int = 5_000, resumable: bool = True, **settings: obj
 
 
 def head(t: Transcript, model: str, due: float) -> list[str]:
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group(model, name="urgent", due=due))
 
 
@@ -81,7 +81,7 @@ def test_who_cannot_be_offloaded_is_evicted() -> None:
 
 def test_no_more_than_host_memory_holds() -> None:
     t = full(host_kv_tokens=150)
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", name="urgent", waiting=2, due=3.0)) == ["abort 2", "offload 1", "pull m x1", "give back 2 evicted"]
 
 
@@ -131,7 +131,7 @@ def test_nothing_less_urgent_is_pulled_before_it() -> None:
     t.produce(("u", 1))
     t.end(ended("u", 5))
     assert t.restored(asked=("1",)) == []  # the engine has no room yet
-    assert t.step(Told(message=Message.WAKE)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.WAKE)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", name="batch", due=3_600.0)) == []
     assert "restore 1" in t.wake()
 
@@ -140,7 +140,7 @@ def test_something_more_urgent_is_pulled_before_it() -> None:
     t = swapped_out()
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     t.answer_pull(head=group("m", name="next", due=9.0))
     assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
 
@@ -149,7 +149,7 @@ def test_beside_offloaded_runs_an_empty_engine_is_given_whatever_the_head_needs(
     t = swapped_out()
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     t.answer_pull(head=group("m", name="next", due=9.0))
     assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
     assert t.pull is not None
@@ -160,7 +160,7 @@ def test_an_empty_engine_that_is_refused_asks_no_more_until_something_happens() 
     t = Transcript(hardware=HARDWARE, batch_max=2)
     t.serve()
     assert t.answer_pull(head=group("m", name="big", due=60.0), blocked=9_999) == []
-    assert t.step(Told(message=Message.WAKE))[0].startswith("pull m")
+    assert t.step(ControlMessage(message=Message.WAKE))[0].startswith("pull m")
 
 
 def test_who_was_offloaded_three_times_is_left() -> None:
@@ -213,7 +213,7 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
     t = swapped_out(offloaded_max_s=30.0)
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("n", name="busy", due=40.0)) == ["load n warm"]
     t.loaded("n", Tier.WARM, warm=("n",), active="m")
     t.at(20.0).end(ended("u", 5), ended("2", 5))
@@ -288,7 +288,7 @@ def test_a_model_that_cannot_be_active_again_holds_up_nobody() -> None:
 def test_it_stays_for_a_head_that_is_more_urgent() -> None:
     t = swapped_over()
     t.answer_pull(pulled("u", model="n", due=6.0), head=group("n", name="more", due=60.0))
-    assert t.step(Told(message=Message.WAKE)) == []
+    assert t.step(ControlMessage(message=Message.WAKE)) == []
     assert t.machine.swapping.swapping_to == ""
 
 
@@ -297,19 +297,19 @@ def test_it_stays_for_a_head_that_is_more_urgent() -> None:
 
 def test_a_lost_lease_returns_it_with_its_progress() -> None:
     t = swapped_out()
-    assert t.at(100.0).step(LeaseWasLost(incarnation="a/1"))[0] == "abort 1 2 u"
+    assert t.at(100.0).step(LeaseLoss(incarnation="a/1"))[0] == "abort 1 2 u"
     assert t.machine.runs.get("1/1").cause == "drained"  # type: ignore[union-attr]
 
 
 def test_a_cancelled_one_is_dropped() -> None:
     t = swapped_out()
-    assert t.step(Told(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
     assert not t.machine.runs.offloaded()
 
 
 def test_a_drain_returns_it_at_once() -> None:
     t = swapped_out()
-    lines = t.step(DrainAsked(finish_s=30.0, stop=False))
+    lines = t.step(DrainCommand(finish_s=30.0, stop=False))
     assert lines == ["abort 1", "describe", "give back 1 drained"]
 
 
@@ -318,7 +318,7 @@ def test_a_drain_finishes_here_who_cannot_be_continued_elsewhere() -> None:
     t.answer_pull(pulled("u", model="n", due=6.0))
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    assert t.step(DrainAsked(finish_s=30.0, stop=True)) == ["describe"]
+    assert t.step(DrainCommand(finish_s=30.0, stop=True)) == ["describe"]
     assert "load m active" in t.end(ended("u", 5))
     assert t.loaded("m") == ["restore 1 2"]
     t.restored("1", "2")

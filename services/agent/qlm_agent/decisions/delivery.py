@@ -1,6 +1,6 @@
-"""The way out of an agent: output, ends and give-backs, each at most one call at a time, in order, until the server has answered.
+"""Delivers output, ends and give-backs: each at most one call at a time, in order, until the server has answered.
 
-The first output of a run is sent at once, its last with its end, and what comes between after at most `coalesce_s`.
+The first output of a run is sent at once, its last with its end, any other after at most `coalesce_s`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from qlm_agent.decisions.effects import Complete, CompleteItem, Effect, Emit, EmitItem, GiveBack
 from qlm_agent.decisions.events import Outcome
 from qlm_agent.decisions.registration import ServerLink
-from qlm_agent.decisions.runs import Ending, Fate, ReturnCause, Run, RunPhase, RunTable
+from qlm_agent.decisions.runs import Ending, RemovalCause, ReturnCause, Run, RunPhase, RunTable
 
 ITEMS_MAX = 500
 """Most runs in one call (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
@@ -38,10 +38,10 @@ class Delivery:
     def next_wakeup_s(self) -> float | None:
         return self._flush_at_s if self._emit is None else None
 
-    # What happens to runs ---------------------------------------------------------------------------------------------
+    # Events of runs -------------------------------------------------------------------------------------------------------
 
     def produced(self, now_s: float, run: Run, tokens: int) -> None:
-        """The engine made tokens."""
+        """Counts new tokens of the engine."""
         first = run.produced == run.resumed
         self._runs.produced(run, tokens)
         if first:
@@ -50,12 +50,12 @@ class Delivery:
             self._wait_for_more(now_s, run.run_id)
 
     def hurry(self, run: Run) -> None:
-        """Somebody waits for what is held."""
+        """Sends the run's held output without delay."""
         if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
     def ended(self, run: Run, ending: Ending) -> None:
-        """Its end is to be written."""
+        """Queues the run's end for writing."""
         if run.on_engine:
             self._runs.move(run, RunPhase.ENDED)
         run.ending = ending
@@ -63,7 +63,7 @@ class Delivery:
         self._ending[run.run_id] = None
 
     def give_back(self, run: Run, cause: ReturnCause, failure: str = "") -> None:
-        """It is off the engine and goes back to its place, with what it produced."""
+        """Queues a run that is off the engine for its return, with its output."""
         if run.on_engine:
             self._runs.move(run, RunPhase.RETURNING)
         run.cause = cause
@@ -78,7 +78,7 @@ class Delivery:
         self._returning.pop(run.run_id, None)
 
     def progress_read(self, run: Run, stored: int) -> None:
-        """What the server has, after a gap."""
+        """Sets the server's progress, after a gap."""
         run.gap = False
         self._runs.stored(run, min(stored, run.produced))
         if run.on_engine and run.unstored:
@@ -86,7 +86,7 @@ class Delivery:
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
-    def answered(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
+    def answered(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
         """Takes the answer to one of its calls. Returns the runs that are no longer the agent's, and why."""
         if self._emit is not None and self._emit[0] == call:
             items, self._emit = self._emit[1], None
@@ -100,7 +100,7 @@ class Delivery:
         return []
 
     def lost(self, now_s: float, call: int) -> None:
-        """One of its calls, perhaps, was not answered; what it held is tried again."""
+        """A call that may be one of its own was not answered: its content is retried."""
         if self._emit is not None and self._emit[0] == call:
             for run_id in self._emit[1]:
                 run = self._runs.get(run_id)
@@ -113,8 +113,8 @@ class Delivery:
         elif self._give_back is not None and self._give_back[0] == call:
             self._give_back = None
 
-    def _emit_answered(self, now_s: float, items: dict[str, EmitItem], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        lost: list[tuple[Run, Fate]] = []
+    def _emit_answered(self, now_s: float, items: dict[str, EmitItem], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        lost: list[tuple[Run, RemovalCause]] = []
         for item, outcome in zip(items.values(), outcomes, strict=True):
             run = self._runs.get(item.run_id)
             if run is None:
@@ -126,11 +126,11 @@ class Delivery:
             elif outcome is Outcome.GAP:
                 run.gap = True
             else:
-                lost.append((run, Fate.GONE))
+                lost.append((run, RemovalCause.GONE))
         return lost
 
-    def _complete_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        gone: list[tuple[Run, Fate]] = []
+    def _complete_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        gone: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is None:
@@ -139,22 +139,22 @@ class Delivery:
                 run.gap = True
             else:
                 self.finished += outcome is Outcome.DONE
-                gone.append((run, Fate.WRITTEN if outcome is Outcome.DONE else Fate.GONE))
+                gone.append((run, RemovalCause.WRITTEN if outcome is Outcome.DONE else RemovalCause.GONE))
         return gone
 
-    def _give_back_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        gone: list[tuple[Run, Fate]] = []
+    def _give_back_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        gone: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is not None:
                 self.given_back += outcome is Outcome.DONE
-                gone.append((run, Fate.GONE if outcome is Outcome.STALE else Fate.GIVEN_BACK))
+                gone.append((run, RemovalCause.GONE if outcome is Outcome.STALE else RemovalCause.GIVEN_BACK))
         return gone
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[Effect]:
-        """The calls to make now."""
+        """Returns the calls to make now."""
         effects: list[Effect] = []
         if not self._link.usable(now_s):
             return effects
@@ -210,7 +210,7 @@ class Delivery:
             effects.append(Complete(call=call, items=tuple(items)))
 
     def _decide_give_back(self, effects: list[Effect]) -> None:
-        """One call takes runs of one cause and failure: those of the first one that is ready."""
+        """One call takes runs of one cause and failure: the first ready run's."""
         emitting = self._emit[1] if self._emit is not None else {}
         ready: list[Run] = []
         for run_id in self._returning:

@@ -1,12 +1,11 @@
 """The agent's decisions: `AgentMachine.step(now_s, event) -> effects`. No IO, no clock, no randomness.
 
-An incarnation registers, serves, and ends by draining or by losing its lease. Work under way is state here: calls to the server,
-transfers of models and KV, runs on the engine. After every event all that could be done is looked at again, so no order of events is
-needed. What the head of the virtual queue asks for is done in this order (QLM section 5): lookahead goes back, runs make room, runs come
-back from host memory, models move, and what fits is pulled.
+An incarnation registers, serves, and ends by draining or by losing its lease. Work under way is state here: calls to the server, transfers
+of models and KV, runs on the engine. Every event triggers all decisions, so events may arrive in any order. The head of the virtual queue
+is served in this order (QLM section 5): unpull lookahead, make room, restore offloaded runs, move models, pull requests that fit.
 
-Owning a request needs no lease (`qlm_queue.port`): an agent that lost its lease first writes what it holds and gives back what it runs, and
-then registers again as a new incarnation.
+Owning a request needs no lease (`qlm_queue.port`): an agent that lost its lease first writes its output and gives back its runs, and then
+registers again as a new incarnation.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ from typing import assert_never
 
 from qlm_agent.decisions.batch_size import BatchSize
 from qlm_agent.decisions.delivery import Delivery
-from qlm_agent.decisions.drain import Draining
+from qlm_agent.decisions.drain import DrainControl
 from qlm_agent.decisions.effects import AbortRuns, Effect, ForgetRun, PauseEngine, ResumeEngine, Stop
 from qlm_agent.decisions.events import (
+    AgentStart,
     CallAnswered,
     CallLost,
-    DrainAsked,
+    ControlMessage,
+    DrainCommand,
     EngineEnd,
-    EngineTold,
+    EngineProgress,
     Event,
-    HardwareTold,
     ItemsAnswered,
-    LeaseWasLost,
-    LoadAsked,
+    LeaseLoss,
+    LoadCommand,
     Message,
     ModelLoaded,
     ModelNotLoaded,
-    OthersTold,
+    OtherClientsLoad,
     Outcome,
     OwnedAnswered,
+    ProfilesUpdated,
     PullAnswered,
     PulledRun,
     QueueHead,
-    Registered,
+    RegistrationAnswer,
     RunsOffloaded,
     RunsRestored,
-    Started,
     TimePassed,
-    Told,
 )
-from qlm_agent.decisions.evict import Preempting
+from qlm_agent.decisions.evict import EvictionControl
 from qlm_agent.decisions.expectations import Expectations
-from qlm_agent.decisions.model_swap import Swapping
-from qlm_agent.decisions.pull import Intake, Pulling
+from qlm_agent.decisions.model_swap import ModelSwapControl
+from qlm_agent.decisions.pull import Intake, PullControl
 from qlm_agent.decisions.registration import Life, Registration, ServerLink
-from qlm_agent.decisions.restore import Restoring
-from qlm_agent.decisions.runs import Ending, Fate, Operations, ReturnCause, Run, RunTable
+from qlm_agent.decisions.restore import RestoreControl
+from qlm_agent.decisions.runs import Ending, Operations, RemovalCause, ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FailureKind, Tier
 from qlm_core.profile import HardwareProfile
@@ -60,11 +59,11 @@ from qlm_core.profile import HardwareProfile
 __all__ = ["AgentMachine", "Life"]
 
 BUFFER_RESUME_SHARE = 0.5
-"""The engine goes on when what is held is down to this share of the bound."""
+"""The engine resumes when held output is down to this share of the bound."""
 
 
 class AgentMachine:
-    """See the module. `next_wakeup_s` tells when TimePassed is wanted at the latest."""
+    """See the module. `next_wakeup_s`: the latest time for TimePassed."""
 
     def __init__(self, settings: MachineSettings) -> None:
         self._settings = settings
@@ -74,16 +73,16 @@ class AgentMachine:
         self.operations = Operations()
         self.expectations = Expectations(settings.hardware)
         self.delivery = Delivery(self.runs, self._link, settings.coalesce_s)
-        self._drain = Draining(settings, self.runs, self._link, self.delivery)
+        self._drain = DrainControl(settings, self.runs, self._link, self.delivery)
         self.batch_size = BatchSize(settings, self.runs, self.expectations)
-        self.pulling = Pulling(settings, self.runs, self._link, self.expectations, self.batch_size)
-        self.preempting = Preempting(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
-        self.restoring = Restoring(settings, self.runs, self.delivery, self.operations, self.batch_size)
+        self.pulling = PullControl(settings, self.runs, self._link, self.expectations, self.batch_size)
+        self.preempting = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
+        self.restoring = RestoreControl(settings, self.runs, self.delivery, self.operations, self.batch_size)
         weights_gb = self._weights_gb(settings.hardware)
-        self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
+        self.swapping = ModelSwapControl(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
         self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
         self.paused = False
-        self._broke_together = False  # the engine, with more than one run on it, and its model is not back yet
+        self._broke_together = False  # the engine broke with more than one run on it, and its model is not active yet
         self._now_s = 0.0
 
     @property
@@ -96,7 +95,7 @@ class AgentMachine:
 
     @property
     def serves(self) -> str:
-        """The model that is active or becomes so now: the planner hears of a change at once."""
+        """The model that is active or is being made active: the planner gets a change at once."""
         return self.swapping.swapping_to or self.swapping.active
 
     @property
@@ -105,12 +104,12 @@ class AgentMachine:
 
     @property
     def batch_reported(self) -> int:
-        """Most requests of the active model to run at once; 0 while another one is made active, for which none was chosen yet."""
+        """Most requests of the active model to run at once; 0 while another one is made active, without a choice yet."""
         return 0 if self.swapping.swapping_to else self.batch_size.reported
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """Seconds of the clock that is passed in; None: nothing but an event will change anything."""
+        """Seconds of the caller's clock; None: only an event will change anything."""
         if self.life is Life.STOPPED:
             return None
         away_until_s = self._link.away_until_s
@@ -123,11 +122,11 @@ class AgentMachine:
                 calls.append(self.pulling.next_wakeup_s)
         after_s = -math.inf if away_until_s is None else away_until_s
         times += [max(time_s, after_s) for time_s in calls if time_s is not None]
-        # What was due at the last step was looked at then, and waits for an event.
+        # The last step decided everything that was due then; it waits for an event.
         return min((time_s for time_s in times if time_s is not None and time_s > self._now_s), default=None)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes an event at a time that does not go back."""
+        """Takes an event; time never decreases."""
         if self.life is Life.STOPPED:
             return []
         self._now_s = now_s
@@ -140,8 +139,8 @@ class AgentMachine:
 
     def _take(self, now_s: float, event: Event, effects: list[Effect]) -> None:
         match event:
-            case EngineTold():
-                self._engine_told(now_s, event)
+            case EngineProgress():
+                self._take_progress(now_s, event)
             case RunsOffloaded():
                 self.preempting.offloaded(now_s, event)
             case RunsRestored():
@@ -155,7 +154,7 @@ class AgentMachine:
             case PullAnswered():
                 self._link.answered()
                 if self.pulling.pull_answered(event):
-                    self.preempting.look_again()
+                    self.preempting.mark_changed()
                     for pulled in event.pulled:
                         self.batch_size.pulled(pulled)
                         self._own(pulled, effects)
@@ -163,17 +162,17 @@ class AgentMachine:
                 self._link.answered()
                 if self.pulling.owned_answered(event.call):
                     self._owned(event.owned, effects)
-            case Told():
-                self._told(now_s, event, effects)
-            case HardwareTold():
+            case ControlMessage():
+                self._take_message(now_s, event, effects)
+            case ProfilesUpdated():
                 self.expectations.hardware = event.hardware
-                self.swapping.weights_told(self._weights_gb(event.hardware))
-            case Registered():
+                self.swapping.update_weights(self._weights_gb(event.hardware))
+            case RegistrationAnswer():
                 self._link.answered()
                 if self._registration.registered(now_s, event):
                     self._drain.registered()
                     self.pulling.reset(now_s)
-            case LeaseWasLost():
+            case LeaseLoss():
                 if self._registration.lease_lost(now_s, event.incarnation):
                     effects += self._drain.take_off_engine(self.runs.on_engine())
             case CallAnswered():
@@ -183,7 +182,7 @@ class AgentMachine:
             case CallLost():
                 self._link.lost(now_s)
                 self._lost(now_s, event.call, effects)
-            case OthersTold():
+            case OtherClientsLoad():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self._broke_together = False
@@ -196,11 +195,11 @@ class AgentMachine:
                 effects += self.swapping.not_loaded(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
                     effects += self.restoring.model_failed(event.model)
-            case LoadAsked():
-                effects += self.swapping.asked(event.ask, event.model, event.tier)
-            case DrainAsked():
-                self._drain.asked(now_s, event)
-            case Started() | TimePassed():
+            case LoadCommand():
+                effects += self.swapping.request(event.caller, event.model, event.tier)
+            case DrainCommand():
+                self._drain.request(now_s, event)
+            case AgentStart() | TimePassed():
                 pass
             case _:
                 assert_never(event)
@@ -208,14 +207,14 @@ class AgentMachine:
     def _weights_gb(self, hardware: Mapping[str, HardwareProfile]) -> Mapping[str, float]:
         return {**{model: row.weights_gb for model, row in hardware.items()}, **self._settings.weights_gb}
 
-    def _told(self, now_s: float, event: Told, effects: list[Effect]) -> None:
+    def _take_message(self, now_s: float, event: ControlMessage, effects: list[Effect]) -> None:
         run = self.runs.get(event.run_id)
         match event.message:
             case Message.WAKE | Message.HEAD_CHANGED:
                 self.pulling.signalled()
             case Message.CANCEL:
                 if run is not None:
-                    self._forget(run, effects, Fate.GONE)
+                    self._forget(run, effects, RemovalCause.GONE)
             case Message.GATEWAY_REBOUND:
                 if run is not None:
                     self.delivery.hurry(run)
@@ -224,22 +223,22 @@ class AgentMachine:
             case _:
                 assert_never(event.message)
 
-    def _engine_told(self, now_s: float, event: EngineTold) -> None:
-        seconds, tokens_told, model = 0.0, 0, ""
+    def _take_progress(self, now_s: float, event: EngineProgress) -> None:
+        seconds, tokens_made, model = 0.0, 0, ""
         sequences = self.runs.running + self.runs.others_runs
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:
                 continue
             run.started = True
-            if run.told_s is not None:
-                seconds += now_s - run.told_s
-                tokens_told += tokens
+            if run.reported_s is not None:
+                seconds += now_s - run.reported_s
+                tokens_made += tokens
                 model = run.model
-            run.told_s = now_s
+            run.reported_s = now_s
             self.delivery.produced(now_s, run, tokens)
-        if tokens_told:
-            self.expectations.told(model, seconds, tokens_told, sequences)
+        if tokens_made:
+            self.expectations.record_tokens(model, seconds, tokens_made, sequences)
         broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
         if broken > 1:
             self._broke_together = True
@@ -273,14 +272,14 @@ class AgentMachine:
         effects += self._intake.own(pulled, serving=self.life is Life.SERVING and not self.draining)
 
     def _owned(self, owned: tuple[PulledRun, ...], effects: list[Effect]) -> None:
-        """What the server says this incarnation owns: takes what is not known, and mends gaps."""
+        """Takes unknown runs that this incarnation owns on the server, and closes gaps."""
         by_id = {pulled.run_id: pulled for pulled in owned}
         for run in self.runs.all():
             if run.gap:
                 if run.run_id in by_id:
                     self.delivery.progress_read(run, by_id[run.run_id].stored)
                 else:
-                    self._forget(run, effects, Fate.GONE)
+                    self._forget(run, effects, RemovalCause.GONE)
         for pulled in owned:
             self._own(pulled, effects)
 
@@ -304,7 +303,7 @@ class AgentMachine:
         if self.life is Life.NONE:
             if not self._drain.stop:
                 effects += self._registration.decide(now_s)
-            elif not self._registration.under_way:  # else it is deregistered once it is known by what name
+            elif not self._registration.under_way:  # else it deregisters once its name is known
                 self._end(effects)
             return
         self._pause_or_resume(effects)
@@ -325,13 +324,13 @@ class AgentMachine:
             if head is not None and self.restoring.first(now_s, urgency) is None:
                 self._make_room(now_s, head, effects)
             effects += self.restoring.decide(now_s, urgency, swapping.active, swapping.kv_capacity_tokens)
-        # An offloaded run that comes before the head needs the room, or its model: nothing is taken meanwhile.
+        # An offloaded run that precedes the head needs the room, or its model: nothing is pulled.
         first = self.restoring.first(now_s, urgency)
         models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
         if not models and not swapping.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
         if not models and swapping.failing:
-            models = [swapping.failing]  # what waited for it went elsewhere
+            models = [swapping.failing]  # its requests went to other instances
         empty = self.runs.running == 0 and not pulling.under_way
         effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
         may_pull = not self.paused and not swapping.swapping_to
@@ -367,10 +366,10 @@ class AgentMachine:
         elif self.paused and held <= bound * BUFFER_RESUME_SHARE:
             self.paused = False
             for run in self.runs.on_gpu():
-                run.told_s = None
+                run.reported_s = None
             effects.append(ResumeEngine())
 
-    def _forget(self, run: Run, effects: list[Effect], fate: Fate) -> None:
+    def _forget(self, run: Run, effects: list[Effect], fate: RemovalCause) -> None:
         """The run is not the agent's any more."""
         if run.on_engine:
             effects.append(AbortRuns(run_ids=(run.run_id,)))

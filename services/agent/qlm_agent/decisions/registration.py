@@ -8,14 +8,14 @@ from __future__ import annotations
 from enum import Enum
 
 from qlm_agent.decisions.effects import Effect, Register
-from qlm_agent.decisions.events import Registered
+from qlm_agent.decisions.events import RegistrationAnswer
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 
 
 class ServerLink:
-    """One backoff for all calls: they go to one server. It doubles with each failed try and ends with the first answer."""
+    """One backoff for all calls: they share one server. It doubles with each failed try and ends with the first answer."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -24,7 +24,7 @@ class ServerLink:
 
     @property
     def away_until_s(self) -> float | None:
-        """Before this no call is made; None while the server answers."""
+        """No call is made earlier; None while the server answers."""
         return self._away_until_s
 
     def next_call(self) -> int:
@@ -47,12 +47,12 @@ class ServerLink:
 
 SHORT_LIFE_S = 5.0
 REGISTER_PAUSE_S = 1.0
-"""An incarnation that lived less than SHORT_LIFE_S is followed by the next after REGISTER_PAUSE_S, and none by another while a process that
-started earlier serves the instance: of two agents that were given one name the later one yields."""
+"""After an incarnation of less than SHORT_LIFE_S the next one waits REGISTER_PAUSE_S. While an older process serves the instance, none
+registers: of two agents with one name the later yields."""
 
 
 class Life(Enum):
-    """Of the incarnation."""
+    """State of the incarnation."""
 
     NONE = "none"  # to be registered
     SERVING = "serving"
@@ -91,7 +91,7 @@ class Registration:
         self._call = self._link.next_call()
         return [Register(call=self._call, nonce_number=self._count, yields=self._yields)]
 
-    def registered(self, now_s: float, answer: Registered) -> bool:
+    def registered(self, now_s: float, answer: RegistrationAnswer) -> bool:
         """Whether a new incarnation begins with this."""
         if answer.call != self._call:
             return False

@@ -1,7 +1,7 @@
 """The scheduler that QLM puts into vLLM: `scheduler_cls="qlm_agent.engines.vllm.scheduler.scheduler.QlmScheduler"`.
 
-QLM's policy orders (`scheduling_order`) and requests can be offloaded to host memory (`scheduling_swap`); both lean on insides of vLLM's
-scheduler, which are checked here when the module is imported.
+QLM's policy orders requests (`scheduler.order`) and offloads them to host memory (`scheduler.swap`); both depend on internals of vLLM's
+scheduler, which are checked here at import.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ATTRIBUTES = (
 
 
 def check_vllm() -> None:
-    """Raises ImportError where this vLLM's scheduler is not built as the mixins need it."""
+    """Raises ImportError if this vLLM's scheduler lacks what the mixins need."""
     missing = [
         name for name, parameter in _METHODS.items() if parameter not in inspect.signature(getattr(Scheduler, name, check_vllm)).parameters
     ]
@@ -53,7 +53,7 @@ def check_vllm() -> None:
     missing += scheduling_calls.lacking()
     if missing:
         raise ImportError(
-            f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in is made for (tested: {TESTED_VERSION}.x); "
+            f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in supports (tested: {TESTED_VERSION}.x); "
             f"it lacks {', '.join(missing)}"
         )
 
