@@ -261,7 +261,7 @@ def in_virtual_time(asked: Sequence[Ask], path: Path, profiles: ProfileSnapshot,
     ]
     models = tuple(replace(model, vocabulary_size=32_000) for model in cluster.models)  # prompts name the answer's length in a token
     described = replace(cluster, models=models, instances=(instance,), profiles=profiles)
-    result = simulate(described, requests, seed=seed, limit_s=LIMIT_S, look_every_s=LOOK_EVERY_S)
+    result = simulate(described, requests, seed=seed, limit_s=LIMIT_S, poll_every_s=LOOK_EVERY_S)
     unended = [outcome.request_id for outcome in result.outcomes if outcome.state is None]
     if unended:
         raise NotServed(f"{len(unended)} simulated requests did not end within {LIMIT_S:g} s")

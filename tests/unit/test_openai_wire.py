@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qlm_agent.delivery.logprobs import record
-from qlm_agent.delivery.stop_strings import StopMatch, Piece, StopStrings
+from qlm_agent.delivery.stop_strings import Piece, StopMatch, StopStrings
 from qlm_agent.engines.openai.errors import NotServable, ServerRefused
 from qlm_agent.engines.openai.event_stream import EVENT_BYTES_MAX, EventStream
 from qlm_agent.engines.openai.logprobs import records_of

@@ -61,7 +61,7 @@ def simulated_run(
         seed=workload.seed,
         sample_every_s=SAMPLE_EVERY_S,
         limit_s=LIMIT_S,
-        look_every_s=COARSE_S / time_scale,
+        poll_every_s=COARSE_S / time_scale,
         kills=kills,
     )
     return _measured(policy, workload, time_scale, result)
@@ -86,5 +86,5 @@ def _measured(policy: str, workload: Workload, time_scale: float, result: Simula
         wait_p99_s=quantile(waits, 0.99),
         run_s=max((outcome.finished_s for outcome in ended), default=0.0) * time_scale,
         swaps=sum(result.swaps.values()),
-        gave_way=result.gave_way,
+        gave_way=result.displaced,
     )

@@ -135,7 +135,7 @@ def run(task: Task) -> Measures:
     limit_s = max(LIMIT_SPANS * requests[-1].arrival_s, LIMIT_MIN_S)
     result = simulate(cluster, requests, policy, seed=task.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=limit_s)
     return _measured(
-        cell, requests, traffic, result.outcomes, limit_s, sum(result.swaps.values()), result.gave_way, time.process_time() - began_s
+        cell, requests, traffic, result.outcomes, limit_s, sum(result.swaps.values()), result.displaced, time.process_time() - began_s
     )
 
 

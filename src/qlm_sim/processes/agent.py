@@ -1,4 +1,4 @@
-"""An agent in virtual time: the machine, its calls and its engine driver are the live ones; this is what asyncio does there."""
+"""An agent in virtual time: the machine, its calls and its engine driver are the live ones; this module replaces asyncio."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from qlm_sim.world.leases import SimLeaseKeeper
 from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.site import Site
 
-TellPlanner = Callable[[Process, str, PlannerEvent], None]
+SendToPlanner = Callable[[Process, str, PlannerEvent], None]
 """Sends an event from a process to the planner at an address."""
 
 
 class SimAgent:
-    """One instance over all its lives. `calls_under_way`: names of the effects that wait for the server, for those who count faults."""
+    """One instance over all its lives. `calls_under_way`: names of the effects that wait for the server, for counts of faults."""
 
-    def __init__(self, site: Site, description: InstanceDescription, tell_planner: TellPlanner) -> None:
+    def __init__(self, site: Site, description: InstanceDescription, send_to_planner: SendToPlanner) -> None:
         self.process = site.process(description.name)
         self.description = description
         self.drained = False  # it stopped by itself
         self._past_swaps = 0  # of the lives before this one
         self._site = site
-        self._tell_planner = tell_planner
+        self._send_to_planner = send_to_planner
         self._served = _served(site, description.agent)
         self.settings = replace(machine_settings(description.agent, self._served), owned_check_s=description.owned_check_s)
         self._noise = Straggler(
@@ -74,7 +74,7 @@ class SimAgent:
         self._noise.slowness = factor
 
     def begin_life(self) -> None:
-        """Everything that a process begins with; `start` runs it."""
+        """Builds a process's initial state; `start` runs it."""
         site, description = self._site, self.description
         process = self.process
         self.machine = AgentMachine(self.settings)
@@ -120,7 +120,7 @@ class SimAgent:
 
     @property
     def swaps(self) -> int:
-        """Of one model for another, over all its lives."""
+        """Model swaps, over all its lives."""
         return self._past_swaps + max(0, self.machine.swapping.swaps - 1)
 
     # Life -------------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class SimAgent:
             case ForgetRun():
                 del self._held[effect.run_id]
             case DrainAnswer() | LoadAnswer():
-                pass  # nobody asked here
+                pass  # the simulation makes no such calls
             case Stop():
                 self.drained = True
                 self.process.end()
@@ -216,7 +216,7 @@ class SimAgent:
             self.process.spawn(self._send_reports())
 
     async def _send_reports(self) -> None:
-        """What `Reporter.run` does."""
+        """Does the work of `Reporter.run`."""
         await self.process.sleep(GATHER_S)
         self._reporting = False
         await self._reporter.flush()
@@ -224,7 +224,7 @@ class SimAgent:
     # The planner ------------------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        """What `Announcer` does: tells each leader of each incarnation, and then its load."""
+        """Does the work of `Announcer`: announces each incarnation to each leader, and then reports its load."""
         announced = ("", "")
         while True:
             facts, stats = self.calls.facts, self.engine.stats()
@@ -238,7 +238,7 @@ class SimAgent:
                 except (Unavailable, LeaseLost):
                     address = ""
                 if address and announced != (address, facts.incarnation):
-                    self._tell_planner(self.process, address, InstanceAnnounced(facts=facts))
+                    self._send_to_planner(self.process, address, InstanceAnnounced(facts=facts))
                     announced = (address, facts.incarnation)
                 if address:
                     load = LoadReported(
@@ -247,7 +247,7 @@ class SimAgent:
                         warm_models=tuple(stats.warm_models),
                         batch=self.machine.batch_reported,
                     )
-                    self._tell_planner(self.process, address, load)
+                    self._send_to_planner(self.process, address, load)
             await suspend(self._sleep)
 
     def _sleep(self, announcer: Task) -> None:

@@ -1,7 +1,6 @@
-"""Which fault must have met which work under way: what the seeds are worth.
+"""Faults that must have hit work under way: the coverage of the seeds.
 
-`COMMON` is met by the 64 seeds of every test run, `RARE` besides by a thousand. A change that makes one of them impossible has to say so
-here.
+`COMMON` is met by the 64 seeds of every test run, `RARE` also by a thousand. A change that makes one of them impossible changes this list.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ EFFECTS = (
     *("GiveBack displaced", "GiveBack drained", "GiveBack evicted", "GiveBack failed", "GiveBack unstarted", "OffloadRuns", "RestoreRuns"),
     *("PauseEngine", "ResumeEngine", "Place", "Pull", "ReadOwned", "ReadUnplaced", "Reclaim", "Register", "StartRun", "Stop"),
 )
-"""What agents and planners must have done at least once over the seeds of every test run."""
+"""Effects that agents and planners must have had at least once over the seeds of every test run."""
 
 
 def missing(meetings: Meetings, expected: Iterable[tuple[str, str]]) -> list[str]:
