@@ -1,4 +1,4 @@
-"""A workload in virtual time: what `qlm_sim` makes of it, measured as the ledger measures a live run."""
+"""A workload in virtual time: a run of `qlm_sim`, measured as the ledger measures a live run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest
 
 LIMIT_S = 3_600.0
-"""Virtual seconds (real ones of the run that is simulated) after which a simulated run ends, whatever still waits."""
+"""Virtual seconds (real ones of the simulated run) after which a simulated run ends in any case."""
 SAMPLE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """A configuration file, what overrides it, and which of its processes are simulated."""
+    """A configuration file, its overrides, and its simulated processes."""
 
     path: str
     overrides: Mapping[str, object]
@@ -45,7 +45,7 @@ def simulated_run(
             model=request.model,
             prompt_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
-            output_tokens_max=request.output_tokens_max,  # as its client says in a live run
+            output_tokens_max=request.output_tokens_max,  # as its client sends it in a live run
             greedy=True,
             slo=Slo(kind=SloKind.COMPLETION, seconds=request.slo_s / time_scale),
             content=request.index,

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a replay: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
