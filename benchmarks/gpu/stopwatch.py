@@ -1,4 +1,4 @@
-"""How long work on a device takes, and what a line through such times says."""
+"""Times of work on a device, and a line through such times."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from benchmarks.gpu.decoder import BYTES_OF, SHAPES, Decoder
 from benchmarks.gpu.stopwatch import fitted, replayed, seconds_of
 
 FREE_SHARE = 0.8
-"""Of the device's free memory that weights and KV may take."""
+"""Share of the device's free memory for weights and KV."""
 CHUNK_BYTES = 1 << 30
 MOVED_TOKENS = 4_096
 SIZES = {
@@ -21,7 +21,7 @@ SIZES = {
     False: ((1, 8, 32, 64), (256, 1024, 4096), (16, 128, 512, 1024, 2048, 4096), 20),
     True: ((1, 4), (32, 128), (16, 64, 128), 3),
 }
-"""By whether the run is a dry one."""
+"""By kind of run: full or dry."""
 
 
 def main(arguments: Sequence[str]) -> int:

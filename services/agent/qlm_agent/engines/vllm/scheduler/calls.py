@@ -13,13 +13,13 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
 
 def qlm_offload(core: Any, run_ids: list[str]) -> list[str]:
-    """See `SwapScheduling.offload`."""
+    """See `KvSwapScheduling.offload`."""
     leaving: list[str] = core.scheduler.offload(run_ids)
     return leaving
 
 
 def qlm_restore(core: Any, run_ids: list[str]) -> list[str]:
-    """See `SwapScheduling.restore`."""
+    """See `KvSwapScheduling.restore`."""
     back: list[str] = core.scheduler.restore(run_ids)
     return back
 

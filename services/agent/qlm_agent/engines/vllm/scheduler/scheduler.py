@@ -15,7 +15,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from qlm_agent.engines.vllm.scheduler import calls as scheduling_calls
-from qlm_agent.engines.vllm.scheduler.swap import SwapScheduling
+from qlm_agent.engines.vllm.scheduler.swap import KvSwapScheduling
 
 TESTED_VERSION = "0.32"
 
@@ -62,7 +62,7 @@ check_vllm()
 scheduling_calls.install()
 
 
-class QlmScheduler(SwapScheduling, Scheduler):
+class QlmScheduler(KvSwapScheduling, Scheduler):
     """For engines that make one step at a time (`async_scheduling=False`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class QlmScheduler(SwapScheduling, Scheduler):
             raise ValueError("QlmScheduler needs async_scheduling=False; with it take QlmAsyncScheduler")
 
 
-class QlmAsyncScheduler(SwapScheduling, AsyncScheduler):
+class QlmAsyncScheduler(KvSwapScheduling, AsyncScheduler):
     """For engines that schedule a step while the one before is under way (`async_scheduling=True`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NEVER_STEP = sys.maxsize
 
 
-class SwapScheduling(PolicyScheduling):
+class KvSwapScheduling(PolicyScheduling):
     """A mixin before one of vLLM's schedulers. Requests are named by their `run_id`. Without the connector nothing can be offloaded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
