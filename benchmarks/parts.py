@@ -70,7 +70,7 @@ class Parts:
         self.failures[name] = why
         self.progress.say(f"{name} FAILED: {why}")
 
-    def tell(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
+    def print_results(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
         """On stdout, beside the `context` what the machine is and the versions of `packages`. Ends the process with 1 where a part
         failed."""
         if as_json:

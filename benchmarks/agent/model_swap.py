@@ -99,7 +99,7 @@ def measure(plan: Plan) -> Measured:
         plan.say(f"model swap, {name}: {1e3 * spread(each)['median']:.1f} ms")
     swaps = run_quietly(_in_a_row(plan, step_s))
     share = sum(swap.hidden for swap in swaps) / len(swaps)
-    plan.say(f"model swap: the warming of {share:.0%} of {len(swaps)} planned swaps was hidden")
+    plan.say(f"model swap: the warming of {share:.0%} of {len(swaps)} planned model swaps was hidden")
     values: Values = {
         "swap_ms": {
             "active_from_warm": 1e3 * spread(times["active_from_warm"])["median"],

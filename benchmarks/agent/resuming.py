@@ -1,4 +1,4 @@
-"""EvictionResult requests against undisturbed ones: aborted at a random token, resumed on a random instance as prompt + produced tokens.
+"""Evicted requests against undisturbed ones: aborted at a random token, resumed on a random instance as prompt + produced tokens.
 
 Two instances of one model in float32, greedy. First all requests are answered undisturbed; then the engines are loaded anew, so that no
 prefix cache has those answers, and each request is evicted once. Batches are full and mixed meanwhile, and never the same in the two

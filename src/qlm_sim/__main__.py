@@ -23,7 +23,7 @@ RARE_SEEDS = 1000
 @click.option("--start", default=1, show_default=True, help="The first of them.")
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(min=1), help="Processes to run them in.")
 @click.option("--require", is_flag=True, help="Exit with 1, too, if an expected fault did not hit the work it is for.")
-@click.option("--meetings", is_flag=True, help="Print how often each fault hit which work under way.")
+@click.option("--meetings", is_flag=True, help="Print how often each fault hit each kind of work.")
 def main(seed: int | None, transcript: bool, count: int, start: int, processes: int, require: bool, meetings: bool) -> None:
     """Runs a cluster in virtual time through storms of faults, by seed. Exits with 1 if an invariant does not hold."""
     if seed is not None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm_agent.decisions.effects import LoadModel
-from qlm_agent.decisions.events import EngineProgress, Event, ModelLoaded, ModelNotLoaded, OtherClientsLoad
+from qlm_agent.decisions.events import EngineProgress, Event, ModelLoaded, ModelNotLoaded, OtherLoad
 from qlm_agent.engines.driver import EngineDriver
 from qlm_agent.engines.port import Engine, EngineStats, ModelLoadFailed, Tier
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
@@ -66,7 +66,7 @@ class Driven:
     def told(self) -> list[object]:
         """Since last asked: what others hold, and the kinds of all else."""
         events, self.events[:] = list(self.events), []
-        return [(event.runs, event.kv_tokens) if isinstance(event, OtherClientsLoad) else type(event) for event in events]
+        return [(event.runs, event.kv_tokens) if isinstance(event, OtherLoad) else type(event) for event in events]
 
 
 async def test_it_is_known_before_a_model_is_active() -> None:

@@ -99,7 +99,7 @@ def test_spans_say_when_a_model_was_active_swapped_and_away(recording: Recording
         Span(from_s=1.0, to_s=3.0, label=""),
         Span(from_s=3.0, to_s=4.0, label=MODELS[1]),
     ]
-    assert spans.swap_spans(recording, "a100-0") == [Span(from_s=1.0, to_s=2.0, label=MODELS[1])]
+    assert spans.model_swap_spans(recording, "a100-0") == [Span(from_s=1.0, to_s=2.0, label=MODELS[1])]
     assert spans.down_spans(recording, "a100-0") == [Span(from_s=2.0, to_s=3.0, label="down")]
     assert spans.serving_spans(recording, "planner-0") == [
         Span(from_s=0.0, to_s=3.0, label="planner-0"),

@@ -20,7 +20,7 @@ from qlm_load.replay.replay import Replay
 from qlm_process.cluster.state import ClusterState
 
 POLL_EVERY_S = 0.25
-SCRAPE_EVERY_LOOKS = 4
+SCRAPE_EVERY_POLLS = 4
 SCRAPE_TIMEOUT_S = 2.0
 
 
@@ -39,13 +39,13 @@ class Watch:
 
     async def run(self) -> None:
         """Until cancelled."""
-        looks = 0
+        polls = 0
         while True:
             started_s = time.monotonic()
-            if looks % SCRAPE_EVERY_LOOKS == 0:
+            if polls % SCRAPE_EVERY_POLLS == 0:
                 await self.scrape()
             await self.poll()
-            looks += 1
+            polls += 1
             await asyncio.sleep(max(0.0, POLL_EVERY_S - (time.monotonic() - started_s)))
 
     async def poll(self) -> list[Kill]:

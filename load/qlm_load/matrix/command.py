@@ -19,7 +19,7 @@ from qlm_process.config import parse_override
 
 if TYPE_CHECKING:
     from qlm_load.matrix.figures import CellRuns
-    from qlm_load.matrix.runs import MatrixTask
+    from qlm_load.matrix.runs import CellTask
 
 POLICIES = ("slo", "fcfs", "edf", "least_loaded", "shepherd", "batched")
 BATCHES = (32, 48, 64, 96)
@@ -64,7 +64,7 @@ def matrix(
     """
     from qlm_load.matrix.cells import BATCH_MAX, CELLS_SEED, cells  # late: these load all services
     from qlm_load.matrix.figures import QLM, STEADY, CellRuns
-    from qlm_load.matrix.runs import MatrixTask
+    from qlm_load.matrix.runs import CellTask
 
     drawn_by = CELLS_SEED if cells_seed is None else cells_seed
     chosen = [cell for cell in cells(drawn_by, quick=quick) if only in cell.key and (only or quick or not cell.key.startswith(STEADY))]
@@ -80,7 +80,7 @@ def matrix(
     except ConfigError as error:
         raise click.BadParameter(error.message, param_hint="--set") from error
     tasks = [
-        MatrixTask(cell=cell, variant=variant, batch_max=batch_max, seed=seed, settings=given)
+        CellTask(cell=cell, variant=variant, batch_max=batch_max, seed=seed, settings=given)
         for cell in chosen
         for seed in seed_list
         for variant in variants
@@ -94,7 +94,7 @@ def matrix(
         sys.exit(EXIT_FAILED)
 
 
-def _run_all(tasks: Sequence[MatrixTask], found: dict[str, CellRuns], processes: int, written: Callable[[], None]) -> int:
+def _run_all(tasks: Sequence[CellTask], found: dict[str, CellRuns], processes: int, written: Callable[[], None]) -> int:
     """Runs the tasks, `processes` at a time; returns how many failed."""
     from qlm_load.matrix.runs import run
 

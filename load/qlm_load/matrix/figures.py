@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from qlm_load.matrix.cells import BATCH_MAX, Cell
-from qlm_load.matrix.runs import MatrixTask, Measures
+from qlm_load.matrix.runs import CellTask, Measures
 
 QLM = "slo"
 SHIPPED, BEST = "shipped", "best"
@@ -41,7 +41,7 @@ class CellRuns:
     cell: Cell
     runs: dict[Option, dict[int, Measures]] = field(default_factory=dict)
 
-    def add(self, task: MatrixTask, measures: Measures) -> None:
+    def add(self, task: CellTask, measures: Measures) -> None:
         self.runs.setdefault((task.variant, task.batch_max), {})[task.seed] = measures
 
     def mean(self, option: Option, name: str) -> float:

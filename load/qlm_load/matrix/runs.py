@@ -35,7 +35,7 @@ Settings = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixTask:
+class CellTask:
     """A run. `variant`: a policy, and with "@" settings of its own ("slo@agent.batch=max"). `settings`: of the whole cluster.
     `batch_max`: of every agent."""
 
@@ -120,7 +120,7 @@ def _arrivals_s(cell: Cell, levels: npt.NDArray[np.float64]) -> npt.NDArray[np.f
     return unit / cell.rate_per_s
 
 
-def run(task: MatrixTask) -> Measures:
+def run(task: CellTask) -> Measures:
     """Seconds to minutes of a core. Raises ConfigError for wrong settings."""
     began_s = time.process_time()
     cell = task.cell

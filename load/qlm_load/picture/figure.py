@@ -190,7 +190,7 @@ def _queue(ax: Axes, recording: Recording, instance: str) -> None:
     ax.set_title(instance, loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
     ax.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
     counts = spans.operation_counts(recording, instance)
-    lines = [f"{len(spans.swap_spans(recording, instance)):,} model swaps seen"]
+    lines = [f"{len(spans.model_swap_spans(recording, instance)):,} model swaps seen"]
     lines += [f"{counts[what]:,} {text}" for what, text in COUNTED.items() if counts.get(what)]
     ax.annotate(
         "\n".join(lines), (1.0, 1.0), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
@@ -211,7 +211,7 @@ def _band(ax: Axes, recording: Recording, instance: str) -> None:
             ax.axvspan(span.from_s, span.to_s, 0.18, 1.0, color=palette.hue(recording.models, span.label), linewidth=0)
             if span.to_s - span.from_s >= LABEL_SHARE_MIN * recording.duration_s:
                 ax.text((span.from_s + span.to_s) / 2, 0.58, span.label, ha="center", va="center", fontsize=8, color=PAPER)
-    for span in spans.swap_spans(recording, instance):
+    for span in spans.model_swap_spans(recording, instance):
         colour = palette.hue(recording.models, span.label)
         ax.axvspan(span.from_s, span.to_s, 0.18, 1.0, facecolor=PAPER, edgecolor=colour, hatch="////", linewidth=0)
     for span in spans.down_spans(recording, instance):

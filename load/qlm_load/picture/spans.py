@@ -72,7 +72,7 @@ def model_spans(recording: Recording, instance: str) -> list[Span]:
     return _spans(recording, lambda frame: _of(frame, instance, lambda seen: "" if seen.swapping_to else seen.model))
 
 
-def swap_spans(recording: Recording, instance: str) -> list[Span]:
+def model_swap_spans(recording: Recording, instance: str) -> list[Span]:
     """Model swaps, by their new model."""
     return [span for span in _spans(recording, lambda frame: _of(frame, instance, lambda seen: seen.swapping_to)) if span.label]
 

@@ -41,12 +41,12 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
         model = pick(models, [each.share for each in models], model_level)
         slo = pick(*classes_of(model, CHAT_CLASSES), class_level)
         drawn.append((in_wave(arrival_s) if slo.name == WAVED else arrival_s, model, slo, rest))
-    requests, asked = [], []
+    requests, chosen = [], []
     for index, (arrival_s, model, slo, (text_level, length_level)) in enumerate(sorted(drawn, key=lambda each: each[0])):
         least, most = ANSWER_TOKENS[slo.name]
         output_tokens = least + int(length_level * (most - least + 1))
         text = texts[slo.name][int(text_level * len(texts[slo.name]))]
-        asked.append(text)
+        chosen.append(text)
         requests.append(
             WorkloadRequest(
                 index=index,
@@ -62,7 +62,7 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
         )
     sizes = {model.name: model.vocabulary_size for model in models}
     notes = (f"{count:,} chats, seed {seed}, {rate_per_s:g} a second",)
-    return Workload(seed=seed, requests=tuple(requests), vocabulary_sizes=sizes, notes=notes, texts=tuple(asked))
+    return Workload(seed=seed, requests=tuple(requests), vocabulary_sizes=sizes, notes=notes, texts=tuple(chosen))
 
 
 def in_wave(arrival_s: float) -> float:

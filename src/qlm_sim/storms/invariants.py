@@ -205,8 +205,8 @@ class Oracle:
         self._check(list(self._standing) == list(self._state.requests), "regroup ended a request, or made one")
         for queue_id, (group_id, seen) in self._standing.items():
             request = self._state.requests[queue_id]
-            goes = queue_id in named and group_id == source and seen is not None and seen.state is RequestState.PLACED
-            self._check(request.group_id == group_id or (goes and request.group_id == into.group_id), f"regroup took {queue_id} elsewhere")
+            moved = queue_id in named and group_id == source and seen is not None and seen.state is RequestState.PLACED
+            self._check(request.group_id == group_id or (moved and request.group_id == into.group_id), f"regroup took {queue_id} elsewhere")
             self._check(self._seen(request) == seen, f"regroup changed {queue_id}")
 
     def _reopened(self, command: Command) -> None:

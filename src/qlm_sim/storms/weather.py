@@ -52,7 +52,7 @@ AMBUSH_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One fault: at `at_s` after the start, for `for_s`. `victim`: which of the processes of its kind, counted round. `severity`: 0 up
+    """One fault: at `at_s` after the start, for `for_s`. `victim`: index of the process among its kind, counted round. `severity`: 0 up
     to 1. `ambush`: the kind of call that it waits for, at most `AMBUSH_S`, "" for none."""
 
     at_s: float

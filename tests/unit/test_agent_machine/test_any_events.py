@@ -41,7 +41,7 @@ from qlm_agent.decisions.events import (
     Message,
     ModelLoaded,
     ModelNotLoaded,
-    OtherClientsLoad,
+    OtherLoad,
     Outcome,
     OwnedAnswered,
     PullAnswered,
@@ -221,7 +221,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(runs=st.sampled_from([0, 1, 9]), kv_tokens=st.sampled_from([0, 300, 1_000]))
     def others(self, runs: int, kv_tokens: int) -> None:
-        self.feed(OtherClientsLoad(runs=runs, kv_tokens=kv_tokens))
+        self.feed(OtherLoad(runs=runs, kv_tokens=kv_tokens))
 
     @rule(pick=names, failure=st.one_of(st.none(), st.sampled_from(FailureKind)))
     def end(self, pick: int, failure: FailureKind | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.decisions.events import DrainCommand, OtherClientsLoad
+from qlm_agent.decisions.events import DrainCommand, OtherLoad
 from qlm_agent.decisions.machine import Life
 
 from .world import DISPLACEMENTS_MAX, World
@@ -30,8 +30,8 @@ def test_others_that_come_and_go_hold_up_nobody_for_ever(seed: int) -> None:
     world = World(seed)
     for at_s in range(1, 60):
         runs = world.random.randrange(12) if at_s % 5 else 0
-        world.later(OtherClientsLoad(runs=runs, kv_tokens=600 * runs), float(at_s))
-    world.later(OtherClientsLoad(runs=0, kv_tokens=0), 60.0)
+        world.later(OtherLoad(runs=runs, kv_tokens=600 * runs), float(at_s))
+    world.later(OtherLoad(runs=0, kv_tokens=0), 60.0)
     world.run(until_s=600.0)
     assert all(request.ended for request in world.requests), f"seed {seed}"
 

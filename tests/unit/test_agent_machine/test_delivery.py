@@ -73,7 +73,7 @@ def test_a_rebound_gateway_gets_what_is_held() -> None:
 def test_cancel_aborts_and_later_output_is_dropped() -> None:
     t = serving("1")
     t.produce(("1", 2))
-    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 not owned"]
     assert t.produce(("1", 2)) == []
     assert t.end(ended("1", 1)) == []
     assert t.machine.runs.held_tokens == 0
@@ -88,13 +88,13 @@ def test_a_stale_answer_aborts() -> None:
     t = serving("1", "2")
     t.produce(("1", 2), ("2", 1))
     assert t.wake() == ["emit 1[1:3] 2[1:2]"]
-    assert t.answer_items("emit", STALE, DONE) == ["abort 1", "forget 1 gone"]
+    assert t.answer_items("emit", STALE, DONE) == ["abort 1", "forget 1 not owned"]
 
 
 def test_a_stale_end_is_forgotten() -> None:
     t = serving("1")
     t.end(ended("1", 1))
-    assert t.answer_items("complete", STALE) == ["forget 1 gone"]
+    assert t.answer_items("complete", STALE) == ["forget 1 not owned"]
     assert t.machine.delivery.finished == 0
 
 
@@ -119,7 +119,7 @@ def test_a_gap_of_a_run_that_is_not_owned_any_more() -> None:
     t.produce(("1", 4))
     t.wake()
     t.answer_items("emit", GAP)
-    assert t.answer_owned() == ["abort 1", "forget 1 gone"]
+    assert t.answer_owned() == ["abort 1", "forget 1 not owned"]
 
 
 def test_a_run_that_the_engine_broke_goes_back_with_what_it_made() -> None:

@@ -303,7 +303,7 @@ def test_a_lost_lease_returns_it_with_its_progress() -> None:
 
 def test_a_cancelled_one_is_dropped() -> None:
     t = swapped_out()
-    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 not owned"]
     assert not t.machine.runs.offloaded()
 
 

@@ -47,7 +47,7 @@ def test_a_lost_lease_ends_the_incarnation_in_order() -> None:
 def test_a_zombie_finds_that_nothing_is_its_own() -> None:
     t = running("t1", "t2")
     t.at(100.0).step(LeaseLoss(incarnation="a/1"))
-    assert t.answer_items("emit", STALE, STALE) == ["forget t1 gone", "forget t2 gone", "register"]
+    assert t.answer_items("emit", STALE, STALE) == ["forget t1 not owned", "forget t2 not owned", "register"]
 
 
 def test_what_a_pull_took_when_the_lease_went_is_given_back() -> None:

@@ -267,7 +267,7 @@ class Transcript:
             case ResumeEngine():
                 return "resume"
             case ForgetRun():
-                return f"forget {_name(effect.run_id)} {effect.fate.value}"
+                return f"forget {_name(effect.run_id)} {effect.cause.value}"
             case DrainAnswer():
                 return f"drained {effect.finished} finished {effect.given_back} given back"
             case LoadAnswer():

@@ -125,10 +125,10 @@ class BatchSize:
 
     def _rates(self, now_s: float, model: str, waiting: Mapping[ClassKey, int]) -> dict[ClassKey, float]:
         """Arrivals a second by class, over the time of an output in the largest batch: pulled requests and growth of the waiting groups."""
-        come = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
+        arrived = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
         window_s = self._expectations.output_s(model, self._settings.batch_max)
         kept = self._snapshots
         if not kept or now_s - kept[-1][0] >= window_s / SNAPSHOTS:
-            kept.append((now_s, come))
+            kept.append((now_s, arrived))
         then_s, before = kept[0]
-        return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in come.items()}
+        return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in arrived.items()}

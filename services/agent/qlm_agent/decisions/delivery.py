@@ -126,11 +126,11 @@ class Delivery:
             elif outcome is Outcome.GAP:
                 run.gap = True
             else:
-                lost.append((run, RemovalCause.GONE))
+                lost.append((run, RemovalCause.NOT_OWNED))
         return lost
 
     def _complete_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
-        gone: list[tuple[Run, RemovalCause]] = []
+        removed: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is None:
@@ -139,17 +139,17 @@ class Delivery:
                 run.gap = True
             else:
                 self.finished += outcome is Outcome.DONE
-                gone.append((run, RemovalCause.WRITTEN if outcome is Outcome.DONE else RemovalCause.GONE))
-        return gone
+                removed.append((run, RemovalCause.WRITTEN if outcome is Outcome.DONE else RemovalCause.NOT_OWNED))
+        return removed
 
     def _give_back_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
-        gone: list[tuple[Run, RemovalCause]] = []
+        removed: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is not None:
                 self.given_back += outcome is Outcome.DONE
-                gone.append((run, RemovalCause.GONE if outcome is Outcome.STALE else RemovalCause.GIVEN_BACK))
-        return gone
+                removed.append((run, RemovalCause.NOT_OWNED if outcome is Outcome.STALE else RemovalCause.GIVEN_BACK))
+        return removed
 
     # Calls ------------------------------------------------------------------------------------------------------------
 

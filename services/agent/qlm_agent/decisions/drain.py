@@ -1,4 +1,4 @@
-"""DrainControl and stopping: pulling ends, running requests may finish until a time, all others return to the queue.
+"""Draining and stopping: pulling ends, running requests may finish until a time, all others return to the queue.
 
 Offloaded runs return at once, for another instance to continue; only runs that cannot be continued faithfully elsewhere stay, and finish
 here while there is time.

@@ -145,7 +145,7 @@ class ForgetRun:
     """The run is no longer this agent's: drop its tokens."""
 
     run_id: str
-    fate: RemovalCause
+    cause: RemovalCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

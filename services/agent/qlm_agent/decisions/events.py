@@ -191,7 +191,7 @@ class RunsRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherClientsLoad:
+class OtherLoad:
     """Load of other clients on the active model's server, replacing the last report: runs, those waiting there included, and tokens of KV.
     Engines that are not shared never report it."""
 
@@ -239,7 +239,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainCommand:
-    """Stop pulling; runs may continue for `finish_s`. `stop`: the process ends afterwards. `caller`: who waits for the answer, 0 for
+    """Stop pulling; runs may continue for `finish_s`. `stop`: the process ends afterwards. `caller`: the one that waits for the answer, 0 for
     nobody."""
 
     finish_s: float
@@ -271,7 +271,7 @@ Event = (
     | EngineProgress
     | RunsOffloaded
     | RunsRestored
-    | OtherClientsLoad
+    | OtherLoad
     | ModelLoaded
     | ModelNotLoaded
     | DrainCommand

@@ -33,7 +33,7 @@ from qlm_agent.decisions.events import (
     Message,
     ModelLoaded,
     ModelNotLoaded,
-    OtherClientsLoad,
+    OtherLoad,
     Outcome,
     OwnedAnswered,
     ProfilesUpdated,
@@ -147,8 +147,8 @@ class AgentMachine:
                 effects += self.restoring.restored(now_s, event)
             case ItemsAnswered():
                 self._link.answered()
-                for run, fate in self.delivery.answered(now_s, event.call, event.outcomes):
-                    self._forget(run, effects, fate)
+                for run, cause in self.delivery.answered(now_s, event.call, event.outcomes):
+                    self._forget(run, effects, cause)
                 if Outcome.GAP in event.outcomes:
                     self.pulling.read_owned()
             case PullAnswered():
@@ -182,7 +182,7 @@ class AgentMachine:
             case CallLost():
                 self._link.lost(now_s)
                 self._lost(now_s, event.call, effects)
-            case OtherClientsLoad():
+            case OtherLoad():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self._broke_together = False
@@ -214,7 +214,7 @@ class AgentMachine:
                 self.pulling.signalled()
             case Message.CANCEL:
                 if run is not None:
-                    self._forget(run, effects, RemovalCause.GONE)
+                    self._forget(run, effects, RemovalCause.NOT_OWNED)
             case Message.GATEWAY_REBOUND:
                 if run is not None:
                     self.delivery.hurry(run)
@@ -279,7 +279,7 @@ class AgentMachine:
                 if run.run_id in by_id:
                     self.delivery.progress_read(run, by_id[run.run_id].stored)
                 else:
-                    self._forget(run, effects, RemovalCause.GONE)
+                    self._forget(run, effects, RemovalCause.NOT_OWNED)
         for pulled in owned:
             self._own(pulled, effects)
 
@@ -369,12 +369,12 @@ class AgentMachine:
                 run.reported_s = None
             effects.append(ResumeEngine())
 
-    def _forget(self, run: Run, effects: list[Effect], fate: RemovalCause) -> None:
+    def _forget(self, run: Run, effects: list[Effect], cause: RemovalCause) -> None:
         """The run is not the agent's any more."""
         if run.on_engine:
             effects.append(AbortRuns(run_ids=(run.run_id,)))
         self.delivery.forget(run)
-        effects.append(ForgetRun(run_id=run.run_id, fate=fate))
+        effects.append(ForgetRun(run_id=run.run_id, cause=cause))
 
     def _end(self, effects: list[Effect]) -> None:
         effects += self._drain.answer()

@@ -42,7 +42,7 @@ class RemovalCause(Enum):
 
     WRITTEN = "written"  # its end is stored
     GIVEN_BACK = "given_back"
-    GONE = "gone"  # it ended elsewhere, or is another's now
+    NOT_OWNED = "not owned"  # it ended elsewhere, or is another's now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

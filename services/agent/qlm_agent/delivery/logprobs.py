@@ -1,4 +1,4 @@
-"""Log probabilities of output tokens, as they go from an engine to the queue: one record a token.
+"""Log probabilities of output tokens, on their way from an engine to the queue: one record a token.
 
 A record is a serialized field `logprobs` of `Result`, which has the same number in `Frame`: so progress, frames and the result are made of
 records by putting them one after the other, and the queue need not read them. All records of a run are equally long.

@@ -10,16 +10,7 @@ from typing import Any, assert_never
 import structlog
 
 from qlm_agent.decisions.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, RestoreRuns, ResumeEngine, StartRun
-from qlm_agent.decisions.events import (
-    EngineEnd,
-    EngineProgress,
-    Event,
-    ModelLoaded,
-    ModelNotLoaded,
-    OtherClientsLoad,
-    RunsOffloaded,
-    RunsRestored,
-)
+from qlm_agent.decisions.events import EngineEnd, EngineProgress, Event, ModelLoaded, ModelNotLoaded, OtherLoad, RunsOffloaded, RunsRestored
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import Engine, EngineBusy, EngineOutput, EngineStats, FailureKind, ModelLoadFailed, Tier
 from qlm_agent.telemetry.metrics import AgentTelemetry
@@ -56,7 +47,7 @@ class EngineDriver:
         self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
         self._active = ""  # as last reported to the machine
         self._loads = 0  # under way
-        self._others = OtherClientsLoad(runs=0, kv_tokens=0)  # as last reported to the machine
+        self._others = OtherLoad(runs=0, kv_tokens=0)  # as last reported to the machine
 
     def put(self, effect: EngineEffect) -> None:
         """Queues an effect."""
@@ -145,7 +136,7 @@ class EngineDriver:
         self._report_others(stats)
 
     def _report_others(self, stats: EngineStats) -> None:
-        others = OtherClientsLoad(runs=stats.others_runs, kv_tokens=stats.others_kv_tokens)
+        others = OtherLoad(runs=stats.others_runs, kv_tokens=stats.others_kv_tokens)
         if others != self._others:
             self._others = others
             self._step(others)

@@ -45,7 +45,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
+class Fit:
     """The result of a fit. `figures`: fields of `HardwareProfile` by name; unmeasured ones are missing. `decode_error`, `prefill_error`:
     root mean square of the relative residuals. `theta_tokens_per_s`: output tokens a second of the largest batch. `epsilon`: time of a
     token in the mixed load over that of a decode step of its size. `mixed_error`: error of the fit on the mixed load, which it did not use:
@@ -60,7 +60,7 @@ class FitResult:
     mixed_error: float | None = None
 
 
-def fit(measured: Measurements, quadratic_prior: float = 0.0) -> FitResult:
+def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fit:
     """`quadratic_prior`: of `prefill_ms_per_token_squared`, to within half of it; 0: none. Short contexts show little of it. Raises
     ValueError if the measurements are too few to separate base, sequences and context."""
     decode, decode_error = _decode(measured.windows)
@@ -80,7 +80,7 @@ def fit(measured: Measurements, quadratic_prior: float = 0.0) -> FitResult:
     }
     largest = max(measured.windows, key=lambda window: (window.sequences, -window.context_tokens))
     epsilon, mixed_error = _mixed(measured, figures)
-    return FitResult(
+    return Fit(
         figures=figures,
         decode_error=decode_error,
         prefill_error=prefill_error,

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from qlm_agent.profiling.fitting import FitResult
+from qlm_agent.profiling.fitting import Fit
 from qlm_agent.profiling.measurements import Measurements
 from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
 from qlm_core.model import ModelFacts
@@ -34,7 +34,7 @@ class ProfiledModel:
 
     row: HardwareProfile
     before: HardwareProfile | None
-    fitted: FitResult
+    fitted: Fit
     measured: Measurements
 
     @property
@@ -49,14 +49,7 @@ class ProfiledModel:
 
 
 def profiled(
-    fitted: FitResult,
-    measured: Measurements,
-    *,
-    gpu: str,
-    n_gpu: int,
-    profile: str,
-    before: HardwareProfile | None,
-    facts: ModelFacts | None,
+    fitted: Fit, measured: Measurements, *, gpu: str, n_gpu: int, profile: str, before: HardwareProfile | None, facts: ModelFacts | None
 ) -> ProfiledModel:
     """The row of a pair. An unmeasured figure is the prior one, with a note. Raises ValueError if it has none."""
     known: dict[str, float] = {name: figure.value for name, figure in fitted.figures.items()}

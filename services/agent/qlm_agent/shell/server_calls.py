@@ -76,7 +76,7 @@ class ServerCalls:
         self._held = held
         self._telemetry = telemetry
         self._now_s = now_s
-        self._tells_text = text_output
+        self._text_output = text_output
         self._lease_ttl_s = lease_ttl_s
         self._lease_renew_s = lease_renew_s
         self._slo_band = slo_band
@@ -211,14 +211,14 @@ class ServerCalls:
             if held is None:
                 held = read_pulled(
                     pulled,
-                    text_output=self._tells_text,
+                    text_output=self._text_output,
                     pulled_s=now_s,
                     engine_clock_s=self._engine_clock() - now_s,
                     slo_band=self._slo_band,
                 )
                 self._held[run_id] = held
                 new.append(held)
-            runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._tells_text))))
+            runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._text_output))))
         self._telemetry.pulled(new, began_s, now_s)
         return tuple(runs)
 

@@ -268,7 +268,7 @@ class AgentShell:
             case ForgetRun():
                 held = self._held.pop(effect.run_id)
                 self._telemetry.left_engine(held)
-                self._telemetry.metrics.dropped.inc(effect.fate is RemovalCause.GONE)
+                self._telemetry.metrics.dropped.inc(effect.cause is RemovalCause.NOT_OWNED)
             case DrainAnswer():
                 for number in effect.callers:
                     self._settle(number, effect)

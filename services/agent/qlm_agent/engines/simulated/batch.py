@@ -87,7 +87,7 @@ class SimulatedBatch:
         """Drops a run and its unreported output; unknown ones are ignored."""
         run = self._runs.pop(run_id, None)
         self._news.pop(run_id, None)
-        if run is None or run.phase is Phase.GONE:
+        if run is None or run.phase is Phase.REMOVED:
             return
         if run.phase is Phase.WAITING:
             self._waiting.remove(run)
@@ -96,7 +96,7 @@ class SimulatedBatch:
             self._unmove(run)
         else:
             self._leave(run)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         self._stirred = True
 
     def decoding_tokens(self, run_id: str) -> int | None:
@@ -267,7 +267,7 @@ class SimulatedBatch:
 
     def _end(self, run: RunState) -> None:
         self._leave(run)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         run.ended_s = self._time_s
         self._news[run.run_id] = run
 
@@ -275,7 +275,7 @@ class SimulatedBatch:
         tokens = run.prompt_tokens + run.produced
         message = f"{tokens} tokens need more KV than the {self.kv.capacity * BLOCK_TOKENS} tokens of this engine"
         run.failure = EngineFailure(kind=FailureKind.KV_CAPACITY, message=message)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         self._news[run.run_id] = run
 
     # KV ---------------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class SimulatedBatch:
 
     def _progress_of(self, run: RunState, produced: int) -> Progress:
         start, run.reported = run.reported, max(run.reported, produced)
-        done = run.phase is Phase.GONE
+        done = run.phase is Phase.REMOVED
         if done:
             self._runs.pop(run.run_id, None)
         last_s = self._last_step_s if run.ended_s is None else run.ended_s

@@ -37,13 +37,13 @@ class HostWeights:
         """Takes a model in, or marks it as used now; returns the dropped ones. It must fit."""
         assert self.fits(model), model
         self._held.pop(model, None)
-        gone: list[str] = []
+        dropped: list[str] = []
         while self.used_gb + self._weights_gb[model] > self.budget_gb:
             oldest = next(iter(self._held))
             del self._held[oldest]
-            gone.append(oldest)
+            dropped.append(oldest)
         self._held[model] = None
-        return tuple(gone)
+        return tuple(dropped)
 
     def drop(self, model: str) -> None:
         """Forgets a model; nothing if it is not held."""

@@ -98,7 +98,7 @@ class KvSwap:
         if parked is not None:
             self.host.give_back(parked.host_bytes)
             parked.aborted = True
-            parked.run.phase = Phase.GONE
+            parked.run.phase = Phase.REMOVED
 
     def advance(self, batch: SimulatedBatch | None) -> list[OperationEnded]:
         """Ends the copy that is over next, at `next_due_s`."""

@@ -17,7 +17,7 @@ class Phase(Enum):
     DECODE = "decode"
     MOVING = "moving"  # its KV is being copied to host memory or back
     OFFLOADED = "offloaded"
-    GONE = "gone"
+    REMOVED = "removed"
 
 
 @dataclass(slots=True, eq=False)

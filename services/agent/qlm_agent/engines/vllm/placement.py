@@ -256,7 +256,7 @@ class Placement:
         async with self._loading[model]:
             if model in self._children:
                 return self._children[model]
-            await self._until_gone()
+            await self._wait_for_exits()
             plan = load_plan(self._models[model], self._folder(model), self._settings, batch_max=self._batch_max, n_gpu=self._n_gpu)
             child: Child | None = None
             errors_said = self._template.errors_said
@@ -283,12 +283,12 @@ class Placement:
     def _new_child(self, exit_code: Callable[[int], asyncio.Future[int]]) -> Child:
         return Child(step_timeout_s=self._settings.step_timeout_s, on_step=self._on_step, on_end=self._ended, exit_code=exit_code)
 
-    async def _until_gone(self) -> None:
+    async def _wait_for_exits(self) -> None:
         """Waits for ended processes, which hold GPU memory until they exit."""
         while self._ending:
             child = self._ending.pop()
             if self._sleeps:
-                await self._template.gone(child.pid)
+                await self._template.wait_for_exit(child.pid)
 
     async def _woken(self, model: str) -> Child | None:
         """The model's process, ready to serve; None if there is none, or it could not be made ready and was ended."""
@@ -298,7 +298,7 @@ class Placement:
         try:
             level = self._asleep.get(model)
             if level is not None:
-                await self._until_gone()
+                await self._wait_for_exits()
                 await child.call("wake", timeout_s=self._settings.load_timeout_s, level=level)
                 del self._asleep[model]
             await child.call("ping")

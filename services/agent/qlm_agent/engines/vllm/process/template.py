@@ -39,7 +39,7 @@ ERROR_CHARACTERS_MAX = 500
 EXITS_KEPT = 64
 """Most process ids whose end is remembered or awaited."""
 
-GONE_MAX_S = 10.0
+EXIT_MAX_S = 10.0
 GONE_POLL_S = 0.02
 """Longest wait for the end of a process, and time between checks."""
 
@@ -178,10 +178,10 @@ class Template:
             raise
         return child
 
-    async def gone(self, pid: int) -> None:
+    async def wait_for_exit(self, pid: int) -> None:
         """Waits until an ended engine process, and the group that it leads if any, no longer exist: only then is their memory free. At most
-        GONE_MAX_S: in a container without an init nobody may reap them."""
-        deadline_s = time.monotonic() + GONE_MAX_S
+        EXIT_MAX_S: in a container without an init nobody may reap them."""
+        deadline_s = time.monotonic() + EXIT_MAX_S
         while pid and (_lives(os.kill, pid) or _lives(os.killpg, pid)):
             if time.monotonic() >= deadline_s:
                 structlog.get_logger().warning("vllm_process_remains", pid=pid)
