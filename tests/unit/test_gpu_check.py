@@ -48,7 +48,7 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert (found.gpus, found.memory_mib, found.driver) == (("NVIDIA H100 80GB HBM3",) * 2, (81559, 81559), "570.1")
     assert found.problem == "PyTorch 2.13.0+cpu sees no GPU: it was built for CPUs"
     smi(tmp_path, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    assert host.read_host().problem.startswith("nvidia-smi tells of no GPU: NVIDIA-SMI has failed")
+    assert host.read_host().problem.startswith("nvidia-smi reports no GPU: NVIDIA-SMI has failed")
     smi(tmp_path, "NVIDIA GB10, [N/A], 580.95")  # shares the memory of its host
     assert (host.read_host().gpus, host.read_host().memory_mib) == (("NVIDIA GB10",), (0,))
 
@@ -141,7 +141,7 @@ def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
 
     assert memory_given_back({"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 60)}) == ""
     lost = {"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 40)}
-    assert memory_given_back(lost) == "20 bytes of device memory were lost from swap to swap (two)"
+    assert memory_given_back(lost) == "20 bytes of device memory were lost from model swap to model swap (two)"
 
 
 def test_timed_figures_beside_the_row_of_the_gpu() -> None:

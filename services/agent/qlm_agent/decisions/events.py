@@ -239,8 +239,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainCommand:
-    """Stop pulling; runs may continue for `finish_s`. `stop`: the process ends afterwards. `caller`: the one that waits for the answer, 0 for
-    nobody."""
+    """Stop pulling; runs may continue for `finish_s`. `stop`: the process ends then. `caller`: awaits the answer, 0 for nobody."""
 
     finish_s: float
     stop: bool
