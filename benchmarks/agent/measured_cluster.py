@@ -136,7 +136,7 @@ def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
     return ProfileSnapshot(version=0, made_s=0.0, hardware=(row.as_measured(),))
 
 
-async def taught(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
+async def slowed_row(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
     """The row of `measured`, scaled by the slowness of the cluster's runs that started from it; None if they were fewer than RUNS_LEAST."""
     row = learned_row(await settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
     return None if row is None or row.samples < RUNS_LEAST else row.as_measured()

@@ -31,7 +31,7 @@ from benchmarks.agent.measured_cluster import (
     MeasuredAgent,
     measured_agent,
     serving,
-    taught,
+    slowed_row,
 )
 from benchmarks.agent.model_config import INSTANCE, made_up_prompt, run_quietly, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
@@ -165,7 +165,7 @@ async def _of_seed(plan: Plan, folder: Path) -> SimulationComparison:
     timed = workload(plan.some(REQUESTS), plan.seed, measured.request_s)
     async with serving(measured, folder, vocabulary) as cluster:
         real = side(timed, await _replayed(cluster.client, timed, vocabulary))
-        row = await taught(measured, cluster)
+        row = await slowed_row(measured, cluster)
 
     def simulated(timed: Sequence[TimedRequest], profiles: ProfileSnapshot = measured.profiles) -> SideFigures:
         return side(timed, in_virtual_time(timed, folder / FILE, profiles, plan.seed))

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, taught
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, slowed_row
 from benchmarks.agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan
@@ -83,7 +83,7 @@ async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None,
     measured = await measured_agent(plan, folder / "calibration")
     async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
         waits = await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
-        row = await taught(measured, cluster)
+        row = await slowed_row(measured, cluster)
     return measured, None if row is None else row.decode_a_ms, waits
 
 

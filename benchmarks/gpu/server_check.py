@@ -25,7 +25,7 @@ from benchmarks.gpu.engine_check import (
     check_prompts,
     free_bytes,
 )
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import Tier

@@ -37,7 +37,7 @@ async def accepts(settings: Settings) -> Report:
     begin_s = time.perf_counter() + settings["warmup_s"]
     end_s = begin_s + settings["seconds"]
 
-    async def call_on_and_on(client: LoadClient) -> None:
+    async def call_repeatedly(client: LoadClient) -> None:
         while (sent_s := time.perf_counter()) < end_s:
             index = next(numbers)
             message = SubmitRequest(request=prompts[index % len(prompts)])
@@ -66,7 +66,7 @@ async def accepts(settings: Settings) -> Report:
     async with LoadClient(settings["address"]) as client, asyncio.TaskGroup() as group:
         group.create_task(mark())
         for _ in range(settings["in_flight"]):
-            group.create_task(call_on_and_on(client))
+            group.create_task(call_repeatedly(client))
     return {
         "accepted": sum(begin_s <= done_s < end_s for done_s, _ in answers),
         "accepted_in_all": len(answers),

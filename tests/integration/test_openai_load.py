@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp
 import pytest
 
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.load_watch import Load, LoadWatch
 from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
 from qlm_agent.engines.openai.settings import OpenAiSettings

@@ -56,7 +56,7 @@ class Storm:
         cluster = self._cluster
         match strike.fault:
             case _ if strike.ambush:
-                self._lie_in_wait(strike, self._victim(strike))
+                self._set_ambush(strike, self._victim(strike))
             case Fault.KILL_AGENT | Fault.FREEZE_AGENT | Fault.CUT_AGENT | Fault.DRAIN_AGENT | Fault.DOUBLE_AGENT:
                 self._strike_agent(strike, _one_of(cluster.agents, strike))
             case Fault.SLOW_ENGINE | Fault.BREAK_RUNS:
@@ -74,7 +74,7 @@ class Storm:
 
     # Ambushes ---------------------------------------------------------------------------------------------------------
 
-    def _lie_in_wait(self, strike: Strike, victim: Member) -> None:
+    def _set_ambush(self, strike: Strike, victim: Member) -> None:
         self._ambushes[strike] = victim
         self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
 

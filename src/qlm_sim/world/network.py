@@ -140,11 +140,11 @@ class Network:
         timeout_s = settings.call_timeout_s if within_s is None else min(settings.call_timeout_s, within_s)
         deadline_s = self.schedule.now_s + command.block_s + timeout_s
         exchange = Exchange(self, process, command, deadline_s, task)
-        if self._is_cut(process, command) or self._befalls(settings.request_lost, MessageFault.REQUEST_LOST, process, command):
+        if self._is_cut(process, command) or self._happens(settings.request_lost, MessageFault.REQUEST_LOST, process, command):
             exchange.give_up_at_deadline()
             return
         self._carry(self._delay_s(process, command), exchange)
-        if self._befalls(settings.repeated, MessageFault.REPEATED, process, command):
+        if self._happens(settings.repeated, MessageFault.REPEATED, process, command):
             self._carry(self._delay_s(process, command) + self._chance.between(0.0, settings.call_timeout_s), exchange)
 
     def _carry(self, delay_s: float, exchange: Exchange) -> None:
@@ -161,7 +161,7 @@ class Network:
         if not exchange.heard:
             return
         process, command = exchange.process, exchange.command
-        lost = self._is_cut(process, command) or self._befalls(self.settings.answer_lost, MessageFault.ANSWER_LOST, process, command)
+        lost = self._is_cut(process, command) or self._happens(self.settings.answer_lost, MessageFault.ANSWER_LOST, process, command)
         delay_s = self._delay_s(process, command)
         if lost or self.schedule.now_s + delay_s >= exchange.deadline_s:
             exchange.give_up_at_deadline()
@@ -173,7 +173,7 @@ class Network:
     def send(self, sender: Process, receiver: Process, what: str, event: Event) -> None:
         """Brings one message from process to process, or loses it. A process that is dead by then does not get it."""
         command = Command(name=what, args=())
-        if self._befalls(self.settings.request_lost, MessageFault.REQUEST_LOST, sender, command):
+        if self._happens(self.settings.request_lost, MessageFault.REQUEST_LOST, sender, command):
             return
         receiver.deliver(self._delay_s(sender, command), event)
 
@@ -185,7 +185,7 @@ class Network:
         self._met("partition", process, command.name)
         return True
 
-    def _befalls(self, probability: float, fault: MessageFault, process: Process, command: Command) -> bool:
+    def _happens(self, probability: float, fault: MessageFault, process: Process, command: Command) -> bool:
         if probability == 0.0 or not self._chance.happens(probability):
             return False
         self._met(fault, process, command.name)
@@ -193,6 +193,6 @@ class Network:
 
     def _delay_s(self, process: Process, command: Command) -> float:
         settings = self.settings
-        if self._befalls(settings.delayed, MessageFault.DELAYED, process, command):
+        if self._happens(settings.delayed, MessageFault.DELAYED, process, command):
             return self._chance.between(0.0, settings.delay_long_s)
         return settings.delay_min_s + self._chance.wait_s(settings.delay_mean_s)

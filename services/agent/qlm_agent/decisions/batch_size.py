@@ -59,7 +59,7 @@ class BatchSize:
         self._choose_at_s = -math.inf
         self.limit = self.reported = settings.batch_max
 
-    def pulled(self, run: PulledRun) -> None:
+    def record_pull(self, run: PulledRun) -> None:
         """Learns from a request that is owned now."""
         key = (run.model, run.slo_class, run.first_token)
         known = self._classes.get(key)

@@ -40,21 +40,21 @@ class Delivery:
 
     # Events of runs -------------------------------------------------------------------------------------------------------
 
-    def produced(self, now_s: float, run: Run, tokens: int) -> None:
+    def add_output(self, now_s: float, run: Run, tokens: int) -> None:
         """Counts new tokens of the engine."""
         first = run.produced == run.resumed
-        self._runs.produced(run, tokens)
+        self._runs.add_output(run, tokens)
         if first:
             self._urgent[run.run_id] = None
         else:
             self._wait_for_more(now_s, run.run_id)
 
-    def hurry(self, run: Run) -> None:
+    def send_soon(self, run: Run) -> None:
         """Sends the run's held output without delay."""
         if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
-    def ended(self, run: Run, ending: Ending) -> None:
+    def queue_end(self, run: Run, ending: Ending) -> None:
         """Queues the run's end for writing."""
         if run.on_engine:
             self._runs.move(run, RunPhase.ENDED)
@@ -77,16 +77,16 @@ class Delivery:
         self._ending.pop(run.run_id, None)
         self._returning.pop(run.run_id, None)
 
-    def progress_read(self, run: Run, stored: int) -> None:
+    def set_progress(self, run: Run, stored: int) -> None:
         """Sets the server's progress, after a gap."""
         run.gap = False
-        self._runs.stored(run, min(stored, run.produced))
+        self._runs.set_stored(run, min(stored, run.produced))
         if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
-    def answered(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+    def handle_answer(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
         """Takes the answer to one of its calls. Returns the runs that are no longer the agent's, and why."""
         if self._emit is not None and self._emit[0] == call:
             items, self._emit = self._emit[1], None
@@ -99,7 +99,7 @@ class Delivery:
             return self._give_back_answered(run_ids, outcomes)
         return []
 
-    def lost(self, now_s: float, call: int) -> None:
+    def handle_loss(self, now_s: float, call: int) -> None:
         """A call that may be one of its own was not answered: its content is retried."""
         if self._emit is not None and self._emit[0] == call:
             for run_id in self._emit[1]:
@@ -120,7 +120,7 @@ class Delivery:
             if run is None:
                 continue
             if outcome is Outcome.DONE:
-                self._runs.stored(run, item.end)
+                self._runs.set_stored(run, item.end)
                 if run.unstored and run.on_engine and run.run_id not in self._urgent:
                     self._wait_for_more(now_s, run.run_id)
             elif outcome is Outcome.GAP:

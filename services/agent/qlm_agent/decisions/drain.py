@@ -56,7 +56,7 @@ class DrainControl:
         elif self._finish_by_s is not None:
             self._finish_by_s = min(self._finish_by_s, finish_by_s)
 
-    def registered(self) -> None:
+    def handle_registration(self) -> None:
         """A new incarnation is not described yet."""
         self._described = False
 
@@ -102,14 +102,14 @@ class DrainControl:
             DrainAnswer(callers=callers, finished=self._delivery.finished - finished, given_back=self._delivery.given_back - given_back)
         ]
 
-    def call_answered(self, call: int) -> bool:
+    def handle_answer(self, call: int) -> bool:
         """Whether the incarnation is deregistered with this."""
         if call == self._describe_call:
             self._describe_call = None
             self._described = True
         return call == self._deregister_call
 
-    def lost(self, call: int) -> bool:
+    def handle_loss(self, call: int) -> bool:
         """Whether the incarnation counts as deregistered: its lease ends by itself."""
         if call == self._describe_call:
             self._describe_call = None

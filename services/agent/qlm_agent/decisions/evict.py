@@ -60,7 +60,7 @@ class EvictionControl:
         """The head or the batch changed."""
         self._look_at_s = None
 
-    def offloaded(self, now_s: float, event: RunsOffloaded) -> None:
+    def handle_offload(self, now_s: float, event: RunsOffloaded) -> None:
         """A run that could not be offloaded continues; this attempt is not offloaded again."""
         done = frozenset(event.done)
         for run_id in event.requested:

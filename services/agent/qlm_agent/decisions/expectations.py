@@ -85,7 +85,7 @@ class Expectations:
     def _output(self, model: str, slo_class: str) -> float:
         return self.outputs(model, slo_class).output_tokens.mean
 
-    def finished(self, run: Run) -> None:
+    def record_completion(self, run: Run) -> None:
         """A request completed: one more sample."""
         mean = self._prompt_tokens.get(run.model, WORKLOAD_PRIOR.prompt_tokens_mean)
         self._prompt_tokens[run.model] = mean + (run.prompt_tokens - mean) / OUTPUT_SAMPLES_MAX

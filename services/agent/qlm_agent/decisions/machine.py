@@ -142,25 +142,25 @@ class AgentMachine:
             case EngineProgress():
                 self._take_progress(now_s, event)
             case RunsOffloaded():
-                self.preempting.offloaded(now_s, event)
+                self.preempting.handle_offload(now_s, event)
             case RunsRestored():
-                effects += self.restoring.restored(now_s, event)
+                effects += self.restoring.handle_restore(now_s, event)
             case ItemsAnswered():
-                self._link.answered()
-                for run, cause in self.delivery.answered(now_s, event.call, event.outcomes):
+                self._link.handle_answer()
+                for run, cause in self.delivery.handle_answer(now_s, event.call, event.outcomes):
                     self._forget(run, effects, cause)
                 if Outcome.GAP in event.outcomes:
                     self.pulling.read_owned()
             case PullAnswered():
-                self._link.answered()
-                if self.pulling.pull_answered(event):
+                self._link.handle_answer()
+                if self.pulling.handle_pull(event):
                     self.preempting.mark_changed()
                     for pulled in event.pulled:
-                        self.batch_size.pulled(pulled)
+                        self.batch_size.record_pull(pulled)
                         self._own(pulled, effects)
             case OwnedAnswered():
-                self._link.answered()
-                if self.pulling.owned_answered(event.call):
+                self._link.handle_answer()
+                if self.pulling.handle_owned(event.call):
                     self._owned(event.owned, effects)
             case ControlMessage():
                 self._take_message(now_s, event, effects)
@@ -168,33 +168,35 @@ class AgentMachine:
                 self.expectations.hardware = event.hardware
                 self.swapping.update_weights(self._weights_gb(event.hardware))
             case RegistrationAnswer():
-                self._link.answered()
-                if self._registration.registered(now_s, event):
-                    self._drain.registered()
+                self._link.handle_answer()
+                if self._registration.handle_registration(now_s, event):
+                    self._drain.handle_registration()
                     self.pulling.reset(now_s)
             case LeaseLoss():
-                if self._registration.lease_lost(now_s, event.incarnation):
+                if self._registration.handle_lease_loss(now_s, event.incarnation):
                     effects += self._drain.take_off_engine(self.runs.on_engine())
             case CallAnswered():
-                self._link.answered()
-                if self._drain.call_answered(event.call):
+                self._link.handle_answer()
+                if self._drain.handle_answer(event.call):
                     self._end(effects)
             case CallLost():
-                self._link.lost(now_s)
+                self._link.handle_loss(now_s)
                 self._lost(now_s, event.call, effects)
             case OtherLoad():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self._broke_together = False
                 self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
-                effects += self.swapping.loaded(event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens)
+                effects += self.swapping.handle_load(
+                    event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens
+                )
                 if event.tier is Tier.ACTIVE:
-                    self.pulling.model_changed(event.active)
+                    self.pulling.set_model(event.active)
             case ModelNotLoaded():
                 self._broke_together = self._broke_together or (bool(self.swapping.active) and self.runs.running > 1)
-                effects += self.swapping.not_loaded(now_s, event.model, event.tier, event.message, event.active, event.warm)
+                effects += self.swapping.handle_load_failure(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
-                    effects += self.restoring.model_failed(event.model)
+                    effects += self.restoring.give_up_model(event.model)
             case LoadCommand():
                 effects += self.swapping.request(event.caller, event.model, event.tier)
             case DrainCommand():
@@ -211,13 +213,13 @@ class AgentMachine:
         run = self.runs.get(event.run_id)
         match event.message:
             case Message.WAKE | Message.HEAD_CHANGED:
-                self.pulling.signalled()
+                self.pulling.note_signal()
             case Message.CANCEL:
                 if run is not None:
                     self._forget(run, effects, RemovalCause.NOT_OWNED)
             case Message.GATEWAY_REBOUND:
                 if run is not None:
-                    self.delivery.hurry(run)
+                    self.delivery.send_soon(run)
             case Message.DRAIN:
                 self._drain.begin(now_s, self._settings.drain_finish_s)
             case _:
@@ -236,7 +238,7 @@ class AgentMachine:
                 tokens_made += tokens
                 model = run.model
             run.reported_s = now_s
-            self.delivery.produced(now_s, run, tokens)
+            self.delivery.add_output(now_s, run, tokens)
         if tokens_made:
             self.expectations.record_tokens(model, seconds, tokens_made, sequences)
         broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
@@ -251,16 +253,16 @@ class AgentMachine:
         run = self.runs.get(end.run_id)
         if run is None or not run.on_engine:
             return
-        self.runs.produced(run, end.tokens)
+        self.runs.add_output(run, end.tokens)
         match end.failure:
             case None:
                 assert end.finish is not None
-                self.expectations.finished(run)
-                self.delivery.ended(run, Ending(finish=end.finish))
+                self.expectations.record_completion(run)
+                self.delivery.queue_end(run, Ending(finish=end.finish))
             case FailureKind.REFUSED:
-                self.delivery.ended(run, Ending(reason="ENGINE_FAILURE", message=end.message))
+                self.delivery.queue_end(run, Ending(reason="ENGINE_FAILURE", message=end.message))
             case FailureKind.KV_CAPACITY:
-                self.delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
+                self.delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
             case FailureKind.BROKEN:
                 self.delivery.give_back(run, ReturnCause.SUSPECTED if self._broke_together else ReturnCause.FAILED, end.message)
             case FailureKind.AWAY:
@@ -277,17 +279,17 @@ class AgentMachine:
         for run in self.runs.all():
             if run.gap:
                 if run.run_id in by_id:
-                    self.delivery.progress_read(run, by_id[run.run_id].stored)
+                    self.delivery.set_progress(run, by_id[run.run_id].stored)
                 else:
                     self._forget(run, effects, RemovalCause.NOT_OWNED)
         for pulled in owned:
             self._own(pulled, effects)
 
     def _lost(self, now_s: float, call: int, effects: list[Effect]) -> None:
-        self.delivery.lost(now_s, call)
-        self.pulling.lost(call)
-        self._registration.lost(call)
-        if self._drain.lost(call):
+        self.delivery.handle_loss(now_s, call)
+        self.pulling.handle_loss(call)
+        self._registration.handle_loss(call)
+        if self._drain.handle_loss(call):
             self._end(effects)
 
     # Decisions --------------------------------------------------------------------------------------------------------

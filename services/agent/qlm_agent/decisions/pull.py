@@ -108,14 +108,14 @@ class PullControl:
         """Mean KV of a run."""
         return self._runs.kv_reserved // self._runs.running if self._runs.running else 0
 
-    def signalled(self) -> None:
+    def note_signal(self) -> None:
         """The virtual queue changed."""
         self._signals += 1
         self._more = self._head_stale = True
         self.blocked_tokens = 0
         self._suspect = False
 
-    def model_changed(self, active_model: str) -> None:
+    def set_model(self, active_model: str) -> None:
         """The head may wait for the new model."""
         self._more = self._head_stale or (self.head is not None and self.head.model == active_model)
         self.blocked_tokens = 0
@@ -124,7 +124,7 @@ class PullControl:
         """Owned requests must be read again."""
         self._owned_due = True
 
-    def pull_answered(self, answer: PullAnswered) -> bool:
+    def handle_pull(self, answer: PullAnswered) -> bool:
         """Whether this is the answer to the pull under way."""
         if self._call is None or self._call.number != answer.call:
             return False
@@ -141,14 +141,14 @@ class PullControl:
         self._suspect = answer.suspect if call.model else self._suspect
         return True
 
-    def owned_answered(self, call: int) -> bool:
+    def handle_owned(self, call: int) -> bool:
         """Whether this is the answer to the reading under way."""
         if self._owned_call != call:
             return False
         self._owned_call = None
         return True
 
-    def lost(self, call: int) -> None:
+    def handle_loss(self, call: int) -> None:
         """One of its calls, perhaps, was not answered."""
         if self._call is not None and self._call.number == call:
             if self._call.model:
@@ -236,15 +236,15 @@ class Intake:
         run = self._run(pulled)
         self._runs.add(run)
         if pulled.refusal:
-            self._delivery.ended(run, Ending(reason="ENGINE_FAILURE", message=pulled.refusal))
+            self._delivery.queue_end(run, Ending(reason="ENGINE_FAILURE", message=pulled.refusal))
         elif run.stored >= run.output_tokens_max:
             # An earlier attempt produced all of it and ended before the report.
-            self._delivery.ended(run, Ending(finish=FinishReason.LENGTH))
+            self._delivery.queue_end(run, Ending(finish=FinishReason.LENGTH))
         elif not serving or run.model != self._swapping.active or self._swapping.swapping_to:
             self._delivery.give_back(run, ReturnCause.UNSTARTED)
         elif run.prompt_tokens + run.stored + 1 > self._swapping.kv_capacity_tokens:
             message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._swapping.kv_capacity_tokens} tokens of KV"
-            self._delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
+            self._delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
         else:
             return [StartRun(run_id=run.run_id)]
         return []

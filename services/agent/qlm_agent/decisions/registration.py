@@ -34,13 +34,13 @@ class ServerLink:
     def usable(self, now_s: float) -> bool:
         return self._away_until_s is None or now_s >= self._away_until_s
 
-    def lost(self, now_s: float) -> None:
+    def handle_loss(self, now_s: float) -> None:
         """A call was not answered. Several that were under way together count once."""
         if self.usable(now_s):
             self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * self._backoff_s))
             self._away_until_s = now_s + self._backoff_s
 
-    def answered(self) -> None:
+    def handle_answer(self) -> None:
         self._backoff_s = 0.0
         self._away_until_s = None
 
@@ -91,7 +91,7 @@ class Registration:
         self._call = self._link.next_call()
         return [Register(call=self._call, nonce_number=self._count, yields=self._yields)]
 
-    def registered(self, now_s: float, answer: RegistrationAnswer) -> bool:
+    def handle_registration(self, now_s: float, answer: RegistrationAnswer) -> bool:
         """Whether a new incarnation begins with this."""
         if answer.call != self._call:
             return False
@@ -102,7 +102,7 @@ class Registration:
         self.life = Life.SERVING
         return True
 
-    def lease_lost(self, now_s: float, incarnation: str) -> bool:
+    def handle_lease_loss(self, now_s: float, incarnation: str) -> bool:
         """Whether it was this incarnation's."""
         if self.life is not Life.SERVING or incarnation != self.incarnation:
             return False
@@ -111,7 +111,7 @@ class Registration:
         self._not_before_s = now_s + REGISTER_PAUSE_S if now_s - self._registered_s < SHORT_LIFE_S else None
         return True
 
-    def lost(self, call: int) -> None:
+    def handle_loss(self, call: int) -> None:
         """The call, perhaps its own, was not answered."""
         if call == self._call:
             self._call = None

@@ -56,7 +56,7 @@ class RestoreControl:
         run = min(self._runs.offloaded(), key=lambda run: (self.urgency(now_s, run), run.queue_id))
         return run if head is None or self.urgency(now_s, run) <= head else None
 
-    def restored(self, now_s: float, event: RunsRestored) -> list[Effect]:
+    def handle_restore(self, now_s: float, event: RunsRestored) -> list[Effect]:
         """A run that could not be restored keeps waiting, and returns to the queue in the end."""
         done = frozenset(event.done)
         given_up: list[Run] = []
@@ -76,7 +76,7 @@ class RestoreControl:
                 given_up.append(run)
         return self._give_up(given_up, "its KV could not be brought back from host memory")
 
-    def model_failed(self, model: str) -> list[Effect]:
+    def give_up_model(self, model: str) -> list[Effect]:
         """A model could not be made active: its runs return to the queue, for another instance."""
         return self._give_up([run for run in self._runs.offloaded() if run.model == model], f"model {model} could not be made active again")
 

@@ -173,7 +173,7 @@ class RunTable:
         if phase is RunPhase.OFFLOADED:
             self._offloaded[run.run_id] = run
 
-    def produced(self, run: Run, tokens: int) -> None:
+    def add_output(self, run: Run, tokens: int) -> None:
         """Adds tokens of the engine. A run that outgrows its reservation is expected to grow by half again."""
         run.produced += tokens
         self.held_tokens += tokens
@@ -183,7 +183,7 @@ class RunTable:
                 self.kv_reserved += reserved - run.kv_reserved
             run.kv_reserved = reserved
 
-    def stored(self, run: Run, tokens: int) -> None:
+    def set_stored(self, run: Run, tokens: int) -> None:
         """The server has the first `tokens` tokens of the output."""
         self.held_tokens -= tokens - run.stored
         run.stored = tokens

@@ -72,7 +72,7 @@ def _vllm(config: AgentConfig, models: Mapping[str, ServedModel]) -> tuple[Engin
 
 def _openai(agent: AgentSettings, models: Mapping[str, ServedModel]) -> Engine:
     try:
-        from qlm_agent.engines.openai.building import openai_engine
+        from qlm_agent.engines.openai.build import openai_engine
     except ModuleNotFoundError as error:
         raise ConfigError(f"agent.engine: openai needs the package {error.name}: pip install 'qlm-serving[agent]'") from error
     specs = {name: model.spec for name, model in models.items()}

@@ -154,7 +154,7 @@ class EngineDriver:
         structlog.get_logger().debug("kv_moved", lso=lso.value, requested=len(effect.run_ids), done=len(done), took_s=round(took_s, 4))
         moved = [self._held[run_id] for run_id in done if run_id in self._held]
         measured_s = took_s if len(moved) == len(done) else 0.0  # the size of the move is not known without all of them
-        self._telemetry.lso.kv_moved(lso, moved, self._incarnation(), began_s, self._now_s(), measured_s)
+        self._telemetry.lso.record_kv_move(lso, moved, self._incarnation(), began_s, self._now_s(), measured_s)
         self._step(event)
 
     async def _load(self, effect: LoadModel) -> None:
@@ -188,7 +188,7 @@ class EngineDriver:
         if effect.tier is Tier.ACTIVE:
             metrics.swaps.labels(model=effect.model).inc()
         move = ModelMove(model=effect.model, tier=effect.tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
-        self._telemetry.lso.model_moved(move, self._incarnation(), began_s, self._now_s())
+        self._telemetry.lso.record_model_move(move, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
         self._active = stats.active_model
         self._report_model(

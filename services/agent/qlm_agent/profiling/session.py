@@ -11,8 +11,8 @@ from contextlib import suppress
 from qlm_agent.config import AgentConfig
 from qlm_agent.engines.choice import AgentEngine, engine_of
 from qlm_agent.engines.port import Tier
+from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
-from qlm_agent.profiling.measuring import Profiler
 from qlm_agent.profiling.rows import ProfiledModel, profiled
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_core.errors import ConfigError, QlmError

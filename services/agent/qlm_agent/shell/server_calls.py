@@ -219,7 +219,7 @@ class ServerCalls:
                 self._held[run_id] = held
                 new.append(held)
             runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._text_output))))
-        self._telemetry.pulled(new, began_s, now_s)
+        self._telemetry.record_pull(new, began_s, now_s)
         return tuple(runs)
 
     async def _emit(self, effect: Emit, runs: Sequence[HeldRun]) -> Event:
@@ -239,7 +239,7 @@ class ServerCalls:
             if status is StepStatus.DONE:
                 metrics.emitted.inc(item.end - item.start)
                 metrics.ended.labels(state=completion.state.name).inc()
-                self._telemetry.completed(held, began_s, ended_s)
+                self._telemetry.record_completion(held, began_s, ended_s)
         return _items_answered(effect.call, statuses)
 
     async def _give_back(self, effect: GiveBack, runs: Sequence[HeldRun]) -> Event:
@@ -253,7 +253,7 @@ class ServerCalls:
             statuses = await self._queue.requeue(self.facts.incarnation, owned, CAUSES[effect.cause], failure)
         done = [held for held, status in zip(runs, statuses, strict=True) if status is StepStatus.DONE]
         self._telemetry.metrics.returned.labels(cause=effect.cause.value).inc(len(done))
-        self._telemetry.lso.gave_back(effect.cause, done, began_s, self._now_s())
+        self._telemetry.lso.record_return(effect.cause, done, began_s, self._now_s())
         return _items_answered(effect.call, statuses)
 
 

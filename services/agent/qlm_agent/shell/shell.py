@@ -267,7 +267,7 @@ class AgentShell:
                 self._driver.put(effect)
             case ForgetRun():
                 held = self._held.pop(effect.run_id)
-                self._telemetry.left_engine(held)
+                self._telemetry.record_engine_exit(held)
                 self._telemetry.metrics.dropped.inc(effect.cause is RemovalCause.NOT_OWNED)
             case DrainAnswer():
                 for number in effect.callers:

@@ -70,14 +70,14 @@ class AgentTelemetry:
         self._spans = RunSpans(instance, tracer)
         self.lso = LsoRecords(instance, metrics.lso, tracer, self._spans, report)
 
-    def pulled(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+    def record_pull(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
         """A pull from `began_s` to `ended_s` returned these runs. A wait for the last model swap is linked to that."""
         for held in runs:
-            links = self.lso.swap_waited_for(held)
+            links = self.lso.model_swap_links(held)
             self._spans.record("qlm.queue_wait", held, held.pulled.accepted_s, held.pulled_s, links=links)
-        self.lso.pulled(runs, began_s, ended_s)
+        self.lso.record_pull(runs, began_s, ended_s)
 
-    def left_engine(self, held: HeldRun) -> None:
+    def record_engine_exit(self, held: HeldRun) -> None:
         """The run left the engine, for any reason."""
         if held.started_s and held.first_token_s:
             self._spans.record("qlm.prefill", held, held.started_s, held.first_token_s)
@@ -86,7 +86,7 @@ class AgentTelemetry:
             # Resumed: an earlier attempt made the first token.
             self._spans.record("qlm.decode", held, held.started_s, held.last_token_s, {"qlm.output_tokens": len(held.output)})
 
-    def completed(self, held: HeldRun, began_s: float, ended_s: float) -> None:
+    def record_completion(self, held: HeldRun, began_s: float, ended_s: float) -> None:
         """The call that wrote the end of the run."""
         self._spans.record("qlm.complete", held, began_s, ended_s)
 

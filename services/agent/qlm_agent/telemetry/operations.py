@@ -96,14 +96,14 @@ class LsoRecords:
         self._last_swap: tuple[str, float, SpanContext] | None = None  # model, end, span
         self._last_warming: dict[str, SpanContext] = {}  # by model, until it is active
 
-    def pulled(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+    def record_pull(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
         """A pull returned these runs."""
         if runs:
             self._metrics.done(Lso.PULL, len(runs), ended_s - began_s)
         for held in runs:
             self._spans.record(Lso.PULL.span, held, began_s, held.pulled_s)
 
-    def gave_back(self, cause: ReturnCause, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+    def record_return(self, cause: ReturnCause, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
         """Runs are back in the queue. A drain or a failure is no operation. An eviction begins when the run is taken off the engine."""
         lso = GIVE_BACKS.get(cause)
         if lso is None or not runs:
@@ -112,7 +112,9 @@ class LsoRecords:
         for held in runs:
             self._spans.record(lso.span, held, held.taken_off_s or began_s, ended_s, {"qlm.output_tokens": len(held.output)})
 
-    def kv_moved(self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float, took_s: float = 0.0) -> None:
+    def record_kv_move(
+        self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float, took_s: float = 0.0
+    ) -> None:
         """The KV of runs is in host memory, or back. `took_s`: of all of them together by the engine's clock, 0 where it is not known."""
         if not runs:
             return
@@ -140,7 +142,7 @@ class LsoRecords:
                 )
             )
 
-    def model_moved(self, move: ModelMove, incarnation: str, began_s: float, ended_s: float) -> None:
+    def record_model_move(self, move: ModelMove, incarnation: str, began_s: float, ended_s: float) -> None:
         """A model is in another tier. Becoming cold only makes room: no operation."""
         lso = TIER_LSOS.get(move.tier)
         if lso is None:
@@ -170,7 +172,7 @@ class LsoRecords:
             )
         )
 
-    def swap_waited_for(self, held: HeldRun) -> tuple[Link, ...]:
+    def model_swap_links(self, held: HeldRun) -> tuple[Link, ...]:
         """Links the model swap that ended while this request waited for its model."""
         swap = self._last_swap
         return (Link(swap[2]),) if swap is not None and swap[0] == held.model and swap[1] > held.pulled.accepted_s else ()

@@ -196,7 +196,7 @@ class OpenAiEngine:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         else:
-            self._watch(run.model.name).heard()
+            self._watch(run.model.name).note_output()
         self._pending.add(output, urgent=urgent)
 
     # Servers ----------------------------------------------------------------------------------------------------------

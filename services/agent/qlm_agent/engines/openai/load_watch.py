@@ -44,7 +44,7 @@ class LoadWatch:
         self.last: ServerLoad | None = None
         self.others = Load()
 
-    def heard(self) -> None:
+    def note_output(self) -> None:
         """Notes that it sent output: it may be busy, but is up."""
         self._heard = True
 

@@ -144,7 +144,7 @@ class SimulatedBatch:
         self._rejoining.append(run)
         self._stirred = True
 
-    def stood_still(self, from_s: float, to_s: float) -> None:
+    def skip_time(self, from_s: float, to_s: float) -> None:
         """No step advanced from one time to the other."""
         if self._step_end_s is None:
             self._time_s = max(self._time_s, to_s)

@@ -237,7 +237,7 @@ class SimulatedCore:
         self.advance(now_s)
         if self._paused_s is not None:
             if self._batch is not None:
-                self._batch.stood_still(self._paused_s, now_s)
+                self._batch.skip_time(self._paused_s, now_s)
             self._paused_s = None
 
     def _advance_batch(self, until_s: float) -> None:

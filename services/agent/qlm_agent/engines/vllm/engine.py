@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import structlog
 
 from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, TextPrompt, Tier
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.placement import Placement
 from qlm_agent.engines.vllm.plans import VllmModel, environment
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
@@ -18,7 +19,6 @@ from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.process.versions import check_device
 from qlm_agent.engines.vllm.runners.runner import bytes_of
 from qlm_agent.engines.vllm.runners.sampling import sampling_document
-from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError, QlmError

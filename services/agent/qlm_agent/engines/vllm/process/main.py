@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qlm_agent.engines.vllm.process.frames import Frame
-from qlm_agent.engines.vllm.process.guarding import die_with, guard_group
 from qlm_agent.engines.vllm.process.loop import ChildLoop
+from qlm_agent.engines.vllm.process.process_exit import die_with, guard_group
 from qlm_agent.engines.vllm.process.sources import digest
 from qlm_agent.engines.vllm.runners.runner import LoadPlan, Runner
 
