@@ -267,8 +267,8 @@ class _Comparison:
                 QueueSample(
                     at_s=at_s,
                     instance=name,
-                    active_model=agent.machine.swapping.active,
-                    swapping_to=agent.machine.swapping.swapping_to,
+                    active_model=agent.machine.model_swap.active,
+                    swapping_to=agent.machine.model_swap.swapping_to,
                     running=agent.machine.runs.running,
                     groups=tuple(
                         GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))

@@ -96,11 +96,11 @@ def test_swaps_are_counted_over_all_lives_of_an_agent() -> None:
     agent = cluster.agents[0]
     try:
         for made_active, swaps in ((3, 2), (0, 2), (4, 5)):
-            agent.machine.swapping.swaps = made_active
+            agent.machine.model_swap.swaps = made_active
             assert agent.swaps == swaps
             agent.process.end()
             agent.start()
-            assert agent.machine.swapping.swaps == 0
+            assert agent.machine.model_swap.swaps == 0
             assert agent.swaps == swaps
     finally:
         cluster.stop()

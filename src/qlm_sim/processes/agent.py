@@ -121,7 +121,7 @@ class SimAgent:
     @property
     def swaps(self) -> int:
         """Model swaps, over all its lives."""
-        return self._past_swaps + max(0, self.machine.swapping.swaps - 1)
+        return self._past_swaps + max(0, self.machine.model_swap.swaps - 1)
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class SimAgent:
         while True:
             facts, stats = self.calls.facts, self.engine.stats()
             if facts.incarnation:
-                swapping_to = self.machine.swapping.swapping_to
+                swapping_to = self.machine.model_swap.swapping_to
                 token_s = self.machine.expectations.token_s(stats.active_model)
                 runs = running_report(self.machine.runs, self._held, now_s=self.process.now_s(), token_s=token_s)
                 try:

@@ -28,7 +28,7 @@ _SELDOM_ASKED = (
     "unpull",
 )
 
-_AGENT_WORK = ("agent Pull", "agent Emit", "agent swapping", "run running", "run ended")
+_AGENT_WORK = ("agent Pull", "agent Emit", "agent model swap", "run running", "run ended")
 _AGENT_SELDOM = ("agent Complete", "agent GiveBack", "agent ReadOwned", "agent Register", "agent paused", "run returning", "run offloaded")
 _PLANNER_WORK = ("planner ReadArrivals", "planner ReadEvents", "planner leads", "planner stands by")
 _PLANNER_SELDOM = ("planner Place", "planner ReadOverview", "planner Reclaim", "planner Expire")
@@ -36,7 +36,7 @@ _PLANNER_SELDOM = ("planner Place", "planner ReadOverview", "planner Reclaim", "
 COMMON: tuple[tuple[str, str], ...] = (
     *((fault, call) for fault in MessageFault for call in _ALWAYS_ASKED),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.DRAIN_AGENT) for work in _AGENT_WORK),
-    *((Fault.DOUBLE_AGENT, work) for work in ("agent swapping", "run running")),
+    *((Fault.DOUBLE_AGENT, work) for work in ("agent model swap", "run running")),
     *((fault, work) for fault in (Fault.KILL_SERVER, Fault.STALL_SERVER, Fault.SLOW_SERVER) for work in (*_AGENT_WORK, *_PLANNER_WORK)),
     *((fault, work) for fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER, Fault.CUT_PLANNER) for work in _PLANNER_WORK),
     *((fault, "gateway generate") for fault in (Fault.KILL_GATEWAY, Fault.FREEZE_GATEWAY, Fault.CUT_GATEWAY, Fault.KILL_SERVER)),

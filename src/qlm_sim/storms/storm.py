@@ -223,8 +223,8 @@ def under_way(member: Member) -> list[str]:
         case SimAgent():
             work |= dict.fromkeys(f"agent {name}" for name in member.calls_under_way.values())
             work |= dict.fromkeys(f"run {run.phase.value}" for run in member.machine.runs.all())
-            if member.machine.swapping.swapping_to:
-                work["agent swapping"] = None
+            if member.machine.model_swap.swapping_to:
+                work["agent model swap"] = None
             if member.machine.paused:
                 work["agent paused"] = None
             if member.machine.draining:

@@ -254,7 +254,7 @@ class AnyEvents(RuleBasedStateMachine):
     def load(self, done: bool, host_kv_tokens: int) -> None:
         if not self.loads:
             return
-        load, active = self.loads.pop(0), self.machine.swapping.active
+        load, active = self.loads.pop(0), self.machine.model_swap.active
         if not done:
             self.feed(ModelNotLoaded(model=load.model, tier=load.tier, message="broken", active=active, warm=()))
             return

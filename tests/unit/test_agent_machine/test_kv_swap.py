@@ -89,7 +89,7 @@ def test_what_is_in_host_memory_already_takes_its_room() -> None:
     t = swapped_out(host_kv_tokens=150)
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    assert t.machine.preempting.choice_text("m").endswith("host memory left for 49 tokens)")
+    assert t.machine.eviction.choice_text("m").endswith("host memory left for 49 tokens)")
     assert head(t, "m", due=3.5)[0] == "abort 2"
 
 
@@ -112,13 +112,13 @@ def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
 
 def test_it_can_be_switched_off() -> None:
     t = full(kv_swap=False)
-    assert t.machine.preempting.choice_text("m") == "evict (KV swap is turned off)"
+    assert t.machine.eviction.choice_text("m") == "evict (KV swap is turned off)"
     assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
 def test_an_engine_that_keeps_no_kv_in_host_memory_evicts() -> None:
     t = full(host_kv_tokens=0)
-    assert t.machine.preempting.choice_text("m") == "evict (no host memory for KV)"
+    assert t.machine.eviction.choice_text("m") == "evict (no host memory for KV)"
     assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
@@ -217,7 +217,7 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
     assert t.answer_pull(head=group("n", name="busy", due=40.0)) == ["load n warm"]
     t.loaded("n", Tier.WARM, warm=("n",), active="m")
     t.at(20.0).end(ended("u", 5), ended("2", 5))
-    assert t.machine.swapping.swapping_to == "n"  # the head is more urgent
+    assert t.machine.model_swap.swapping_to == "n"  # the head is more urgent
     assert t.at(21.0).loaded("n", warm=("m",)) == ["pull n x2"]
     assert t.answer_pull(pulled("x", model="n", due=40.0), head=group("n", name="busier", due=41.0)) == ["start x", "pull n x1"]
     assert t.answer_pull(pulled("y", model="n", due=41.0), head=group("n", name="busiest", due=42.0)) == ["start y"]
@@ -257,7 +257,7 @@ def test_the_whole_batch_waits_while_another_model_is_active() -> None:
 @pytest.mark.parametrize(("apart", "left"), [(True, "5,000"), (False, "4,798")])
 def test_what_another_model_has_in_host_memory_takes_no_room_where_each_has_its_own(apart: bool, left: str) -> None:
     t = swapped_over(host_kv_apart=apart)
-    assert t.machine.preempting.choice_text("n").endswith(f"host memory left for {left} tokens)")
+    assert t.machine.eviction.choice_text("n").endswith(f"host memory left for {left} tokens)")
 
 
 def test_it_swaps_back_when_the_queue_is_empty() -> None:
@@ -289,7 +289,7 @@ def test_it_stays_for_a_head_that_is_more_urgent() -> None:
     t = swapped_over()
     t.answer_pull(pulled("u", model="n", due=6.0), head=group("n", name="more", due=60.0))
     assert t.step(ControlMessage(message=Message.WAKE)) == []
-    assert t.machine.swapping.swapping_to == ""
+    assert t.machine.model_swap.swapping_to == ""
 
 
 # Leaving --------------------------------------------------------------------------------------------------------------------

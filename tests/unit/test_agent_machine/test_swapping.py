@@ -22,7 +22,7 @@ def test_next_model_is_warmed_and_becomes_active_when_the_batch_is_done() -> Non
     t = busy()
     assert t.loaded("n", Tier.WARM, active="m", warm=("n",)) == []  # nothing more of the old model
     assert t.end(ended("1", 3)) == ["load n active", "complete 1[0:3]=STOP"]
-    assert t.machine.swapping.swapping_to == "n"
+    assert t.machine.model_swap.swapping_to == "n"
     assert t.machine.batch_reported == 0, "the batch of m says nothing of n"
     assert t.step(ControlMessage(message=Message.WAKE)) == []  # no pull during the swap
     assert t.loaded("n", warm=("m",)) == ["pull n x100"]
@@ -173,7 +173,7 @@ def test_a_warm_head_need_not_wait_for_another_model_that_is_being_warmed() -> N
     assert behind(t, head="n") == []
     assert t.end(ended("1", 1)) == ["load n active", "complete 1[0:1]=STOP"]
     assert t.loaded("o", Tier.WARM, active="", warm=("m", "n", "o")) == []
-    assert t.machine.swapping.swapping_to == "n"
+    assert t.machine.model_swap.swapping_to == "n"
     assert t.loaded("n", warm=("m", "o"))[0] == "pull n x1"
 
 

@@ -75,12 +75,12 @@ class AgentMachine:
         self.delivery = Delivery(self.runs, self._link, settings.coalesce_s)
         self._drain = DrainControl(settings, self.runs, self._link, self.delivery)
         self.batch_size = BatchSize(settings, self.runs, self.expectations)
-        self.pulling = PullControl(settings, self.runs, self._link, self.expectations, self.batch_size)
-        self.preempting = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
-        self.restoring = RestoreControl(settings, self.runs, self.delivery, self.operations, self.batch_size)
+        self.pull = PullControl(settings, self.runs, self._link, self.expectations, self.batch_size)
+        self.eviction = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
+        self.restore = RestoreControl(settings, self.runs, self.delivery, self.operations, self.batch_size)
         weights_gb = self._weights_gb(settings.hardware)
-        self.swapping = ModelSwapControl(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
-        self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
+        self.model_swap = ModelSwapControl(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
+        self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.model_swap)
         self.paused = False
         self._broke_together = False  # the engine broke with more than one run on it, and its model is not active yet
         self._now_s = 0.0
@@ -96,7 +96,7 @@ class AgentMachine:
     @property
     def serves(self) -> str:
         """The model that is active or is being made active: the planner gets a change at once."""
-        return self.swapping.swapping_to or self.swapping.active
+        return self.model_swap.swapping_to or self.model_swap.active
 
     @property
     def draining(self) -> bool:
@@ -105,7 +105,7 @@ class AgentMachine:
     @property
     def batch_reported(self) -> int:
         """Most requests of the active model to run at once; 0 while another one is made active, without a choice yet."""
-        return 0 if self.swapping.swapping_to else self.batch_size.reported
+        return 0 if self.model_swap.swapping_to else self.batch_size.reported
 
     @property
     def next_wakeup_s(self) -> float | None:
@@ -116,10 +116,10 @@ class AgentMachine:
         times = [away_until_s, self._registration.next_wakeup_s, *self._drain.wakeups_s]
         calls = [self.delivery.next_wakeup_s]
         if self.life is Life.SERVING:
-            times += [self.swapping.next_wakeup_s, self.restoring.next_wakeup_s]
+            times += [self.model_swap.next_wakeup_s, self.restore.next_wakeup_s]
             if not self.draining:
-                times.append(self.preempting.next_wakeup_s)
-                calls.append(self.pulling.next_wakeup_s)
+                times.append(self.eviction.next_wakeup_s)
+                calls.append(self.pull.next_wakeup_s)
         after_s = -math.inf if away_until_s is None else away_until_s
         times += [max(time_s, after_s) for time_s in calls if time_s is not None]
         # The last step decided everything that was due then; it waits for an event.
@@ -142,36 +142,36 @@ class AgentMachine:
             case EngineProgress():
                 self._take_progress(now_s, event)
             case RunsOffloaded():
-                self.preempting.handle_offload(now_s, event)
+                self.eviction.handle_offload(now_s, event)
             case RunsRestored():
-                effects += self.restoring.handle_restore(now_s, event)
+                effects += self.restore.handle_restore(now_s, event)
             case ItemsAnswered():
                 self._link.handle_answer()
                 for run, cause in self.delivery.handle_answer(now_s, event.call, event.outcomes):
                     self._forget(run, effects, cause)
                 if Outcome.GAP in event.outcomes:
-                    self.pulling.read_owned()
+                    self.pull.read_owned()
             case PullAnswered():
                 self._link.handle_answer()
-                if self.pulling.handle_pull(event):
-                    self.preempting.mark_changed()
+                if self.pull.handle_pull(event):
+                    self.eviction.mark_changed()
                     for pulled in event.pulled:
                         self.batch_size.record_pull(pulled)
                         self._own(pulled, effects)
             case OwnedAnswered():
                 self._link.handle_answer()
-                if self.pulling.handle_owned(event.call):
+                if self.pull.handle_owned(event.call):
                     self._owned(event.owned, effects)
             case ControlMessage():
                 self._take_message(now_s, event, effects)
             case ProfilesUpdated():
                 self.expectations.hardware = event.hardware
-                self.swapping.update_weights(self._weights_gb(event.hardware))
+                self.model_swap.update_weights(self._weights_gb(event.hardware))
             case RegistrationAnswer():
                 self._link.handle_answer()
                 if self._registration.handle_registration(now_s, event):
                     self._drain.handle_registration()
-                    self.pulling.reset(now_s)
+                    self.pull.reset(now_s)
             case LeaseLoss():
                 if self._registration.handle_lease_loss(now_s, event.incarnation):
                     effects += self._drain.take_off_engine(self.runs.on_engine())
@@ -186,19 +186,19 @@ class AgentMachine:
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self._broke_together = False
-                self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
-                effects += self.swapping.handle_load(
+                self.eviction.host_kv_capacity_tokens = event.host_kv_capacity_tokens
+                effects += self.model_swap.handle_load(
                     event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens
                 )
                 if event.tier is Tier.ACTIVE:
-                    self.pulling.set_model(event.active)
+                    self.pull.set_model(event.active)
             case ModelNotLoaded():
-                self._broke_together = self._broke_together or (bool(self.swapping.active) and self.runs.running > 1)
-                effects += self.swapping.handle_load_failure(now_s, event.model, event.tier, event.message, event.active, event.warm)
+                self._broke_together = self._broke_together or (bool(self.model_swap.active) and self.runs.running > 1)
+                effects += self.model_swap.handle_load_failure(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
-                    effects += self.restoring.give_up_model(event.model)
+                    effects += self.restore.give_up_model(event.model)
             case LoadCommand():
-                effects += self.swapping.request(event.caller, event.model, event.tier)
+                effects += self.model_swap.request(event.caller, event.model, event.tier)
             case DrainCommand():
                 self._drain.request(now_s, event)
             case AgentStart() | TimePassed():
@@ -213,7 +213,7 @@ class AgentMachine:
         run = self.runs.get(event.run_id)
         match event.message:
             case Message.WAKE | Message.HEAD_CHANGED:
-                self.pulling.note_signal()
+                self.pull.note_signal()
             case Message.CANCEL:
                 if run is not None:
                     self._forget(run, effects, RemovalCause.NOT_OWNED)
@@ -246,7 +246,7 @@ class AgentMachine:
             self._broke_together = True
         for end in event.ended:
             self._engine_ended(end)
-        if self.swapping.active:
+        if self.model_swap.active:
             self._broke_together = False
 
     def _engine_ended(self, end: EngineEnd) -> None:
@@ -287,7 +287,7 @@ class AgentMachine:
 
     def _lost(self, now_s: float, call: int, effects: list[Effect]) -> None:
         self.delivery.handle_loss(now_s, call)
-        self.pulling.handle_loss(call)
+        self.pull.handle_loss(call)
         self._registration.handle_loss(call)
         if self._drain.handle_loss(call):
             self._end(effects)
@@ -300,7 +300,7 @@ class AgentMachine:
         if self._drain.gives_up(now_s):
             self._end(effects)
             return
-        if self.life is Life.LEAVING and not len(self.runs) and not self.pulling.under_way:
+        if self.life is Life.LEAVING and not len(self.runs) and not self.pull.under_way:
             self._registration.life = Life.NONE
         if self.life is Life.NONE:
             if not self._drain.stop:
@@ -310,7 +310,7 @@ class AgentMachine:
             return
         self._pause_or_resume(effects)
         if self.life is Life.LEAVING:
-            effects += self.pulling.decide(now_s, "", 0, may_pull=False)
+            effects += self.pull.decide(now_s, "", 0, may_pull=False)
         elif self.draining:
             self._decide_drain(now_s, effects)
         else:
@@ -318,47 +318,47 @@ class AgentMachine:
         effects += self.delivery.decide(now_s)
 
     def _decide_service(self, now_s: float, effects: list[Effect]) -> None:
-        swapping, pulling = self.swapping, self.pulling
-        self.batch_size.choose(now_s, swapping.active, pulling.head)
-        head = pulling.head if pulling.head is not None and pulling.head.model in self._settings.models else None
-        urgency = None if head is None else self.preempting.head_urgency(head)
-        if not self.paused and not swapping.swapping_to and pulling.head_is_fresh:
-            if head is not None and self.restoring.first(now_s, urgency) is None:
+        model_swap, pull = self.model_swap, self.pull
+        self.batch_size.choose(now_s, model_swap.active, pull.head)
+        head = pull.head if pull.head is not None and pull.head.model in self._settings.models else None
+        urgency = None if head is None else self.eviction.head_urgency(head)
+        if not self.paused and not model_swap.swapping_to and pull.head_is_fresh:
+            if head is not None and self.restore.first(now_s, urgency) is None:
                 self._make_room(now_s, head, effects)
-            effects += self.restoring.decide(now_s, urgency, swapping.active, swapping.kv_capacity_tokens)
+            effects += self.restore.decide(now_s, urgency, model_swap.active, model_swap.kv_capacity_tokens)
         # An offloaded run that precedes the head needs the room, or its model: nothing is pulled.
-        first = self.restoring.first(now_s, urgency)
-        models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
-        if not models and not swapping.active and len(self._settings.models) == 1:
+        first = self.restore.first(now_s, urgency)
+        models = [*([first.model] if first else []), *([head.model] if head else []), *pull.models_ahead]
+        if not models and not model_swap.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
-        if not models and swapping.failing:
-            models = [swapping.failing]  # its requests went to other instances
-        empty = self.runs.running == 0 and not pulling.under_way
-        effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
-        may_pull = not self.paused and not swapping.swapping_to
-        effects += pulling.decide(now_s, swapping.active, swapping.kv_capacity_tokens, may_pull=may_pull, may_take=first is None)
+        if not models and model_swap.failing:
+            models = [model_swap.failing]  # its requests went to other instances
+        empty = self.runs.running == 0 and not pull.under_way
+        effects += model_swap.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
+        may_pull = not self.paused and not model_swap.swapping_to
+        effects += pull.decide(now_s, model_swap.active, model_swap.kv_capacity_tokens, may_pull=may_pull, may_take=first is None)
 
     def _make_room(self, now_s: float, head: QueueHead, effects: list[Effect]) -> None:
-        active, capacity = self.swapping.active, self.swapping.kv_capacity_tokens
-        if self._settings.lookahead_requests and self.pulling.head_is_new:
-            effects += self.preempting.displace_lookahead(head, capacity)
-        blocked = head.model == active and self.pulling.blocked(capacity)
-        warm = self.swapping.is_warm(head.model)
-        needs = self.pulling.blocked_tokens if blocked else 0
-        effects += self.preempting.decide(now_s, head, active, capacity, blocked=blocked, blocked_tokens=needs, warm=warm)
+        active, capacity = self.model_swap.active, self.model_swap.kv_capacity_tokens
+        if self._settings.lookahead_requests and self.pull.head_is_new:
+            effects += self.eviction.displace_lookahead(head, capacity)
+        blocked = head.model == active and self.pull.blocked(capacity)
+        warm = self.model_swap.is_warm(head.model)
+        needs = self.pull.blocked_tokens if blocked else 0
+        effects += self.eviction.decide(now_s, head, active, capacity, blocked=blocked, blocked_tokens=needs, warm=warm)
 
     def _decide_drain(self, now_s: float, effects: list[Effect]) -> None:
         effects += self._drain.give_back(now_s)
-        if not self.paused and not self.swapping.swapping_to and self.runs.offloaded():
-            effects += self.restoring.decide(now_s, None, self.swapping.active, self.swapping.kv_capacity_tokens)
-            first = self.restoring.first(now_s, None)
-            empty = self.runs.running == 0 and not self.pulling.under_way
+        if not self.paused and not self.model_swap.swapping_to and self.runs.offloaded():
+            effects += self.restore.decide(now_s, None, self.model_swap.active, self.model_swap.kv_capacity_tokens)
+            first = self.restore.first(now_s, None)
+            empty = self.runs.running == 0 and not self.pull.under_way
             if first is not None and empty:
-                effects += self.swapping.decide(now_s, [first.model], engine_empty=True)
-        owns_nothing = not len(self.runs) and not self.pulling.under_way
+                effects += self.model_swap.decide(now_s, [first.model], engine_empty=True)
+        owns_nothing = not len(self.runs) and not self.pull.under_way
         effects += self._drain.decide(now_s, owns_nothing=owns_nothing)
         if not owns_nothing:
-            effects += self.pulling.decide(now_s, "", 0, may_pull=False)
+            effects += self.pull.decide(now_s, "", 0, may_pull=False)
 
     def _pause_or_resume(self, effects: list[Effect]) -> None:
         held, bound = self.runs.held_tokens, self._settings.buffer_tokens_max

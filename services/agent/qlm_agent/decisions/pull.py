@@ -221,13 +221,13 @@ class Intake:
     """See the module."""
 
     def __init__(
-        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, expectations: Expectations, swapping: ModelSwapControl
+        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, expectations: Expectations, model_swap: ModelSwapControl
     ) -> None:
         self._settings = settings
         self._runs = runs
         self._delivery = delivery
         self._expectations = expectations
-        self._swapping = swapping
+        self._model_swap = model_swap
 
     def own(self, pulled: PulledRun, *, serving: bool) -> list[Effect]:
         """Takes an unknown run. `serving`: the agent may start something."""
@@ -240,10 +240,10 @@ class Intake:
         elif run.stored >= run.output_tokens_max:
             # An earlier attempt produced all of it and ended before the report.
             self._delivery.queue_end(run, Ending(finish=FinishReason.LENGTH))
-        elif not serving or run.model != self._swapping.active or self._swapping.swapping_to:
+        elif not serving or run.model != self._model_swap.active or self._model_swap.swapping_to:
             self._delivery.give_back(run, ReturnCause.UNSTARTED)
-        elif run.prompt_tokens + run.stored + 1 > self._swapping.kv_capacity_tokens:
-            message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._swapping.kv_capacity_tokens} tokens of KV"
+        elif run.prompt_tokens + run.stored + 1 > self._model_swap.kv_capacity_tokens:
+            message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._model_swap.kv_capacity_tokens} tokens of KV"
             self._delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
         else:
             return [StartRun(run_id=run.run_id)]

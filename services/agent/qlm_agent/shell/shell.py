@@ -122,15 +122,15 @@ class AgentShell:
     def load(self) -> instance_pb2.InstanceLoad:
         """The agent now; it also sets the metrics."""
         stats = self._engine.stats()
-        swapping, operations = self.machine.swapping, self.machine.operations
+        model_swap, operations = self.machine.model_swap, self.machine.operations
         load = instance_pb2.InstanceLoad(
             active_model=stats.active_model,
             warm_models=stats.warm_models,
             running=self.machine.runs.running,
             kv_used_tokens=stats.kv_used_tokens,
             kv_capacity_tokens=stats.kv_capacity_tokens,
-            swapping_to=swapping.swapping_to,
-            model_swaps=swapping.swaps,
+            swapping_to=model_swap.swapping_to,
+            model_swaps=model_swap.swaps,
             completed=self.machine.delivery.finished,
             evictions=operations.evictions,
             kv_offloads=operations.kv_offloads,
@@ -139,7 +139,7 @@ class AgentShell:
             offloaded=stats.offloaded,
             host_memory_used_bytes=stats.host_memory_used_bytes,
             host_memory_bytes=stats.host_memory_capacity_bytes,
-            giving_way=self.machine.preempting.choice_text(stats.active_model),
+            giving_way=self.machine.eviction.choice_text(stats.active_model),
             batch=self.machine.batch_reported,
         )
         self._telemetry.load(load, stats, self.machine.runs.held_tokens)
@@ -304,7 +304,7 @@ class AgentShell:
         """Reports tiers of models, and running requests."""
         token_s = self.machine.expectations.token_s(load.active_model)
         runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
-        failing = bool(self.machine.swapping.failing)
+        failing = bool(self.machine.model_swap.failing)
         await self._calls.publish(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
 
     async def _watch_profiles(self) -> None:
