@@ -20,7 +20,7 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
-from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
+from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, wait_until_settled
 from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
@@ -138,7 +138,7 @@ def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
 
 async def slowed_row(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
     """The row of `measured`, scaled by the slowness of the cluster's runs that started from it; None if they were fewer than RUNS_LEAST."""
-    row = learned_row(await settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
+    row = learned_row(await wait_until_settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
     return None if row is None or row.samples < RUNS_LEAST else row.as_measured()
 
 

@@ -88,7 +88,7 @@ async def measure_serving(
     except ExceptionGroup as failed:
         _raise_first(failed)
     completed = load.result()
-    rows = await settled(learned)
+    rows = await wait_until_settled(learned)
     row = learned_row(rows, instance, spec)
     if row is None or row.samples < RUNS_LEAST:
         runs = 0 if row is None else row.samples
@@ -112,7 +112,7 @@ async def _after(seconds: float, learned: Learned) -> ProfileSnapshot:
     return await learned()
 
 
-async def settled(learned: Learned) -> ProfileSnapshot:
+async def wait_until_settled(learned: Learned) -> ProfileSnapshot:
     """The learned rows once the estimator has read all ends, or after SETTLES_S."""
     before = await learned()
     with suppress(TimeoutError):

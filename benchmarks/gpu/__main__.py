@@ -62,10 +62,10 @@ def _against(outcomes: Sequence[checks.CheckOutcome]) -> Mapping[str, Any]:
     if timed is None:
         return {}
     try:
-        from benchmarks.gpu.against_profiles import compared
+        from benchmarks.gpu.against_profiles import compare_with_row
     except ImportError as error:
         return {"why": f"QLM's packages are not installed here ({error})"}
-    return compared(timed)
+    return compare_with_row(timed)
 
 
 if __name__ == "__main__":

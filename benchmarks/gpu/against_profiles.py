@@ -16,7 +16,7 @@ RATIO_MAX = 2.0
 """Beyond this factor either way a row would mislead the planner."""
 
 
-def compared(timed: Mapping[str, Any]) -> dict[str, Any]:
+def compare_with_row(timed: Mapping[str, Any]) -> dict[str, Any]:
     """Timings over the row's figures, for those that plans rest on; `why` without a row, `off`: those beyond RATIO_MAX."""
     gpu, model, figures = profile_name(timed["device"]), timed["model"], timed["figures"]
     row = shipped_snapshot().hardware_of_pair(gpu, 1, ModelSpec(name=model, profile=model))

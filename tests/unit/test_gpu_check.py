@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import checks, host
-from benchmarks.gpu.against_profiles import compared
+from benchmarks.gpu.against_profiles import compare_with_row
 from benchmarks.gpu.checks import Check, CheckOutcome, memory_given_back, run
 from benchmarks.gpu.host import Host, gpu_of, profile_name
 from benchmarks.gpu.summary import table, transfer_share
@@ -156,12 +156,12 @@ def test_timed_figures_beside_the_row_of_the_gpu() -> None:
         "load_cpu_to_gpu_s": 100.0,
         "kv_bytes_per_token": 131072,
     }
-    against = compared({"device": "NVIDIA H100 80GB HBM3", "model": "Mistral-7B", "figures": figures})
+    against = compare_with_row({"device": "NVIDIA H100 80GB HBM3", "model": "Mistral-7B", "figures": figures})
     assert against["origin"] == "shipped"
     assert against["table"]["KV bytes of a token"]["ratio"] == 1.0
     assert "weights from host memory, s" in against["off"]
-    assert compared({"device": "NVIDIA H200", "model": "Mistral-7B", "figures": figures})["origin"] == "facts"
-    assert "why" in compared({"device": "CPU", "model": "tiny", "figures": figures})
+    assert compare_with_row({"device": "NVIDIA H200", "model": "Mistral-7B", "figures": figures})["origin"] == "facts"
+    assert "why" in compare_with_row({"device": "CPU", "model": "tiny", "figures": figures})
     text = table(ONE_GPU, [CheckOutcome(name="torch_timing", status="passed", why="", took_s=3.0)], against)
     assert "passed   torch_timing" in text
     assert "weights from host memory, s" in text

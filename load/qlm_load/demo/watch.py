@@ -38,7 +38,7 @@ class Watch:
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         polls = 0
         while True:
             started_s = time.monotonic()

@@ -40,7 +40,7 @@ class Recorder:
         self._last_queues: dict[str, tuple[QueuedPart, ...]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with ClusterObserver(self._gateways, call_timeout_s=CALL_TIMEOUT_S) as observer:
             while len(self._frames) < FRAMES_MAX:
                 began_s = time.monotonic()

@@ -170,7 +170,7 @@ class Transcript:
         return self.step(RegistrationAnswer(call=self.calls.pop("register"), incarnation="a/1"))
 
     def serve(self, model: str = "m") -> list[str]:
-        """RegistrationAnswer, with a model active that the head of the queue is of; the first pull is open."""
+        """Registered, with a model active that the head of the queue is of; the first pull is open."""
         assert self.register() == ["pull nothing"]
         assert self.answer_pull(head=model) == [f"load {model} active"]
         return self.loaded(model)

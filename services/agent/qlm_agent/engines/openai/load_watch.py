@@ -49,7 +49,7 @@ class LoadWatch:
         self._heard = True
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(self._poll_s)
