@@ -8,8 +8,9 @@ from qlm_agent.effects import Register
 from qlm_agent.server_calls import ServerCalls
 from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
 from qlm_core.instance import InstanceFacts
+from qlm_core.reported_runs import GroupRuns, RunsTold
 from qlm_process.queue_views import instances_in
-from qlm_process.running_wire import GroupRuns, RunsTold, from_body
+from qlm_process.running_wire import from_body
 from qlm_queue.memory_queue import MemoryQueue
 from qlm_queue.values import Bounds
 

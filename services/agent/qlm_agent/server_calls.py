@@ -17,9 +17,10 @@ from qlm_agent.runs import ReturnCause
 from qlm_agent.telemetry import AgentTelemetry
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
+from qlm_core.reported_runs import RunsTold
 from qlm_process.instance_wire import from_body
 from qlm_process.lease_keeper import LeaseKeeper, new_nonce
-from qlm_process.running_wire import RunsTold, to_body
+from qlm_process.running_wire import to_body
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX, Lease, PullBudget, Pulled, RequeueCause, StepStatus
 

@@ -22,6 +22,7 @@ from qlm_planner.machine.effects import (
     Forget,
     GroupOpening,
     Place,
+    PublishWaits,
     ReadArrivals,
     ReadEvents,
     ReadOverview,
@@ -46,7 +47,9 @@ from qlm_planner.machine.events import (
     Regrouped,
     ShedAnswered,
     UnplacedRead,
+    WaitsPublished,
 )
+from qlm_process import running_wire, waits_wire
 from qlm_process.instance_wire import from_body
 from qlm_process.length_wire import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
@@ -116,6 +119,9 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
         case Forget(instance=instance):
             await queue.forget_instance(lease, instance)
             return Forgotten()
+        case PublishWaits(waits=waits):
+            await queue.publish_waits(lease, waits_wire.to_body(waits))
+            return WaitsPublished()
         case _:
             assert_never(call)
 
@@ -273,4 +279,4 @@ def instance_row(record: InstanceRecord) -> InstanceRow:
     except ValueError as error:
         structlog.get_logger().error("instance_unreadable", instance=record.name, error=str(error))
         facts = InstanceFacts(name=record.name, incarnation=record.incarnation, gpu="", n_gpu=1, engine="", models=())
-    return InstanceRow(facts=facts, alive=record.alive)
+    return InstanceRow(facts=facts, alive=record.alive, runs=running_wire.from_body(record.body))
