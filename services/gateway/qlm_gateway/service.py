@@ -148,6 +148,7 @@ class GatewayService(GatewayServicer):
         )
         response = queue_message(self._queue.name, overview, planner=planner, estimator=estimator, refusal=refusal, held=held, loss=loss)
         if key is not None:
+            await self._watch.read_waits()
             response.request.CopyFrom(await request_message(self._queue, key, self._watch.recent, self._watch.now_s()))
         return response
 
@@ -158,10 +159,14 @@ class GatewayService(GatewayServicer):
         kind, name = _whose(request)
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
-        return PauseResponse(changed=await self._queue.pause(kind, name))
+        changed = await self._queue.pause(kind, name)
+        await self._watch.read_waits()
+        return PauseResponse(changed=changed)
 
     async def Resume(self, request: PauseRequest, context: Context) -> PauseResponse:
-        return PauseResponse(changed=await self._queue.resume(*_whose(request)))
+        changed = await self._queue.resume(*_whose(request))
+        await self._watch.read_waits()
+        return PauseResponse(changed=changed)
 
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""

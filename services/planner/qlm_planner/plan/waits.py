@@ -1,6 +1,6 @@
 """The waits of the plan as the planner publishes them: by `qlm_core.assessment` on the board as it is, before calibration.
 
-Of classes without an open group each costs a pass over the groups, so of these PASSES are predicted anew in one publication, in turn.
+Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from qlm_planner.board.group import Group, band_of
 from qlm_planner.board.slot import Slot
 
 PASSES = 8
-"""Classes without an open group that one publication predicts anew."""
+PASS_GROUPS = 8_000
+"""Classes without an open group that one publication predicts anew, and groups that it reads for them, but for one class at the least."""
 SEED_SLOS_S = (1.0, 10.0, 100.0, 1_000.0, math.inf)
 """SLOs for which a newcomer of each model is predicted, whoever has come: a class that nobody has seen goes by the nearest."""
 MORE = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1_024.0)
@@ -59,7 +60,7 @@ class WaitForecast:
 
     def made(self, board: Board, rates: Iterable[Rate], counted_to: int, now_s: float) -> PlannedWaits | None:
         """The waits on the board as it is, where requests come at these `rates`. None before profiles, and where nonsense in them or in an
-        instance makes that impossible. Costs O(groups), and up to PASSES times that for classes without a group."""
+        instance makes that impossible. Costs O(groups), and passes over them for classes without a group."""
         profiles = self._profiles
         if profiles is None:
             return None
@@ -107,21 +108,20 @@ class WaitForecast:
                 found[each.key] = joined
             else:
                 alone.append(each)
-        for each in [each for each in alone if each.key not in kept or kept[each.key].instance not in known][:PASSES]:
-            self._pass(assessment, each, found, now_s)
-        for _ in range(min(PASSES, len(alone))):
+        passes = max(1, min(PASSES, PASS_GROUPS // max(1, board.open_groups), len(alone)))
+        due = [each for each in alone if each.key not in kept or kept[each.key].instance not in known][:passes]
+        while alone and len(due) < passes:
             self._turn = (self._turn + 1) % len(alone)
-            self._pass(assessment, alone[self._turn], found, now_s)
+            due.append(alone[self._turn])
+        for each in due:
+            made = None if each.key in found else self._class(assessment, each, "", now_s)
+            if made is not None:
+                found[each.key] = made
         for each in alone:
             if each.key not in found and each.key in kept and kept[each.key].instance in known:
                 found[each.key] = kept[each.key]
         self._kept = found
         return tuple(found.values())
-
-    def _pass(self, assessment: Assessment, each: _Newcomer, found: dict[WaitKey, ClassWaits], now_s: float) -> None:
-        made = None if each.key in found else self._class(assessment, each, "", now_s)
-        if made is not None:
-            found[each.key] = made
 
     def _class(self, assessment: Assessment, each: _Newcomer, group_id: str, now_s: float) -> ClassWaits | None:
         made = assessment.newcomer(each.request, group_id, now_s, MORE)

@@ -174,7 +174,8 @@ def _due(group: GroupView, now_s: float) -> Text:
 
 
 def _attainment(outcomes: OutcomesView) -> Table:
-    table = Table(title=f"SLO attainment, last {outcomes.window_s:,.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    title = f"SLO attainment, last {outcomes.window_s:,.0f} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), min_width=len(title))
     for heading in ("SLO", "ended", "attained"):
         table.add_column(heading, justify="left" if heading == "SLO" else "right", header_style="dim")
     for each in outcomes.classes:
