@@ -29,6 +29,7 @@ class Bounds:
     control_max: int = 10_000
     events_max: int = 50_000
     memory_share: float = 0.8
+    disk_share: float = 0.5
 
 
 def bytes_full(bound: str, limit: int, held: int, frees_after_s: float | None) -> QueueFull:

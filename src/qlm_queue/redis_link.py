@@ -80,6 +80,12 @@ class RedisLink:
         return self._pipe is not None and not self._pipe.worn and not self._pipe.broken
 
     @property
+    def local(self) -> bool:
+        """The server is on this machine, or seems so: the url is of a socket or of the loopback."""
+        host: str = self.client.connection_pool.connection_kwargs.get("host", "localhost")
+        return host in {"localhost", "::1"} or host.startswith("127.")
+
+    @property
     def client(self) -> redis.Redis:
         """For plain commands through `run`."""
         if self._calls is None:
