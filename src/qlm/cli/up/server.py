@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import structlog
 
-from qlm.cli.up.config import UpSection, launcher
+from qlm.cli.up.config import UpSection
 from qlm_core.errors import Unavailable
 from qlm_process.cluster_state import ProcessState
+from qlm_process.die_with_parent import launcher
 from qlm_process.settings import QueueSettings
 from qlm_queue.embedded import EmbeddedServer
 
