@@ -24,7 +24,8 @@ CONNECTIONS_MAX = 32
 RETRY_AFTER_S = 1.0
 # Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
 _AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
-_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError)
+_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError, exceptions.NoPermissionError)
+_FAILURES = (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError, redis.InvalidResponse)
 
 
 class RecordDamaged(Exception):
@@ -126,7 +127,7 @@ class RedisLink:
                 return await pipe.ask(*command)
             async with asyncio.timeout(self._call_timeout_s):
                 return await (await self._opened()).ask(*command)
-        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+        except _FAILURES as error:
             raise _unavailable(error) or error from error
 
     async def _ask_soon(self, command: tuple[Any, ...], within_s: float) -> Any:
@@ -192,7 +193,7 @@ class RedisLink:
             if reader is not None:
                 self._readers.discard(reader)
                 await reader.stop()
-            if isinstance(error, (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError)):
+            if isinstance(error, _FAILURES):
                 raise _unavailable(error) or error from error
             raise
         self._done_with(reader)
@@ -223,7 +224,7 @@ class RedisLink:
         try:
             async with asyncio.timeout(timeout_s):
                 return await start()
-        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+        except _FAILURES as error:
             raise _unavailable(error) or error from error
 
     def _client(self) -> redis.Redis:

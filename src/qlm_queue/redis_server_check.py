@@ -8,10 +8,12 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
 import structlog
+from redis import exceptions
 
 from qlm_core.errors import ConfigError, QlmError, QueueFull, Unavailable
 from qlm_core.request import RequestKey
@@ -28,8 +30,11 @@ REWRITE_GAP_S = 10.0
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
 _SETTINGS = (
     "appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy", "save", "stop-writes-on-bgsave-error", "dir",
+    "appenddirname",
 )  # fmt: skip
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
+
+_LOG_GONE = "the folder of the server's log of writes is gone: a server that starts again has nothing"
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def refusals_are_config_errors() -> Iterator[None]:
     except Unavailable as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse)):
+        if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse, exceptions.NoPermissionError)):
             raise ConfigError(f"queue.url: the server refuses it: {error.__cause__}") from error
         raise
 
@@ -119,6 +124,7 @@ class ServerWatch:
         self._refusal: QlmError | None = None
         self._hidden = False  # a managed server that tells no settings
         self._rewritten_s = -math.inf
+        self._log_seen: Path | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._confirming_next: asyncio.Task[None] | None = None
 
@@ -129,7 +135,9 @@ class ServerWatch:
         found: Mapping[str, str] = {}
         try:
             found = await self._settings()
-        except redis.ResponseError as error:
+        except (redis.ResponseError, Unavailable) as error:
+            if isinstance(error, Unavailable) and not isinstance(error.__cause__, exceptions.NoPermissionError):
+                raise
             self._hidden = True
             log.warning("queue_server_settings_hidden", error=str(error), durability=self._durability.value)
         if not self._hidden and (problem := settings_problem(found, self._durability)):
@@ -186,10 +194,10 @@ class ServerWatch:
         found = {} if self._hidden else await self._settings()
         problem = "" if self._hidden else settings_problem(found, self._durability)
         info: Mapping[str, Any] = await self._link.run(self._link.client.info)
-        problem = problem or writes_problem(found, info)
+        free_bytes, gone = await asyncio.to_thread(self._disk_of_log, found) if self._link.local else (None, False)
+        problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "")
         await self._look_for_loss(reconnected=connections != self._seen_connections)
         refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
-        free_bytes = await self._free_bytes(found.get("dir", ""))
         if refusal is None and (full := full_bound(info, free_bytes, self._bounds)):
             bound, limit, held = full
             text = f"the queue is full: its server uses {held} bytes of {bound}, and {limit} is the bound"
@@ -200,14 +208,18 @@ class ServerWatch:
             structlog.get_logger().error("queue_refuses", reason=str(refusal))
         self._refusal, self._seen_s, self._seen_connections = refusal, seen_s, connections
 
-    async def _free_bytes(self, folder: str) -> int | None:
-        """Of the disk that the server's log is on, None where it is not known."""
-        if not (folder and self._link.local):
-            return None
+    def _disk_of_log(self, found: Mapping[str, str]) -> tuple[int | None, bool]:
+        """Free bytes of the disk that the server's log is on, None where it is not known, and whether its folder was there and is gone."""
+        log = Path(found.get("dir", "")) / found.get("appenddirname", "")
         try:
-            return (await asyncio.to_thread(shutil.disk_usage, folder)).free
-        except OSError:  # the folder of another machine, behind a forwarded port
-            return None
+            free_bytes = shutil.disk_usage(log.parent).free
+            there = log.is_dir()
+        except FileNotFoundError:  # or of another machine, behind a forwarded port
+            free_bytes, there = None, False
+        except OSError:  # not for our eyes
+            return None, False
+        self._log_seen = log if there else self._log_seen
+        return free_bytes, log == self._log_seen and not there
 
     async def _rewrite_log(self, info: Mapping[str, Any], free_bytes: int) -> None:
         """A server rewrites its log by its own settings, which know nothing of the disk."""
@@ -216,7 +228,7 @@ class ServerWatch:
         self._rewritten_s = time.monotonic()
         try:
             await self._link.run(self._link.client.bgrewriteaof)
-        except redis.ResponseError as error:
+        except (redis.ResponseError, Unavailable) as error:
             structlog.get_logger().warning("queue_log_not_rewritten", error=str(error))
         else:
             structlog.get_logger().info("queue_log_rewritten", log_bytes=info["aof_current_size"], free_bytes=free_bytes)

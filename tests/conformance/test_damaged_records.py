@@ -102,7 +102,7 @@ async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
             case "result":
                 await client.delete("{repaired-bytes}:result:default:r2")
             case _:
-                await client.hset("{repaired-bytes}:counts", mapping={"b": "1", "bt:default": "2"})
+                await client.hset("{repaired-bytes}:counts", mapping={"b": "1", "bt:default": "2", "bc:gone": "-1"})
         assert await queue.repair(False)
         assert await queue.repair(True)
         assert not await queue.repair(False)

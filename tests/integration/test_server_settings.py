@@ -208,6 +208,56 @@ async def test_a_log_that_takes_its_share_of_the_disk_stops_acceptance_alone(ser
     await queue.stop()
 
 
+async def test_a_server_whose_log_is_deleted_takes_no_requests(server: Server, tmp_path: Path) -> None:
+    server.start()
+    queue = RedisQueue(server.url)
+    await queue.start()
+    await queue.accept(acceptance(0))
+    (tmp_path / "appendonlydir").rename(tmp_path / "elsewhere")
+    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    with pytest.raises(Unavailable, match="log of writes is gone"):
+        await queue.accept(acceptance(1))
+    (tmp_path / "elsewhere").rename(tmp_path / "appendonlydir")
+    await accepted_at_last(queue, 1)
+    await queue.stop()
+
+
+@pytest.mark.parametrize("denied", ["fcall", "info", "config|get", "get"])
+async def test_a_user_that_loses_a_right_is_refused_with_the_reason_until_it_has_it(server: Server, denied: str) -> None:
+    server.start()
+    client = redis.Redis.from_url(server.url)
+    await client.execute_command("ACL", "SETUSER", "u", "on", ">p", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]
+    queue = RedisQueue(server.url.replace("://", "://u:p@"))
+    await queue.start()
+    await queue.accept(acceptance(0))
+    await client.execute_command("ACL", "SETUSER", "u", f"-{denied}")  # type: ignore[no-untyped-call]
+    await asyncio.sleep(0.6)
+    with pytest.raises(Unavailable, match="no permissions"):
+        await queue.accept(acceptance(1))
+    with contextlib.suppress(Unavailable):
+        await queue.overview()
+    await client.execute_command("ACL", "SETUSER", "u", f"+{denied}")  # type: ignore[no-untyped-call]
+    await accepted_at_last(queue, 1)
+    await queue.stop()
+    await client.aclose()
+
+
+async def test_a_user_without_rights_or_another_protocol_ends_the_start_with_the_reason(server: Server) -> None:
+    server.start()
+    async with redis.Redis.from_url(server.url) as client:
+        await client.execute_command("ACL", "SETUSER", "u", "on", ">p", "~*", "&*", "+@all", "-function")  # type: ignore[no-untyped-call]
+        with pytest.raises(ConfigError, match="no permissions"):
+            await RedisQueue(server.url.replace("://", "://u:p@")).start()
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        with pytest.raises(ConfigError, match="the server refuses it: Protocol error"):
+            await RedisQueue(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}/0").start()
+
+
 async def test_a_disk_that_others_fill_stops_acceptance_until_there_is_room(server_on_a_small_disk: Server, small_disk: Path) -> None:
     queue = RedisQueue(server_on_a_small_disk.url)
     await queue.start()
