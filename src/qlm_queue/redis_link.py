@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
-from qlm_queue.bounds import bytes_full
+from qlm_queue.bounds import bytes_full, requests_full
 from qlm_queue.redis_pipe import Pipe
 from qlm_queue.scripts import READING, Library, is_not_loaded
 
@@ -259,7 +259,7 @@ def _unavailable(error: Exception) -> Exception | None:
 def _queue_full(bound: str, limit: str, held: str = "", frees_after_ms: str = "") -> QueueFull:
     if held:
         return bytes_full(bound, int(limit), int(held), int(frees_after_ms) / 1000 if frees_after_ms else None)
-    return QueueFull(f"the queue is full: {limit} live requests of this {bound}", details={"bound": bound, "limit": limit})
+    return requests_full(bound, int(limit))
 
 
 def _qlm_error(error: redis.ResponseError) -> Exception:

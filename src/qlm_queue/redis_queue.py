@@ -8,11 +8,12 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm_core.errors import NotFound, OffsetOutOfRange
+from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue import redis_answers as answers
 from qlm_queue import redis_arguments as arguments
+from qlm_queue.bounds import with_name
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
@@ -101,23 +102,26 @@ class RedisQueue(RedisCalls):
                 raise refusal from None
         before = self._watch.accepted_count
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
-        receipt: AcceptReceipt = await self._call(
-            "accept",
-            self._keys.request(acceptance.key),
-            acceptance.body,
-            acceptance.digest,
-            acceptance.gateway,
-            acceptance.slo_class,
-            acceptance.prompt_tokens,
-            expire_ms,
-            self._bounds.queue_max,
-            self._bounds.tenant_max,
-            self._bounds.class_max,
-            self._bounds.queue_bytes_max,
-            self._bounds.tenant_bytes_max,
-            self._bounds.class_bytes_max,
-            read=answers.receipt,
-        )
+        try:
+            receipt: AcceptReceipt = await self._call(
+                "accept",
+                self._keys.request(acceptance.key),
+                acceptance.body,
+                acceptance.digest,
+                acceptance.gateway,
+                acceptance.slo_class,
+                acceptance.prompt_tokens,
+                expire_ms,
+                self._bounds.queue_max,
+                self._bounds.tenant_max,
+                self._bounds.class_max,
+                self._bounds.queue_bytes_max,
+                self._bounds.tenant_bytes_max,
+                self._bounds.class_bytes_max,
+                read=answers.receipt,
+            )
+        except QueueFull as error:
+            raise with_name(error, acceptance.key.tenant, acceptance.slo_class) from error
         await self._watch.confirm()
         if not receipt.duplicate:
             self._watch.acknowledged(acceptance.key, before, receipt.acceptance_number)
