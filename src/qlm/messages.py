@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -144,13 +145,13 @@ def _put_prompt(message: request_pb2.Request, prompt: Prompt, **chat: object) ->
 def _json(field: str, value: Mapping[str, Any]) -> str:
     """ "" for an empty one."""
     try:
-        return json.dumps(value, ensure_ascii=False) if value else ""
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) if value else ""
     except (TypeError, ValueError, RecursionError) as error:
         raise invalid_field(field, f"values that JSON has ({error})") from error
 
 
 def _sampling_message(sampling: Sampling) -> request_pb2.SamplingParams:
-    fields = asdict(sampling)
+    fields = {field.name: getattr(sampling, field.name) for field in fields_of(sampling)}
     if sampling.json_schema is not None and sampling.regex is not None:
         raise invalid_field("sampling.regex", "absent beside json_schema")
     fields["stop"] = (
@@ -160,7 +161,7 @@ def _sampling_message(sampling: Sampling) -> request_pb2.SamplingParams:
 
 
 def _listed(field: str, value: object, rule: str) -> list[Any]:
-    if isinstance(value, (bytes, bytearray, memoryview, Mapping)) or not isinstance(value, Iterable):
+    if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)) or not isinstance(value, Iterable):
         raise invalid_field(field, f"{rule}, not {type(value).__name__}")
     return list(value)
 

@@ -50,9 +50,11 @@ class InvalidRequest(QlmError):
     default_reason = "INVALID_FIELD"
 
 
-def invalid_field(field: str, rule: str) -> InvalidRequest:
-    """A field breaks its rule (reason INVALID_FIELD)."""
-    return InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+def invalid_field(field: str, rule: str, value: float | None = None) -> InvalidRequest:
+    """A field breaks its rule (reason INVALID_FIELD). `value`: of a number; texts may be prompts or secrets, and are not quoted."""
+    if value is None:
+        return InvalidRequest(f"{field}: must be {rule}", details={"field": field, "rule": rule})
+    return InvalidRequest(f"{field}: must be {rule}, not {value}", details={"field": field, "rule": rule, "value": f"{value}"})
 
 
 class NotFound(QlmError):

@@ -23,12 +23,12 @@ def checked_slo(kind_number: int, seconds: float, priority: int) -> Slo:
         raise invalid_field("slo.kind", "COMPLETION, FIRST_TOKEN or PRIORITY")
     if kind is SloKind.PRIORITY:
         if seconds != 0.0:
-            raise invalid_field("slo.seconds", "absent for PRIORITY")
+            raise invalid_field("slo.seconds", "absent for PRIORITY", seconds)
         if abs(priority) > PRIORITY_MAX:
-            raise invalid_field("slo.priority", f"from -{PRIORITY_MAX} to {PRIORITY_MAX}")
+            raise invalid_field("slo.priority", f"from -{PRIORITY_MAX} to {PRIORITY_MAX}", priority)
         return Slo(kind=kind, priority=priority)
     if priority:
-        raise invalid_field("slo.priority", "absent but for PRIORITY")
+        raise invalid_field("slo.priority", "absent but for PRIORITY", priority)
     check_seconds("slo.seconds", seconds, SLO_S_MAX)
     return Slo(kind=kind, seconds=seconds)
 
@@ -36,4 +36,4 @@ def checked_slo(kind_number: int, seconds: float, priority: int) -> Slo:
 def check_seconds(field: str, seconds: float, seconds_max: float) -> None:
     """Raises InvalidRequest for a duration that is not finite, shorter than a millisecond or too long."""
     if not SECONDS_MIN <= seconds <= seconds_max:  # False for NaN
-        raise invalid_field(field, f"a number of seconds from {SECONDS_MIN} to {seconds_max:.0f}")
+        raise invalid_field(field, f"a number of seconds from {SECONDS_MIN} to {seconds_max:.0f}", seconds)

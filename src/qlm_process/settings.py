@@ -59,6 +59,13 @@ class BoundsSettings(Section):
     memory_share: float = Field(
         0.8, gt=0, lt=1, description="Share of the server's maxmemory above which nothing is accepted; the rest is for what was accepted."
     )
+    disk_share: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="Share of its disk (its own bytes and the free ones) that the server's log of writes may take; above it nothing is "
+        "accepted, where the server is on this machine. By default half: a rewrite of the log takes up to the other half.",
+    )
 
     def bounds(self) -> Bounds:
         """These limits as the queue takes them."""

@@ -25,11 +25,12 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice: the second would replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
+        lines: dict[Hashable, int] = {}  # by text and by value: "on" is True, 0x1 is 1
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode):
-                if key.value in lines:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice, in lines {lines[key.value]} and {line}")
-                lines[key.value] = line
+                names = {key.value} if key.tag.endswith(":merge") else {key.value, self.construct_object(key)}
+                if twice := names & lines.keys():
+                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice, in lines {lines[twice.pop()]} and {line}")
+                lines |= dict.fromkeys(names, line)
         return super().construct_mapping(node, deep)

@@ -29,6 +29,21 @@ class Bounds:
     control_max: int = 10_000
     events_max: int = 50_000
     memory_share: float = 0.8
+    disk_share: float = 0.5
+
+
+def requests_full(bound: str, limit: int) -> QueueFull:
+    """The refusal where a "queue", "tenant" or "class" has too many live requests."""
+    return QueueFull(f"the queue is full: {limit} live requests of this {bound}", details={"bound": bound, "limit": str(limit)})
+
+
+def with_name(error: QueueFull, tenant: str, slo_class: str) -> QueueFull:
+    """The refusal of a request of this tenant and class, with the name of the one that the bound is of."""
+    bound = error.details["bound"].removesuffix("_bytes")
+    name = {"tenant": tenant, "class": slo_class}.get(bound)
+    if name is None:
+        return error
+    return QueueFull(error.message.replace(f"this {bound}", f"{bound} {name!r}"), details={**error.details, "name": name})
 
 
 def bytes_full(bound: str, limit: int, held: int, frees_after_s: float | None) -> QueueFull:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,7 @@ def _fault(server: RunningTextServer, name: str) -> None:
     urllib.request.urlopen(urllib.request.Request(f"{server.url}/fault", body, headers), timeout=COMMAND_TIMEOUT_S).close()
 
 
-def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path) -> None:
+def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     server = RunningTextServer().start()
     config = tmp_path / "qlm.yaml"
     config.write_text(CONFIG.format(far=server.url, remote=MODEL, password=USER_PASSWORD))
@@ -136,7 +136,9 @@ def test_no_secret_and_no_prompt_is_in_any_output(url: str, tmp_path: Path) -> N
     logs = [path.read_text() for path in sorted(tmp_path.glob("state/**/*.log*"))]
     assert len(logs) >= 7
     assert sum("accepts" in log or "ready" in log for log in logs) >= 6
-    assert found_in(*said, *logs) == []
+    found = found_in(*said, *logs)
+    record_property("marks found", len(found))
+    assert found == []
 
 
 def test_a_wrong_password_is_told_at_once(url: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import redis.asyncio as redis
@@ -63,7 +63,8 @@ async def _work(cluster: SmallCluster, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, MEMORY_SEEDS, PAGE))
-async def test_a_damaged_memory_queue_serves_all_others(first: int) -> None:
+async def test_a_damaged_memory_queue_serves_all_others(first: int, record_property: Callable[[str, object], None]) -> None:
+    record_property("damaged memory", PAGE)
     for seed in range(first, first + PAGE):
         chance = random.Random(seed)
         queue = MemoryQueue("q", Bounds(attempts_max=100), lambda: 1_700_000_000.0)
@@ -101,7 +102,7 @@ async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
             case "result":
                 await client.delete("{repaired-bytes}:result:default:r2")
             case _:
-                await client.hset("{repaired-bytes}:counts", mapping={"b": "1", "bt:default": "2"})
+                await client.hset("{repaired-bytes}:counts", mapping={"b": "1", "bt:default": "2", "bc:gone": "-1"})
         assert await queue.repair(False)
         assert await queue.repair(True)
         assert not await queue.repair(False)
@@ -115,7 +116,11 @@ async def test_a_repair_counts_bytes_again(lost: str, servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SERVER_SEEDS, PAGE))
-async def test_a_damaged_queue_on_a_server_serves_all_others(first: int, servers: Servers) -> None:
+async def test_a_damaged_queue_on_a_server_serves_all_others(
+    first: int, servers: Servers, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("damaged server", min(PAGE, SERVER_SEEDS - first))
+    counters = 0
     url = servers.url("redis")
     client = redis.Redis.from_url(url, protocol=2)
     for seed in range(first, min(first + PAGE, SERVER_SEEDS)):
@@ -128,6 +133,7 @@ async def test_a_damaged_queue_on_a_server_serves_all_others(first: int, servers
         prefix = "{" + name + "}"
         ids = {await _queue_id(queue, key): key for key in cluster.keys}
         done = [await damage_redis(client, prefix, chance) for _ in range(chance.randint(1, DAMAGES_MAX))]
+        counters += sum(damaged.endswith((":counts", ":kept")) for damaged, _ in done)
         touched = {key for damaged, what in done for key in _touched(damaged[len(prefix) + 1 :], what, ids)}
         try:
             await cluster.submit(2)
@@ -142,4 +148,5 @@ async def test_a_damaged_queue_on_a_server_serves_all_others(first: int, servers
         finally:
             await queue.stop()
             await client.unlink(*[key async for key in client.scan_iter(match=f"\\{prefix}:*")])
+    record_property("damaged counters", counters)
     await client.aclose()

@@ -84,6 +84,8 @@ async def test_a_full_queue_refuses_and_has_room_again_after_an_end(make_mirror:
         await mirror("accept", acceptance(key_of(name)))
     with pytest.raises(QueueFull) as refused:
         await mirror("accept", acceptance(key_of("r3")))
+    name = {"queue": "this queue", "tenant": "tenant 'default'", "class": "class '32s'"}[bound]
+    assert refused.value.message == f"the queue is full: 2 live requests of {name}"
     assert (refused.value.details["bound"], refused.value.details["limit"]) == (bound, "2")
     assert (await mirror("accept", acceptance(key_of("r1")))).duplicate  # a repeat needs no room
     if bound != "queue":  # another tenant or class has room of its own
@@ -103,8 +105,9 @@ async def test_bytes_of_requests_and_results_are_bounded(make_mirror: Callable[.
     with pytest.raises(QueueFull) as refused:
         await mirror("accept", acceptance(key_of("r3")))
     details = {"bound": f"{bound}_bytes", "limit": str(2 * size + len(CANCELLED)), "held": str(2 * size)}
-    assert refused.value.details == details
-    assert f"of this {bound} hold {2 * size} bytes" in str(refused.value)
+    name = {"queue": "", "tenant": "default", "class": first.slo_class}[bound]
+    assert refused.value.details == details | ({"name": name} if name else {})
+    assert (f"of {bound} {name!r} hold" if name else "of this queue hold") in str(refused.value)
     assert (await mirror("accept", acceptance(key_of("r1")))).duplicate
     if bound != "queue":
         await mirror("accept", acceptance(key_of("r4", "else" if bound == "tenant" else "default"), slo_class="1s"))

@@ -20,7 +20,8 @@ def damage(state: MemoryState, chance: random.Random) -> str:
         "unplaced": state.unplaced,
         "queues": {name: queue for name, queue in state.queues.items() if name != "unassigned"},
     }
-    parts = ["members", "group ids", "owned", "progress", "group", "state", "tenants", "bytes", "expiries"]
+    parts = ["members", "group ids", "owned", "progress", "group", "state", "tenants", "expiries"]
+    parts += ["bytes", "bytes by tenant", "bytes by class"]
     what = chance.choice([*(name for name, table in tables.items() if table), *parts])
     requests = list(state.requests.values())
     request = chance.choice(requests) if requests else None
@@ -37,7 +38,11 @@ def damage(state: MemoryState, chance: random.Random) -> str:
         case "tenants":
             state.live_by_tenant.clear()
         case "bytes":
-            state.held_total = 0
+            state.held_total = chance.choice([0, 1 << 60, -1])
+        case "bytes by tenant":
+            state.held_by_tenant.clear()
+        case "bytes by class":
+            state.held_by_class[chance.choice(["8s", "gone"])] += chance.choice([1 << 60, -1])
         case "expiries":
             state.expiries.clear()
         case "progress" if request is not None and request.progress:

@@ -8,7 +8,7 @@ import struct
 from hashlib import blake2b
 
 from qlm.api.v1.request_pb2 import Request, TokenPrompt
-from qlm_core.errors import LeaseLost, NotFound, RequestIdConflict, Unavailable
+from qlm_core.errors import LeaseLost, NotFound, QueueFull, RequestIdConflict, Unavailable
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.port import Queue
@@ -64,7 +64,7 @@ class SmallCluster:
             )
             try:
                 await self._queue.accept(accepted)
-            except (Unavailable, RequestIdConflict):
+            except (Unavailable, RequestIdConflict, QueueFull):  # full: by a count that is to be mended
                 continue
             self.keys.append(key)
 

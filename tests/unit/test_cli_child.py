@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from qlm_cli.up.child import Child, Phase
-from qlm_cli.up.config import ProcessSpec, UpSection, launcher
+from qlm_cli.up.config import ProcessSpec, UpSection
 from qlm_core.errors import ConfigError, Unavailable
+from qlm_process.die_with_parent import launcher
 
 DEADLINE_S = 30.0
 
@@ -61,6 +62,17 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+async def test_a_log_on_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "p-0.log").symlink_to("/dev/full")
+    child = make(OBEDIENT, tmp_path)
+    async with running(child) as task:
+        await child.ready.wait()
+        await child.stop(DEADLINE_S)
+        await task
+    assert capfd.readouterr().err == ""
 
 
 async def test_a_ready_line_tells_the_address_and_a_stop_ends_it(tmp_path: Path) -> None:

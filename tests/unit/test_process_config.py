@@ -147,6 +147,8 @@ def test_the_bounds_are_those_of_the_queue() -> None:
         ("queue:\n  bounds:\n    queue_max: 1\n    queue_max: 1\n", "'queue_max' is given twice, in lines 3 and 4"),
         ("queue: {name: a,\n  name: b}\n", "'name' is given twice, in lines 1 and 2"),
         ("queue: {name: a, name: b}\n", "'name' is given twice, in lines 1 and 1"),
+        ("on: {}\ntrue: {}\n", "'true' is given twice, in lines 1 and 2"),
+        ("0x1: a\n1: b\n", "'1' is given twice, in lines 1 and 2"),
         ("? [a]\n: b\n", "unhashable key"),
         ("[" * 100_000, "too deep"),
         ("a: 2026-99-99\n", "ValueError"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ def actual(encoder: PromptEncoder, chat: ChatPrompt) -> list[int] | None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("shape", TEMPLATES)
 @pytest.mark.parametrize("controls", [False, True], ids=["text", "control tokens allowed"])
-def test_tokens_are_those_of_transformers(tmp_path: Path, kind: str, shape: str, controls: bool) -> None:
+def test_tokens_are_those_of_transformers(
+    tmp_path: Path, kind: str, shape: str, controls: bool, record_property: Callable[[str, object], None]
+) -> None:
     encoder = PromptEncoder(write_model(tmp_path, kind, TEMPLATES[shape]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     served = 0
@@ -101,6 +104,8 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, kind: str, shape: str,
         assert actual(encoder, chat) == wanted, f"seed {seed}: {chat}"
         served += wanted is not None
     assert served or CHATS < 10, "no chat of this shape was compared"
+    record_property("chats", served)
+    record_property("shape", shape)
 
 
 def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:

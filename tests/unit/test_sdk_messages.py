@@ -139,6 +139,7 @@ def test_the_error_of_a_result_names_its_reason() -> None:
         ({"prompt": None}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt.ids"),
         ({"prompt": [1.5]}, "prompt.ids"),
+        ({"prompt": {1, 2}}, "prompt"),
         ({"prompt": [1 << 32]}, "prompt.ids"),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, "prompt"),
         ({"prompt": [{"role": "user", "content": b"hi"}]}, "prompt"),
@@ -146,6 +147,7 @@ def test_the_error_of_a_result_names_its_reason() -> None:
         ({"prompt": [{"role": "user", "content": "hi"}, "hi"]}, "prompt"),
         ({"prompt": [{"role": "user", "content": "\udc80"}]}, "prompt.content"),
         ({"prompt": [{"role": "user", "content": "hi", "more": object()}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": "hi", "more": float("nan")}]}, "prompt"),
         ({"prompt": [{"role": "user", "content": "hi"}], "tools": [object()]}, "chat_variables, tools"),
         ({"sampling": Sampling(stop=b"low")}, "sampling.stop"),  # type: ignore[arg-type]
         ({"sampling": Sampling(stop=["a", 1])}, "sampling.stop"),  # type: ignore[list-item]
@@ -172,7 +174,7 @@ def test_an_error_names_the_field_and_its_rule(wrong: dict[str, Any], field: str
 def test_a_stop_string_is_one_and_not_its_letters() -> None:
     assert list(message(sampling=Sampling(stop="low")).sampling.stop) == ["low"]
     assert list(message(sampling=Sampling(stop=("a", "b"))).sampling.stop) == ["a", "b"]
-    assert list(message(sampling=Sampling(stop=iter(["a"]))).sampling.stop) == ["a"]  # type: ignore[arg-type]
+    assert list(message(sampling=Sampling(stop=(stop for stop in "a"))).sampling.stop) == ["a"]  # type: ignore[arg-type]
 
 
 def test_all_of_a_chat_is_sent() -> None:

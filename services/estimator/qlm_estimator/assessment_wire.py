@@ -64,9 +64,9 @@ def assessment_message(request: estimator_pb2.AssessRequest, reading: Reading) -
 def _asked(request: estimator_pb2.AssessRequest, views: Sequence[QueueView]) -> Sequence[QueueView]:
     """In the order of names."""
     if len(request.instances) > INSTANCES_MAX:
-        raise invalid_field("instances", f"at most {INSTANCES_MAX:,}")
+        raise invalid_field("instances", f"at most {INSTANCES_MAX:,}", len(request.instances))
     if request.groups_max > GROUPS_MAX:
-        raise invalid_field("groups_max", f"at most {GROUPS_MAX:,}")
+        raise invalid_field("groups_max", f"at most {GROUPS_MAX:,}", request.groups_max)
     by_name = {view.instance.name: view for view in views}
     names = set(request.instances) or by_name.keys()
     for name in sorted(names - by_name.keys()):

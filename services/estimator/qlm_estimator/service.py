@@ -102,7 +102,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
     ) -> estimator_pb2.Outcomes:
         """Raises InvalidRequest, and PreconditionFailed (NOT_LEADER) on a standby."""
         if not 0.0 <= request.window_s <= WINDOW_MAX_S:
-            raise invalid_field("window_s", f"from 0 to {WINDOW_MAX_S:g}")
+            raise invalid_field("window_s", f"from 0 to {WINDOW_MAX_S:g}", request.window_s)
         outcomes = self._leader.outcomes
         if outcomes is None:
             raise await self._not_leader()

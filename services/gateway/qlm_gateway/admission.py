@@ -80,7 +80,7 @@ def admit(
     output_tokens_max = min(asked_tokens, room_tokens) if asked_tokens else room_tokens
     logprobs = None if draft.sampling is None else draft.sampling.logprobs
     if logprobs is not None and (logprobs + 1) * output_tokens_max > LOGPROB_VALUES_MAX:
-        raise invalid_field("sampling.logprobs", f"with max_tokens of at most {LOGPROB_VALUES_MAX // (logprobs + 1)}")
+        raise invalid_field("sampling.logprobs", f"with max_tokens of at most {LOGPROB_VALUES_MAX // (logprobs + 1)}", logprobs)
     return Admitted(
         key=RequestKey(draft.tenant or DEFAULT_TENANT, draft.request_id or new_request_id()),
         slo=limits.default_slo if draft.slo is None else slo_of(draft.slo),
@@ -162,11 +162,11 @@ def _check_sampling(sampling: SamplingDraft) -> None:
     _check_range("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     _check_range("logprobs", sampling.logprobs, 0, LOGPROBS_MAX)
     if sampling.top_p is not None and not 0.0 < sampling.top_p <= 1.0:
-        raise invalid_field("sampling.top_p", "above 0 and at most 1")
+        raise invalid_field("sampling.top_p", "above 0 and at most 1", sampling.top_p)
     if sampling.repetition_penalty is not None and not 0.0 < sampling.repetition_penalty < math.inf:
-        raise invalid_field("sampling.repetition_penalty", "above 0 and finite")
+        raise invalid_field("sampling.repetition_penalty", "above 0 and finite", sampling.repetition_penalty)
     if len(sampling.stop) > STOP_STRINGS_MAX:
-        raise invalid_field("sampling.stop", f"at most {STOP_STRINGS_MAX} strings")
+        raise invalid_field("sampling.stop", f"at most {STOP_STRINGS_MAX} strings", len(sampling.stop))
     if any(not 1 <= len(text.encode()) <= STOP_BYTES_MAX for text in sampling.stop):
         raise invalid_field("sampling.stop", f"strings of 1 to {STOP_BYTES_MAX} bytes")
     if sampling.regex is not None and not 1 <= len(sampling.regex.encode()) <= STRUCTURE_BYTES_MAX:
@@ -177,7 +177,7 @@ def _check_sampling(sampling: SamplingDraft) -> None:
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
     if value is not None and not least <= value <= most:  # False for NaN
-        raise invalid_field(f"sampling.{name}", f"from {least:g} to {most:g}")
+        raise invalid_field(f"sampling.{name}", f"from {least:g} to {most:g}", value)
 
 
 def _check_json_schema(text: str) -> None:

@@ -37,7 +37,7 @@ async def listed(queue: Queue, request: ListRequestsRequest, overview: Overview,
     if request.after and not _QUEUE_ID.fullmatch(request.after):
         raise invalid_field("after", "a queue id, <milliseconds>-<sequence>")
     if request.limit > LIMIT_MAX:
-        raise invalid_field("limit", f"at most {LIMIT_MAX}")
+        raise invalid_field("limit", f"at most {LIMIT_MAX}", request.limit)
     tenant = checked_tenant(request.tenant) if request.tenant else ""
     limit = request.limit or LIMIT_DEFAULT
     chosen = bool(tenant or request.model or request.state)

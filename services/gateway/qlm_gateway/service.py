@@ -122,7 +122,7 @@ class GatewayService(GatewayServicer):
     async def Result(self, request: ResultRequest, context: CallContext) -> ResultResponse:
         key = request_key(request.tenant, request.request_id)
         if not 0.0 <= request.wait_s <= WAIT_S_MAX:
-            raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}")
+            raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}", request.wait_s)
         result = await self._wait_for_end(key, request.wait_s) if request.wait_s > 0.0 else None
         if result is None:
             found = await self._queue.find(key)

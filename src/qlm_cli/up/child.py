@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import structlog
 
-from qlm_cli.up.config import ProcessSpec, UpSection, launcher
+from qlm_cli.up.config import ProcessSpec, UpSection
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_process.cluster.state import ProcessState
+from qlm_process.die_with_parent import launcher
 from qlm_process.runner import EXIT_CONFIG
 
 READ_BYTES = 1 << 16
@@ -223,18 +225,22 @@ class Child:
         self._on_change()
 
 
-class _LogFile:
-    """A log of bounded size: the file and one before it."""
+class _LogFile(RotatingFileHandler):
+    """A log of bounded size: the file and one before it. A full disk loses lines."""
 
     def __init__(self, path: Path, bytes_max: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handler = RotatingFileHandler(path, maxBytes=bytes_max, backupCount=1, encoding="utf-8")
+        super().__init__(path, maxBytes=bytes_max, backupCount=1, encoding="utf-8")
 
     def write(self, line: str) -> None:
-        self._handler.emit(logging.LogRecord("child", logging.INFO, "", 0, line, None, None))
+        self.emit(logging.LogRecord("child", logging.INFO, "", 0, line, None, None))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (of the standard library)
+        """Prints nothing: the standard library's prints a page of stack for each line."""
 
     def close(self) -> None:
-        self._handler.close()
+        with contextlib.suppress(OSError):  # of bytes that a full disk has not taken
+            super().close()
 
 
 def _parsed(line: str) -> dict[str, object]:

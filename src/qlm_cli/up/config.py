@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qlm_cli.up import die_with_parent
 from qlm_process.config import OVERRIDES_VARIABLE
 from qlm_process.settings import Count, QueueSettings, Seconds, Section, TelemetrySettings
 
@@ -71,11 +68,6 @@ class ProcessSpec:
     service: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def launcher() -> tuple[str, ...]:
-    """The command that binds the life of the command which follows it to this process."""
-    return (sys.executable, "-S", "-E", str(Path(die_with_parent.__file__).resolve()), str(os.getpid()))
 
 
 def process_specs(config: UpConfig, config_path: str, overrides: Mapping[str, object], queue_url: str) -> tuple[ProcessSpec, ...]:

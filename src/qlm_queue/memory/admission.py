@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from qlm.api.v1.request_pb2 import Request
 from qlm.internal.v1.events_pb2 import EventKind
-from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict
+from qlm_core.errors import NotFound, OffsetOutOfRange, RequestIdConflict
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.bounds import RECORD_BYTES, bytes_full
+from qlm_queue.bounds import RECORD_BYTES, bytes_full, requests_full, with_name
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.memory.state import MemoryState, StoredRequest
 from qlm_queue.memory.step import Step
@@ -69,7 +69,7 @@ def _check_bounds(state: MemoryState, now_s: float, acceptance: Acceptance) -> N
     live = {"queue": len(state.requests), "tenant": state.live_by_tenant[tenant], "class": state.live_by_class[slo_class]}
     for bound, limit in (("queue", bounds.queue_max), ("tenant", bounds.tenant_max), ("class", bounds.class_max)):
         if live[bound] >= limit:
-            raise QueueFull(f"the {bound} holds {live[bound]} live requests", details={"bound": bound, "limit": str(limit)})
+            raise with_name(requests_full(bound, limit), tenant, slo_class)
     state.forget_old(now_s)
     for bound, held, limit in (
         ("queue", state.held_total, bounds.queue_bytes_max),
@@ -80,7 +80,7 @@ def _check_bounds(state: MemoryState, now_s: float, acceptance: Acceptance) -> N
             frees_after_s = None
             if len(state.terminals) > live[bound]:
                 frees_after_s = next(iter(state.terminals.values())).expires_s - now_s
-            raise bytes_full(bound, limit, held, frees_after_s)
+            raise with_name(bytes_full(bound, limit, held, frees_after_s), tenant, slo_class)
 
 
 def not_found(key: RequestKey) -> NotFound:

@@ -201,7 +201,7 @@ class _Repair:
         state = self._state
         by_tenant = Counter(request.key.tenant for request in state.requests.values())
         by_class = Counter(request.slo_class for request in state.requests.values())
-        if (+state.live_by_tenant, +state.live_by_class) != (by_tenant, by_class):
+        if (state.live_by_tenant, state.live_by_class) != (by_tenant, by_class):
             yield Damage(record="counts", problem="do not count what is there", remedy="counted again")
             if self._mend:
                 state.live_by_tenant, state.live_by_class = by_tenant, by_class
@@ -211,7 +211,7 @@ class _Repair:
         for tenant, slo_class, count in held:
             bytes_by_tenant[tenant] += count
             bytes_by_class[slo_class] += count
-        found = (state.held_total, +state.held_by_tenant, +state.held_by_class)
+        found = (state.held_total, state.held_by_tenant, state.held_by_class)
         if found != (bytes_by_tenant.total(), bytes_by_tenant, bytes_by_class):
             yield Damage(record="counts", problem="do not count the bytes that are held", remedy="counted again")
             if self._mend:

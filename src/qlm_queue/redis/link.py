@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
-from qlm_queue.bounds import bytes_full
+from qlm_queue.bounds import bytes_full, requests_full
 from qlm_queue.redis.pipe import Pipe
 from qlm_queue.redis.scripts import READING, Library, is_not_loaded
 
@@ -24,7 +24,8 @@ CONNECTIONS_MAX = 32
 RETRY_AFTER_S = 1.0
 # Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
 _AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
-_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError)
+_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError, exceptions.NoPermissionError)
+_FAILURES = (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError, redis.InvalidResponse)
 
 
 class RecordDamaged(Exception):
@@ -80,6 +81,12 @@ class RedisLink:
         return self._pipe is not None and not self._pipe.worn and not self._pipe.broken
 
     @property
+    def local(self) -> bool:
+        """The server is on this machine, or seems so: the url is of a socket or of the loopback."""
+        host: str = self.client.connection_pool.connection_kwargs.get("host", "localhost")
+        return host in {"localhost", "::1"} or host.startswith("127.")
+
+    @property
     def client(self) -> redis.Redis:
         """For plain commands through `run`."""
         if self._calls is None:
@@ -120,7 +127,7 @@ class RedisLink:
                 return await pipe.ask(*command)
             async with asyncio.timeout(self._call_timeout_s):
                 return await (await self._opened()).ask(*command)
-        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+        except _FAILURES as error:
             raise _unavailable(error) or error from error
 
     async def _ask_soon(self, command: tuple[Any, ...], within_s: float) -> Any:
@@ -186,7 +193,7 @@ class RedisLink:
             if reader is not None:
                 self._readers.discard(reader)
                 await reader.stop()
-            if isinstance(error, (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError)):
+            if isinstance(error, _FAILURES):
                 raise _unavailable(error) or error from error
             raise
         self._done_with(reader)
@@ -217,7 +224,7 @@ class RedisLink:
         try:
             async with asyncio.timeout(timeout_s):
                 return await start()
-        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+        except _FAILURES as error:
             raise _unavailable(error) or error from error
 
     def _client(self) -> redis.Redis:
@@ -252,7 +259,7 @@ def _unavailable(error: Exception) -> Exception | None:
 def _queue_full(bound: str, limit: str, held: str = "", frees_after_ms: str = "") -> QueueFull:
     if held:
         return bytes_full(bound, int(limit), int(held), int(frees_after_ms) / 1000 if frees_after_ms else None)
-    return QueueFull(f"the queue is full: {limit} live requests of this {bound}", details={"bound": bound, "limit": limit})
+    return requests_full(bound, int(limit))
 
 
 def _qlm_error(error: redis.ResponseError) -> Exception:

@@ -8,16 +8,18 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from qlm_core.errors import NotFound, OffsetOutOfRange
+from qlm_core.errors import NotFound, OffsetOutOfRange, QueueFull
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.bounds import with_name
 from qlm_queue.damage import DAMAGED_RESULT
 from qlm_queue.dump import QueueDump
 from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
-from qlm_queue.redis import answers, arguments
+from qlm_queue.redis import answers as answers
+from qlm_queue.redis import arguments as arguments
 from qlm_queue.redis.calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis.dump import dump_queue
 from qlm_queue.values import (
@@ -102,23 +104,26 @@ class RedisQueue(RedisCalls):
                 raise refusal from None
         before = self._watch.accepted_count
         expire_ms: Any = "" if acceptance.expire_after_s is None else _ms(acceptance.expire_after_s)
-        receipt: AcceptReceipt = await self._call(
-            "accept",
-            self._keys.request(acceptance.key),
-            acceptance.body,
-            acceptance.digest,
-            acceptance.gateway,
-            acceptance.slo_class,
-            acceptance.prompt_tokens,
-            expire_ms,
-            self._bounds.queue_max,
-            self._bounds.tenant_max,
-            self._bounds.class_max,
-            self._bounds.queue_bytes_max,
-            self._bounds.tenant_bytes_max,
-            self._bounds.class_bytes_max,
-            read=answers.receipt,
-        )
+        try:
+            receipt: AcceptReceipt = await self._call(
+                "accept",
+                self._keys.request(acceptance.key),
+                acceptance.body,
+                acceptance.digest,
+                acceptance.gateway,
+                acceptance.slo_class,
+                acceptance.prompt_tokens,
+                expire_ms,
+                self._bounds.queue_max,
+                self._bounds.tenant_max,
+                self._bounds.class_max,
+                self._bounds.queue_bytes_max,
+                self._bounds.tenant_bytes_max,
+                self._bounds.class_bytes_max,
+                read=answers.receipt,
+            )
+        except QueueFull as error:
+            raise with_name(error, acceptance.key.tenant, acceptance.slo_class) from error
         await self._watch.confirm()
         if not receipt.duplicate:
             self._watch.acknowledged(acceptance.key, before, receipt.acceptance_number)
@@ -329,6 +334,7 @@ class RedisQueue(RedisCalls):
     async def overview(self, group_ids: Sequence[str] | None = None) -> Overview:
         _check_batch(len(group_ids or ()))
         chosen = "all" if group_ids is None else "some"
+        await self._watch.refusal()  # also where nobody sends requests, a log that fills its disk is rewritten
         before = self._watch.accepted_count
         overview: Overview = await self._call("overview", chosen, *(group_ids or ()), read=answers.overview)
         self._watch.counted(before, overview.accepted_count)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
 import structlog
+from redis import exceptions
 
 from qlm_core.errors import ConfigError, QlmError, QueueFull, Unavailable
 from qlm_core.request import RequestKey
@@ -20,11 +24,17 @@ from qlm_queue.values import Bounds, Durability
 LOOK_EVERY_S = 0.5
 """An older look at the server is repeated before a request is accepted."""
 
+REWRITE_GAP_S = 10.0
+"""Between two rewrites of the server's log that one process begins."""
+
 _APPENDFSYNC_ALLOWED = {Durability.PROCESS: ("no", "always"), Durability.DISK: ("always",)}
 _SETTINGS = (
-    "appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy", "save", "stop-writes-on-bgsave-error",
+    "appendonly", "appendfsync", "stream-node-max-entries", "maxmemory", "maxmemory-policy", "save", "stop-writes-on-bgsave-error", "dir",
+    "appenddirname",
 )  # fmt: skip
 _LOG_FAILED = "the server cannot write its log of writes (see its own log): what it acknowledges may be lost"
+
+_LOG_GONE = "the folder of the server's log of writes is gone: a server that starts again has nothing"
 
 
 @contextmanager
@@ -38,7 +48,7 @@ def refusals_are_config_errors() -> Iterator[None]:
     except Unavailable as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse)):
+        if isinstance(error.__cause__, (redis.AuthenticationError, redis.InvalidResponse, exceptions.NoPermissionError)):
             raise ConfigError(f"queue.url: the server refuses it: {error.__cause__}") from error
         raise
 
@@ -69,10 +79,33 @@ def writes_problem(found: Mapping[str, str], info: Mapping[str, Any]) -> str:
     return ""
 
 
+def full_bound(info: Mapping[str, Any], free_bytes: int | None, bounds: Bounds) -> tuple[str, int, int] | None:
+    """Which of a server's resources is used above its share, with the limit and the use in bytes. `free_bytes`: of the log's disk, None
+    where it is not known."""
+    limit, held = round(int(info.get("maxmemory", 0)) * bounds.memory_share), int(info["used_memory"])
+    if limit and held >= limit:
+        return "memory", limit, held
+    held = int(info.get("aof_current_size", 0))
+    if free_bytes is not None and held > (limit := math.ceil((held + free_bytes) * bounds.disk_share)):
+        return "disk", limit, held
+    return None
+
+
+def rewrite_helps(info: Mapping[str, Any], free_bytes: int, bounds: Bounds) -> bool:
+    """The log is above its share of the disk, a new one takes at most half of its bytes, and fits beside it. It takes no more than the data
+    in memory."""
+    log_bytes, data_bytes = int(info.get("aof_current_size", 0)), int(info.get("used_memory_dataset", 0))
+    above = log_bytes > (log_bytes + free_bytes) * bounds.disk_share
+    under_way = info.get("aof_rewrite_in_progress") or info.get("aof_rewrite_scheduled")
+    return above and log_bytes >= 2 * data_bytes and free_bytes > data_bytes and not under_way
+
+
 class ServerWatch:
-    """Looks at a server. `bounds.memory_share`: of its maxmemory, above which nothing is accepted: the rest is for leases, progress and
-    results of what was accepted. It remembers what the server acknowledged to this process, and notices a server that came back without it:
-    by the number of acceptances, and after a reconnect by the last request that this process had accepted."""
+    """Looks at a server. Nothing is accepted above `bounds.memory_share` of its maxmemory, nor where its log takes more than
+    `bounds.disk_share` of the disk that it has: the rest is for leases, progress and results of accepted requests, and for a rewrite of the
+    log, which a look begins at that bound. The disk is seen where the server is on this machine. The watch remembers what the server
+    acknowledged to this process, and notices a server that came back without it: by the number of acceptances, and after a reconnect by the
+    last request that this process had accepted."""
 
     def __init__(self, link: RedisLink, keys: Keys, durability: Durability, bounds: Bounds) -> None:
         self._link = link
@@ -90,6 +123,8 @@ class ServerWatch:
         self._seen_connections = 0
         self._refusal: QlmError | None = None
         self._hidden = False  # a managed server that tells no settings
+        self._rewritten_s = -math.inf
+        self._log_seen: Path | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._confirming_next: asyncio.Task[None] | None = None
 
@@ -100,7 +135,9 @@ class ServerWatch:
         found: Mapping[str, str] = {}
         try:
             found = await self._settings()
-        except redis.ResponseError as error:
+        except (redis.ResponseError, Unavailable) as error:
+            if isinstance(error, Unavailable) and not isinstance(error.__cause__, exceptions.NoPermissionError):
+                raise
             self._hidden = True
             log.warning("queue_server_settings_hidden", error=str(error), durability=self._durability.value)
         if not self._hidden and (problem := settings_problem(found, self._durability)):
@@ -157,16 +194,44 @@ class ServerWatch:
         found = {} if self._hidden else await self._settings()
         problem = "" if self._hidden else settings_problem(found, self._durability)
         info: Mapping[str, Any] = await self._link.run(self._link.client.info)
-        problem = problem or writes_problem(found, info)
+        free_bytes, gone = await asyncio.to_thread(self._disk_of_log, found) if self._link.local else (None, False)
+        problem = problem or writes_problem(found, info) or (_LOG_GONE if gone else "")
         await self._look_for_loss(reconnected=connections != self._seen_connections)
         refusal: QlmError | None = Unavailable(f"nothing is accepted: {problem}", details=details) if problem else None
-        limit = round(int(info.get("maxmemory", 0)) * self._bounds.memory_share)
-        if refusal is None and limit and int(info["used_memory"]) >= limit:
-            text = f"the queue is full: its server uses {info['used_memory']} bytes of memory, and {limit} is the bound"
-            refusal = QueueFull(text, details={"bound": "memory", "limit": str(limit), **details})
+        if refusal is None and (full := full_bound(info, free_bytes, self._bounds)):
+            bound, limit, held = full
+            text = f"the queue is full: its server uses {held} bytes of {bound}, and {limit} is the bound"
+            refusal = QueueFull(text, details={"bound": bound, "limit": str(limit), "held": str(held), **details})
+        if free_bytes is not None:
+            await self._rewrite_log(info, free_bytes)
         if str(refusal or "") and type(refusal) is not type(self._refusal):
             structlog.get_logger().error("queue_refuses", reason=str(refusal))
         self._refusal, self._seen_s, self._seen_connections = refusal, seen_s, connections
+
+    def _disk_of_log(self, found: Mapping[str, str]) -> tuple[int | None, bool]:
+        """Free bytes of the disk that the server's log is on, None where it is not known, and whether its folder was there and is gone."""
+        log = Path(found.get("dir", "")) / found.get("appenddirname", "")
+        try:
+            free_bytes = shutil.disk_usage(log.parent).free
+            there = log.is_dir()
+        except FileNotFoundError:  # or of another machine, behind a forwarded port
+            free_bytes, there = None, False
+        except OSError:  # not for our eyes
+            return None, False
+        self._log_seen = log if there else self._log_seen
+        return free_bytes, log == self._log_seen and not there
+
+    async def _rewrite_log(self, info: Mapping[str, Any], free_bytes: int) -> None:
+        """A server rewrites its log by its own settings, which know nothing of the disk."""
+        if not rewrite_helps(info, free_bytes, self._bounds) or time.monotonic() - self._rewritten_s < REWRITE_GAP_S:
+            return
+        self._rewritten_s = time.monotonic()
+        try:
+            await self._link.run(self._link.client.bgrewriteaof)
+        except (redis.ResponseError, Unavailable) as error:
+            structlog.get_logger().warning("queue_log_not_rewritten", error=str(error))
+        else:
+            structlog.get_logger().info("queue_log_rewritten", log_bytes=info["aof_current_size"], free_bytes=free_bytes)
 
     async def _look_for_loss(self, *, reconnected: bool) -> None:
         before, last = self.accepted_count, self._last

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from qlm_planner.search import Problem
 from qlm_planner.search.problem import FIELDS
 from qlm_planner.shell.solver_client import SolverWorker
 from qlm_planner.shell.solver_requests import Choice
+from running_cluster import gone
 
 from .cluster import Cluster, until
 
@@ -140,6 +143,73 @@ async def test_a_killed_solver_leaves_no_files(choice: Choice, tmp_path: Path, m
         assert len(list(tmp_path.iterdir())) == 1
         assert not list(tmp_path.glob("*/*"))
     assert not list(tmp_path.iterdir())
+
+
+PLANNER = """
+import asyncio, pickle, sys
+from qlm_planner.shell.solver_client import SolverWorker
+from qlm_planner.shell.solver_requests import Choice
+
+async def main():
+    worker = SolverWorker(Choice(sys.argv[1]), 600.0)
+    worker.start()
+    worker.submit(pickle.load(sys.stdin.buffer), print)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("killed", ["planner", "solver"])
+@pytest.mark.parametrize(("choice", "moves"), [(Choice.EXACT_GLPK, 100), (Choice.HEURISTIC, HOURS_MOVES)])
+async def test_no_solver_outlives_a_killed_planner(choice: Choice, moves: int, killed: str) -> None:
+    if choice is Choice.EXACT_GLPK:
+        pytest.importorskip("pyomo", reason="the extra planner is not installed")
+    pipe = asyncio.subprocess.PIPE
+    planner = await asyncio.create_subprocess_exec(sys.executable, "-c", PLANNER, choice, stdin=pipe, stdout=pipe)
+    descendants: list[int] = []  # the solver's process, and glpsol's
+    try:
+        assert planner.stdin is not None
+        assert planner.stdout is not None
+        planner.stdin.write(pickle.dumps(replace(job(1, moves=moves), problem=problem(9))))
+        planner.stdin.write_eof()
+        assert b"solver_ready" in await asyncio.wait_for(planner.stdout.readline(), WARM_UP_S)
+
+        async def solves() -> bool:
+            descendants[:] = children(planner.pid)
+            if choice is Choice.HEURISTIC:
+                return runs(descendants[-1])
+            descendants.extend(child for child in children(descendants[0]) if is_glpsol_with_a_problem(child))
+            return len(descendants) == 2
+
+        await until(solves, "the solver solves", 30.0)
+        os.kill(descendants[-1], signal.SIGSTOP)  # it cannot end by itself
+        os.kill(planner.pid if killed == "planner" else descendants[0], signal.SIGKILL)
+
+        async def are_gone() -> bool:
+            return all(gone(pid) for pid in descendants)
+
+        await until(are_gone, "all are gone")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            planner.kill()
+        await planner.wait()
+        for pid in descendants:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_glpsol_with_a_problem(pid: int) -> bool:
+    command, *arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return command.endswith("glpsol") and "--cpxlp" in arguments
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
 async def test_a_job_that_takes_too_long_is_ended() -> None:

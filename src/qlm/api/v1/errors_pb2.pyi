@@ -26,7 +26,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     DESCRIPTOR: _descriptor.EnumDescriptor
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
-    """INVALID_ARGUMENT; field, rule. A field breaks the rule that its comment states."""
+    """INVALID_ARGUMENT; field, rule; of a number also its value. A field breaks the rule that its comment states."""
     ERROR_REASON_EMPTY_PROMPT: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT; field. No prompt, or one of zero tokens."""
     ERROR_REASON_PROMPT_TOO_LONG: _ErrorReason.ValueType  # 3
@@ -38,8 +38,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 6
     """ALREADY_EXISTS; tenant, request_id. The id stands for another body."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 7
-    """RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class", "queue_bytes", "tenant_bytes", "class_bytes" or "memory"), limit, retry_after_s;
-    of a bound in bytes also held. Nothing was accepted.
+    """RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class", "queue_bytes", "tenant_bytes", "class_bytes", "memory" or "disk"), limit,
+    retry_after_s; of a bound in bytes also held; of a tenant's or class's also its name. Nothing was accepted.
     """
     ERROR_REASON_QUEUE_UNAVAILABLE: _ErrorReason.ValueType  # 8
     """UNAVAILABLE; retry_after_s. The queue's server is away. Send the same request id again."""
@@ -86,7 +86,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper): ...
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
-"""INVALID_ARGUMENT; field, rule. A field breaks the rule that its comment states."""
+"""INVALID_ARGUMENT; field, rule; of a number also its value. A field breaks the rule that its comment states."""
 ERROR_REASON_EMPTY_PROMPT: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT; field. No prompt, or one of zero tokens."""
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason.ValueType  # 3
@@ -98,8 +98,8 @@ ERROR_REASON_UNKNOWN_REQUEST: ErrorReason.ValueType  # 5
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 6
 """ALREADY_EXISTS; tenant, request_id. The id stands for another body."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 7
-"""RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class", "queue_bytes", "tenant_bytes", "class_bytes" or "memory"), limit, retry_after_s;
-of a bound in bytes also held. Nothing was accepted.
+"""RESOURCE_EXHAUSTED; bound ("queue", "tenant", "class", "queue_bytes", "tenant_bytes", "class_bytes", "memory" or "disk"), limit,
+retry_after_s; of a bound in bytes also held; of a tenant's or class's also its name. Nothing was accepted.
 """
 ERROR_REASON_QUEUE_UNAVAILABLE: ErrorReason.ValueType  # 8
 """UNAVAILABLE; retry_after_s. The queue's server is away. Send the same request id again."""

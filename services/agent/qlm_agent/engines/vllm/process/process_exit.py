@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 
-PR_SET_PDEATHSIG = 1
+from qlm_process.die_with_parent import on_parents_death
+
 KEPT_DESCRIPTORS = 3
 """Standard input, output and error."""
 
 
 def die_with(parent: int) -> None:
     """Has the kernel kill this process with its parent; at once if the parent has changed."""
-    _on_parents_death(signal.SIGKILL)
+    on_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
@@ -27,12 +27,8 @@ def guard_group() -> None:
         return
     os.closerange(KEPT_DESCRIPTORS, os.sysconf("SC_OPEN_MAX"))  # above all the socket, whose end the agent awaits
     signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(leader, signal.SIGKILL))
-    _on_parents_death(signal.SIGTERM)
+    on_parents_death(signal.SIGTERM)
     if os.getppid() != leader:
         os.killpg(leader, signal.SIGKILL)
     while True:
         signal.pause()
-
-
-def _on_parents_death(number: signal.Signals) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
