@@ -19,7 +19,7 @@ from qlm.api.v1.gateway_pb2_grpc import GatewayStub
 from qlm.api.v1.request_pb2 import Request, SamplingParams, TokenPrompt
 from qlm.errors import GatewayFull
 from qlm.wire_errors import from_rpc_error
-from qlm_gateway.readers import PIECE_TOKENS
+from qlm_gateway.streams.readers import PIECE_TOKENS
 
 from .gateway_process import gateway_process
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, expected_tokens, joined, open_rig, until

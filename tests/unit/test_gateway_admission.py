@@ -17,9 +17,9 @@ from qlm_core.errors import InvalidRequest, NotFound
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestKey, Slo, SloKind
 from qlm_core.simulated_model import ANSWER_TOKENS_MAX, LENGTH_TOKEN_BASE
-from qlm_gateway.admission import IDS_AT_ONCE, AdmissionLimits, Admitted, admit, check, request_key, slo_of
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.admission.rules import IDS_AT_ONCE, AdmissionLimits, Admitted, admit, check, request_key, slo_of
 from qlm_gateway.wire import draft_of
 
 CONTEXT = 100

@@ -22,14 +22,14 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import RequestKey, SloKind
 from qlm_core.request import Slo as CoreSlo
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_gateway.admission import AdmissionLimits
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.entry import Entry
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.entry import Entry
+from qlm_gateway.admission.rules import AdmissionLimits
+from qlm_gateway.front.status import request_message
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.outlook.drain_rate import PRIOR_PER_S
 from qlm_gateway.outlook.watch import AWAY_AFTER_S, WAITS_AGE_MAX_S, QueueWatch
-from qlm_gateway.status import request_message
+from qlm_gateway.text.model_text import ApproximateText
 from qlm_process.wire.profile import to_body
 from qlm_queue.bounds import bytes_full
 from qlm_queue.memory.queue import MemoryQueue

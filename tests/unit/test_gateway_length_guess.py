@@ -12,9 +12,9 @@ from qlm_core.length_features import LengthFacts, features_of, hashes_of_text, h
 from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
-from qlm_gateway.admission import Admitted
-from qlm_gateway.length_guess import guess_length
-from qlm_gateway.prompts import PreparedPrompt
+from qlm_gateway.admission.length_guess import guess_length
+from qlm_gateway.admission.rules import Admitted
+from qlm_gateway.text.prompts import PreparedPrompt
 from qlm_gateway.wire import admission_of, body_digest, draft_of, stored_body
 from qlm_planner.shell.queue_calls import arrival_of
 from qlm_process.wire import lengths as length_wire

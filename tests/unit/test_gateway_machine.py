@@ -6,9 +6,7 @@ import pytest
 
 from qlm_core.errors import GatewayFull, Unavailable
 from qlm_core.request import RequestKey
-from qlm_gateway.machine import GatewayMachine
-from qlm_gateway.readers import PIECE_TOKENS, StreamLimits
-from qlm_gateway.stream_events import (
+from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,
     Attach,
@@ -34,6 +32,8 @@ from qlm_gateway.stream_events import (
     Taken,
     Tick,
 )
+from qlm_gateway.streams.machine import GatewayMachine
+from qlm_gateway.streams.readers import PIECE_TOKENS, StreamLimits
 
 KEY = RequestKey("default", "r")
 LIMITS = StreamLimits(buffer_tokens_max=10, stall_s=6.0, poll_s=0.5, recheck_s=3.0, patience_s=10.0)

@@ -17,8 +17,8 @@ from qlm_core.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCur
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_gateway.front.status import predict_live
 from qlm_gateway.outlook.waits import SINCE_MAX, AcceptedSince, Outlook, RequestShape
-from qlm_gateway.status import predict_live
 from qlm_process.wire import waits as waits_wire
 from qlm_queue.values import LiveRequest
 

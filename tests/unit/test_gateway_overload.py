@@ -10,8 +10,8 @@ from qlm_core.distribution import Normal
 from qlm_core.overload import Overload
 from qlm_core.prediction_views import RequestPrediction
 from qlm_core.request import Slo, SloKind
+from qlm_gateway.admission.overload import RETRY_MAX_S, WAITS_AGE_MAX_S, late_refusal
 from qlm_gateway.config import GatewayConfig
-from qlm_gateway.overload import RETRY_MAX_S, WAITS_AGE_MAX_S, late_refusal
 
 
 def prediction(wait_s: float, own_s: float = 5.0, ahead: int = 100) -> RequestPrediction:

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from qlm.stream_position import ChunkFate, StreamPosition
 from qlm_core.request import RequestKey
-from qlm_gateway.machine import GatewayMachine
-from qlm_gateway.readers import StreamLimits
-from qlm_gateway.stream_events import (
+from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,
     Attach,
@@ -36,6 +34,8 @@ from qlm_gateway.stream_events import (
     Taken,
     Tick,
 )
+from qlm_gateway.streams.machine import GatewayMachine
+from qlm_gateway.streams.readers import StreamLimits
 
 KEY = RequestKey("default", "r")
 HERE = "here"

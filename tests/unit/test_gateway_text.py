@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
-from qlm_gateway.drafts import RequestDraft
-from qlm_gateway.exact_text import WINDOW_TOKENS_MAX, ExactText
-from qlm_gateway.model_text import ApproximateText, open_text
-from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
+from qlm_gateway.admission.drafts import RequestDraft
+from qlm_gateway.text.exact import WINDOW_TOKENS_MAX, ExactText
+from qlm_gateway.text.model_text import ApproximateText, open_text
+from qlm_gateway.text.prompts import INLINE_BYTES_MAX, prepare
 
 
 @pytest.fixture(scope="module")

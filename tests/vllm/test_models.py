@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from qlm_cli.models.found_model import read_model
 from qlm_cli.root import root
 from qlm_core.chat import ChatPrompt
-from qlm_gateway.model_text import open_text
+from qlm_gateway.text.model_text import open_text
 
 
 def test_the_same_name_gives_the_same_model_and_another_another(tmp_path: Path) -> None:

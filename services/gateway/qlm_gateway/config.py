@@ -10,11 +10,11 @@ from qlm_core.errors import ConfigError
 from qlm_core.overload import Overload
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
-from qlm_gateway.admission import AdmissionLimits
-from qlm_gateway.catalogue import ModelEntry
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.rules import AdmissionLimits
 from qlm_gateway.front.http.settings import HttpSettings
-from qlm_gateway.model_text import ModelText, open_text
-from qlm_gateway.readers import StreamLimits
+from qlm_gateway.streams.readers import StreamLimits
+from qlm_gateway.text.model_text import ModelText, open_text
 from qlm_process.settings import Count, GrpcSettings, ListenAddress, ModelSettings, QueueSettings, Seconds, Section, TelemetrySettings
 
 

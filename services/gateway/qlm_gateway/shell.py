@@ -14,15 +14,15 @@ from opentelemetry.trace import TracerProvider
 from qlm.api.v1.gateway_pb2_grpc import add_GatewayServicer_to_server
 from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_gateway.admission.entry import Entry
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
-from qlm_gateway.entry import Entry
 from qlm_gateway.front.http.server import HttpFront
-from qlm_gateway.machine import GatewayMachine
+from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook.updates import OutlookUpdates
 from qlm_gateway.outlook.watch import QueueWatch
-from qlm_gateway.service import GatewayService
-from qlm_gateway.stream_hub import StreamHub
+from qlm_gateway.streams.hub import StreamHub
+from qlm_gateway.streams.machine import GatewayMachine
 from qlm_process.grpc_server import GrpcServer
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.connection import reach_queue

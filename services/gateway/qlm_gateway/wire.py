@@ -15,10 +15,10 @@ from qlm_core.length_model import LengthGuess
 from qlm_core.request import RequestState as State
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_gateway.admission import Admitted
-from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
-from qlm_gateway.prompts import PreparedPrompt
-from qlm_gateway.stream_events import FrameFacts
+from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.admission.rules import Admitted
+from qlm_gateway.streams.events import FrameFacts
+from qlm_gateway.text.prompts import PreparedPrompt
 from qlm_process.wire import lengths as length_wire
 from qlm_process.wire.chat import chat_from_proto
 from qlm_process.wire.slo import slo_message

@@ -9,18 +9,18 @@ from qlm.api.v1.gateway_pb2 import CancelRequest, GenerateRequest, StreamRequest
 from qlm_core.errors import QlmError, Unavailable
 from qlm_core.overload import Overload
 from qlm_core.request import Slo, SloKind
-from qlm_gateway.admission import AdmissionLimits
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.entry import Entry
-from qlm_gateway.machine import GatewayMachine
-from qlm_gateway.model_text import ApproximateText
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.entry import Entry
+from qlm_gateway.admission.rules import AdmissionLimits
+from qlm_gateway.front.service import GatewayService
 from qlm_gateway.outlook.updates import OutlookUpdates
 from qlm_gateway.outlook.watch import QueueWatch
-from qlm_gateway.reader_stream import ReaderStream
-from qlm_gateway.readers import StreamLimits
-from qlm_gateway.service import GatewayService
-from qlm_gateway.stream_events import ReaderId
-from qlm_gateway.stream_hub import READ_BLOCK_S, READ_RETRY_S, TICK_S, StreamHub
+from qlm_gateway.streams.events import ReaderId
+from qlm_gateway.streams.hub import READ_BLOCK_S, READ_RETRY_S, TICK_S, StreamHub
+from qlm_gateway.streams.machine import GatewayMachine
+from qlm_gateway.streams.reader_stream import ReaderStream
+from qlm_gateway.streams.readers import StreamLimits
+from qlm_gateway.text.model_text import ApproximateText
 from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.site import Site
 

@@ -1,1 +1,1 @@
-"""The protocols that clients speak."""
+"""What clients speak: gRPC (`service`) and the OpenAI API (`http/`); protos and JSON stop here."""

@@ -17,7 +17,7 @@ from qlm_gateway.front.http.collected_choice import CollectedChoice
 from qlm_gateway.front.http.event_stream import EventStream, Metadata, StreamedChoice, answer_headers
 from qlm_gateway.front.http.joint_acceptance import JointAcceptance
 from qlm_gateway.front.http.responses import json_response, logged_error
-from qlm_gateway.service import CallContext, GatewayService
+from qlm_gateway.front.service import CallContext, GatewayService
 
 CANCEL_TIMEOUT_S = 2.0
 _TRACE_HEADERS = ("traceparent", "tracestate")

@@ -31,9 +31,9 @@ from qlm_gateway.front.http.errors import HttpError
 from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
 from qlm_gateway.front.http.responses import error_response, json_response, logged_error
 from qlm_gateway.front.http.settings import HttpSettings, is_loopback
+from qlm_gateway.front.service import GatewayService
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.model_text import ApproximateText, ModelText
-from qlm_gateway.service import GatewayService
+from qlm_gateway.text.model_text import ApproximateText, ModelText
 
 STOP_GRACE_S = 0.5
 """For answers in progress, once the gateway has drained."""

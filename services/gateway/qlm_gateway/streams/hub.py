@@ -13,13 +13,9 @@ from qlm.api.v1.request_pb2 import Logprobs, Request, Result
 from qlm.internal.v1.frames_pb2 import Frame, FrameBatch
 from qlm_core.errors import InternalError, NotFound, OffsetOutOfRange, QlmError, Unavailable
 from qlm_core.request import RequestKey
-from qlm_gateway.logprobs import logprobs_part, stored_logprobs
-from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.model_text import CONTEXT_TOKENS, ModelText
-from qlm_gateway.reader_stream import ReaderStream
-from qlm_gateway.stream_errors import draining, refusal_error
-from qlm_gateway.stream_events import (
+from qlm_gateway.streams.errors import draining, refusal_error
+from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,
     Attach,
@@ -44,6 +40,10 @@ from qlm_gateway.stream_events import (
     Taken,
     Tick,
 )
+from qlm_gateway.streams.machine import GatewayMachine
+from qlm_gateway.streams.reader_stream import ReaderStream
+from qlm_gateway.text.logprobs import logprobs_part, stored_logprobs
+from qlm_gateway.text.model_text import CONTEXT_TOKENS, ModelText
 from qlm_gateway.wire import TOKEN_BYTES, frame_facts, tokens_of, without_output
 from qlm_queue.port import Queue
 from qlm_queue.values import Attached, LiveRequest, TerminalRecord

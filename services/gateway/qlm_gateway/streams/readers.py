@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from qlm_core.request import RequestKey
-from qlm_gateway.stream_events import ReaderId, ReaderKind
+from qlm_gateway.streams.events import ReaderId, ReaderKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from qlm_core.group import slo_class
 from qlm_core.instance import instance_of
 from qlm_core.name_rules import checked_tenant
 from qlm_core.request import RequestState
-from qlm_gateway.status import shape_of
+from qlm_gateway.front.status import shape_of
 from qlm_gateway.wire import STATES
 from qlm_queue.port import Queue
 from qlm_queue.values import LiveRequest, Overview

@@ -14,15 +14,15 @@ from qlm.api.v1.request_pb2 import Request, TraceContext
 from qlm_core.errors import NotFound, QlmError, QueueFull
 from qlm_core.group import slo_class
 from qlm_core.request import RequestKey, RequestState
-from qlm_gateway.admission import AdmissionLimits, admit, check
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.length_guess import guess_length
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.length_guess import guess_length
+from qlm_gateway.admission.overload import late_refusal
+from qlm_gateway.admission.rules import AdmissionLimits, admit, check
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.model_text import ModelText
 from qlm_gateway.outlook.waits import RequestShape
 from qlm_gateway.outlook.watch import QueueWatch
-from qlm_gateway.overload import late_refusal
-from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
+from qlm_gateway.text.model_text import ModelText
+from qlm_gateway.text.prompts import INLINE_BYTES_MAX, prepare
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
 from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
 from qlm_process.wire import prediction as prediction_wire

@@ -14,8 +14,8 @@ from qlm_core.errors import InvalidRequest, NotFound, invalid_field
 from qlm_core.name_rules import DEFAULT_TENANT, REQUEST_ID_BYTES_MAX, check_application, check_name, checked_tenant
 from qlm_core.request import RequestKey, Slo
 from qlm_core.slo_rules import check_seconds, checked_slo
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft, SloDraft
 
 EXPIRY_S_MAX = 365 * 86_400.0
 STOP_STRINGS_MAX = 16

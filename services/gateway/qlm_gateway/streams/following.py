@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_gateway.readers import Reader
-from qlm_gateway.stream_events import FrameFacts
+from qlm_gateway.streams.events import FrameFacts
+from qlm_gateway.streams.readers import Reader
 
 
 class Following:

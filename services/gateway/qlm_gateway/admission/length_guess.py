@@ -6,9 +6,9 @@ from qlm_core.group import prompt_class, slo_class
 from qlm_core.length_features import LengthFacts, hashes_of_text, hashes_of_tokens
 from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot
-from qlm_gateway.admission import Admitted
-from qlm_gateway.drafts import RequestDraft, SamplingDraft
-from qlm_gateway.prompts import PreparedPrompt
+from qlm_gateway.admission.drafts import RequestDraft, SamplingDraft
+from qlm_gateway.admission.rules import Admitted
+from qlm_gateway.text.prompts import PreparedPrompt
 
 
 def guess_length(draft: RequestDraft, admitted: Admitted, prompt: PreparedPrompt, profiles: ProfileSnapshot) -> LengthGuess:

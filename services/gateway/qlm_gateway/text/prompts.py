@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlm_core.simulated_model import text_token_count
-from qlm_gateway.drafts import RequestDraft
-from qlm_gateway.model_text import ModelText
+from qlm_gateway.admission.drafts import RequestDraft
+from qlm_gateway.text.model_text import ModelText
 
 INLINE_BYTES_MAX = 16_384
 """Longer texts are tokenized in a thread: tens of milliseconds of the event loop are everybody's."""

@@ -35,18 +35,18 @@ from qlm_core.errors import invalid_field
 from qlm_core.name_rules import TENANT_BYTES_MAX, check_name
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey
-from qlm_gateway.admission import model_of, request_key
-from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.entry import Entered, Entry
-from qlm_gateway.listing import listed
+from qlm_gateway.admission.catalogue import ModelEntry
+from qlm_gateway.admission.entry import Entered, Entry
+from qlm_gateway.admission.rules import model_of, request_key
+from qlm_gateway.front.listing import listed
+from qlm_gateway.front.status import models_message, queue_message, request_message
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.model_text import ApproximateText, ModelText
 from qlm_gateway.outlook.updates import OutlookUpdates, checked_every_s
 from qlm_gateway.outlook.watch import QueueWatch
-from qlm_gateway.reader_stream import ReaderStream
-from qlm_gateway.status import models_message, queue_message, request_message
-from qlm_gateway.stream_events import ReaderKind
-from qlm_gateway.stream_hub import StreamHub
+from qlm_gateway.streams.events import ReaderKind
+from qlm_gateway.streams.hub import StreamHub
+from qlm_gateway.streams.reader_stream import ReaderStream
+from qlm_gateway.text.model_text import ApproximateText, ModelText
 from qlm_gateway.wire import STATES, chunk_response, without_output
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, TerminalRecord

@@ -89,7 +89,7 @@ def open_text(tokenizer_path: str, template_path: str) -> ModelText:
         return ApproximateText()
     # Only gateways of real models need the libraries behind it.
     try:
-        from qlm_gateway.exact_text import ExactText
+        from qlm_gateway.text.exact import ExactText
     except ImportError as error:
         raise ConfigError(f"models.tokenizer: {tokenizer_path} needs {error.name}: pip install qlm-serving[gateway]") from error
     return ExactText(tokenizer_path, template_path)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from qlm.api.v1.request_pb2 import Logprobs, Result
 from qlm_core.errors import QlmError
-from qlm_gateway.logprobs import logprobs_part
-from qlm_gateway.stream_events import ReaderId
+from qlm_gateway.streams.events import ReaderId
+from qlm_gateway.text.logprobs import logprobs_part
 
 TOKENS_TAKEN_MAX = 1_024
 """Of one message to a client: what grpc holds for one that does not read is no more than this."""

@@ -20,10 +20,8 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from qlm_core.request import RequestKey
-from qlm_gateway.following import Following
-from qlm_gateway.readers import Buffers, Reader, StreamLimits
-from qlm_gateway.stream_errors import draining, streams_full
-from qlm_gateway.stream_events import (
+from qlm_gateway.streams.errors import draining, streams_full
+from qlm_gateway.streams.events import (
     Accepted,
     AcceptSent,
     Attach,
@@ -50,6 +48,8 @@ from qlm_gateway.stream_events import (
     Taken,
     Tick,
 )
+from qlm_gateway.streams.following import Following
+from qlm_gateway.streams.readers import Buffers, Reader, StreamLimits
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
