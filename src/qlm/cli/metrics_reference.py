@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the metrics classes: `python -m qlm.cli.metrics_reference > docs/metrics.md`."""
+"""docs/reference/metrics.md, written from the metrics classes: `python -m qlm.cli.metrics_reference > docs/reference/metrics.md`."""
 
 from __future__ import annotations
 

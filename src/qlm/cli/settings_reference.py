@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the settings classes: `python -m qlm.cli.settings_reference > docs/configuration.md`."""
+"""docs/reference/configuration.md, written from the settings classes: `python -m qlm.cli.settings_reference`."""
 
 from __future__ import annotations
 
