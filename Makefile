@@ -42,7 +42,7 @@ docs: $(STAMP) ## Write docs/reference from the code
 	$(BIN)/python -m qlm.cli.api_reference protos > docs/reference/api.md
 
 site: $(STAMP) ## Build the documentation into out/site; a broken link fails
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
