@@ -16,7 +16,7 @@ from typing import TypeVar
 import click
 
 from benchmarks.figures import Figure, Values, document, print_table
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.progress import Progress
 

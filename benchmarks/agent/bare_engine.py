@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 
 from benchmarks.agent.own_agent import Asked
 from benchmarks.agent.stepped_engine import EnginePlan, SteppedEngine
-from qlm_agent.vllm.plans import environment
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.vllm.plans import environment
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import QlmError
 
 STOP_S = 20.0

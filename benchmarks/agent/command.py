@@ -59,7 +59,7 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
 
 
 def _random_model(scratch: Path) -> Path:
-    from qlm.cli.models.random_llama import make_random_model
+    from qlm_cli.models.random_llama import make_random_model
 
     folder = scratch / RANDOM
     make_random_model(folder, seed=1)

@@ -23,18 +23,18 @@ from benchmarks.agent.parts import Plan, apart
 from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
-from qlm.cli.profiles import read_profiles
-from qlm.cli.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
 from qlm_agent.config import AgentConfig
 from qlm_agent.profiling.rows import SERVING, table_text
 from qlm_agent.profiling.session import profile_engine
+from qlm_cli.profiles import read_profiles
+from qlm_cli.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_load.cluster import Cluster
+from qlm_load.demo.cluster import Cluster
 from qlm_planner import search
-from qlm_process import profile_wire
 from qlm_process.profile_file import parse_profiles
+from qlm_process.wire import profile as profile_wire
 
 MODEL = "m"
 SEATS = 8

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from benchmarks.agent.parts import Plan
 from benchmarks.gpu.host import gpu_of
 from qlm_agent.config import AgentConfig
-from qlm_agent.vllm.folder import ModelFolder
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.vllm.folder import ModelFolder
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_load.interruptible import run_interruptible
 

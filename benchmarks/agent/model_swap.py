@@ -33,10 +33,10 @@ from benchmarks.agent.port_runs import PortRuns
 from benchmarks.figures import Values
 from benchmarks.parts import Measured
 from qlm.internal.v1 import events_pb2
-from qlm_agent.engine import Tier
-from qlm_agent.vllm.engine import VllmEngine
-from qlm_agent.vllm.plans import environment
-from qlm_agent.vllm.template import Template
+from qlm_agent.engines.port import Tier
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.plans import environment
+from qlm_agent.engines.vllm.process.template import Template
 
 REPETITIONS = 12
 SWAPS = 20

@@ -15,12 +15,12 @@ from benchmarks.agent.model_config import INSTANCE, QUEUE
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_agent.config import AgentConfig
-from qlm_agent.process import AgentProcess
-from qlm_agent.telemetry import AgentMetrics
+from qlm_agent.shell.process import AgentProcess
+from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.errors import QlmError
 from qlm_core.request import RequestKey
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, RequestPlacement, StepStatus
 
 SLO_S, SLO_CLASS = 36_000.0, "32768s"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from qlm_agent.engine import Engine, EngineRequest, Sampling, TokenPrompt
+from qlm_agent.engines.port import Engine, EngineRequest, Sampling, TokenPrompt
 from qlm_core.errors import QlmError
 from qlm_core.simulated_model import TOKEN_BYTES
 

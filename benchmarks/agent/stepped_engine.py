@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlm_agent.vllm.plans import LEAST_UTILIZATION
+from qlm_agent.engines.vllm.plans import LEAST_UTILIZATION
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-QLM_SCHEDULER = "qlm_agent.vllm.scheduling.QlmScheduler"
+QLM_SCHEDULER = "qlm_agent.engines.vllm.scheduler.scheduler.QlmScheduler"
 STEPS_MAX = 100_000
 
 
@@ -44,7 +44,7 @@ class SteppedEngine:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
 
-        from qlm_agent.vllm.kv_settings import offloading_config
+        from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
 
         settings: dict[str, Any] = {"scheduling_policy": plan.scheduler}
         if plan.scheduler == "qlm":

@@ -15,7 +15,7 @@ from benchmarks.estimator.figures import BY_KEY, FIGURES, LENGTHS, SPEED
 from benchmarks.estimator.runs import Plan, judged_by_name, measure_runs, seeds_of
 from benchmarks.estimator.single import PREDICTED_MAX
 from benchmarks.figures import Value, Values, document, print_table
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError
 from qlm_load.picture.command import NEEDS, can_draw
 from qlm_load.progress import Progress

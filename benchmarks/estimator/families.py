@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.estimator.scores import Floats
-from qlm_load.trace import TraceRow
+from qlm_load.workload.trace import TraceRow
 
 FAMILY_REQUESTS = 8_000
 CHANGES_EVERY = 600

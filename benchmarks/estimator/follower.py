@@ -11,7 +11,7 @@ from benchmarks.estimator.queue_lines import Group, Known, Line, runners
 from benchmarks.estimator.told import Prediction, predicted
 from benchmarks.estimator.truth import Happened, Kind
 from benchmarks.estimator.workloads import OUTPUT_TOKENS_MAX, SLO, Arrival
-from qlm_agent.runs import Run
+from qlm_agent.decisions.runs import Run
 from qlm_core.assessment import Assessment
 from qlm_core.calibration import LEVELS
 from qlm_core.group import GroupKey, group_key, prompt_class, slo_class

@@ -26,7 +26,7 @@ from qlm_core.length_model import LengthGuess
 from qlm_core.profile import ProfileSnapshot, WorkloadKey
 from qlm_estimator.lengths.classes import LengthLearner
 from qlm_estimator.lengths.predictor import LengthPredictor
-from qlm_load.trace import read_trace
+from qlm_load.workload.trace import read_trace
 
 PREFILL_S_PER_TOKEN, DECODE_S_PER_TOKEN, OVERHEAD_S = 1e-4, 0.03, 0.5
 """When a request finishes after its arrival: roughly Mistral-7B on an A100."""

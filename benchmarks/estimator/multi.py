@@ -19,7 +19,7 @@ from benchmarks.estimator.single import CONTEXT_TOKENS_MAX, LOAD, judged_of
 from benchmarks.estimator.told import Prediction
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import Arrival, stretched
-from qlm_agent.simulated.core import SimulatedModel
+from qlm_agent.engines.simulated.core import SimulatedModel
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot

@@ -1,4 +1,4 @@
-"""Virtual queues as they are seen from outside the engines: what `qlm_process.queue_views` makes of the queue's overview."""
+"""Virtual queues as they are seen from outside the engines: what `qlm_process.queue.views` makes of the queue's overview."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qlm_agent.runs import Run
+from qlm_agent.decisions.runs import Run
 from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.length_model import LengthGuess

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from benchmarks.estimator.workloads import OUTPUT_TOKENS_MAX, Arrival
-from qlm_agent.engine import EngineOutput, EngineRequest, Tier, TokenPrompt
-from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.expectations import Expectations
-from qlm_agent.runs import Run, RunTable
-from qlm_agent.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
-from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN, InstanceNoise
+from qlm_agent.decisions.expectations import Expectations
+from qlm_agent.decisions.runs import Run, RunTable
+from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.port import EngineOutput, EngineRequest, Tier, TokenPrompt
+from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
+from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN, InstanceNoise
 from qlm_core.instance import InstanceFacts
 from qlm_core.preemption import Urgency
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.estimator.families import FAMILIES, family_rows
 from qlm_core.errors import ConfigError
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
-from qlm_load.trace import TraceRow, read_trace
+from qlm_load.workload.trace import TraceRow, read_trace
 
 MODEL = "mistral"
 OUTPUT_TOKENS_MAX = 1 << 17

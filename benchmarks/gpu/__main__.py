@@ -49,7 +49,7 @@ def _model(given: Path | None, found: host.Host, out: Path) -> Path | None:
     """The given one; else one of noise, where what makes it is there."""
     if given is not None or not found.vllm:
         return given
-    from qlm.cli.models.random_llama import make_random_model
+    from qlm_cli.models.random_llama import make_random_model
 
     folder = out / "model"
     if not folder.exists():

@@ -19,8 +19,8 @@ from typing import Literal
 
 from benchmarks.agent.model_config import engine_models, made_up_prompt, vllm_settings, vocabulary_of, weights_gb_of
 from benchmarks.agent.port_runs import PortRuns
-from qlm_agent.engine import Engine, Tier
-from qlm_agent.vllm.engine import VllmEngine
+from qlm_agent.engines.port import Engine, Tier
+from qlm_agent.engines.vllm.engine import VllmEngine
 from qlm_core.errors import QlmError
 
 CONTEXT_TOKENS = 1024

@@ -25,10 +25,10 @@ from benchmarks.gpu.engine_check import (
     check_prompts,
     free_bytes,
 )
-from qlm_agent.engine import Tier
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import Tier
 from qlm_core.errors import QlmError
 from qlm_core.model import ModelSpec
 

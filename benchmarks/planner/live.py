@@ -30,7 +30,7 @@ from qlm_planner.machine.events import Tick
 from qlm_planner.shell.leadership import Leadership
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.process import PlannerShell
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import AppliedChunk, GroupPlacement, Lease, PlanChunk, RequestPlacement, StepStatus
 
 READY_TIMEOUT_S = 300.0

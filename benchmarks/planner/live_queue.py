@@ -17,8 +17,8 @@ from qlm_core.group import slo_class
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
 from qlm_planner.board.group import group_id_of, to_meta, traits_of
-from qlm_process.instance_wire import to_body
-from qlm_queue.embedded import EmbeddedServer
+from qlm_process.wire.instance import to_body
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import BATCH_MAX, PLANNER_ROLE, Acceptance, AcceptReceipt, GroupPlacement, PullBudget, RequestPlacement
 
 QUEUE = "bench"

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.planner.generator import SLOS_S
 from qlm_core.errors import ConfigError
-from qlm_load.trace import TraceRow, read_trace
+from qlm_load.workload.trace import TraceRow, read_trace
 from qlm_planner.search import Problem
 
 ROWS_MAX = 60_000

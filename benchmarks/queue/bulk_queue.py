@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from itertools import islice
 from typing import TypeVar
 
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Bounds
 
 CALLS_MAX = 200

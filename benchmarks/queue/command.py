@@ -21,7 +21,7 @@ from benchmarks.queue.losses import measure_campaign, measure_failover, measure_
 from benchmarks.queue.plan import FULL, QUICK
 from benchmarks.queue.run import Bench
 from benchmarks.queue.store import measure_bytes, measure_pulls
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import QlmError
 from qlm_load.interruptible import run_interruptible
 from qlm_load.progress import Progress

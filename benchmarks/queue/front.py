@@ -12,7 +12,7 @@ from benchmarks.queue.span_sink import Times
 from benchmarks.queue.worker import Report, run_worker
 from qlm_core.errors import Unavailable
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.settings import QueueSettings
 
 IN_FLIGHT = 32

@@ -14,8 +14,8 @@ from benchmarks.queue.collector import Collector
 from benchmarks.queue.figures import LEASE_TTL_S
 from benchmarks.queue.prompts import CONTEXT_TOKENS_MAX, MODEL, PROFILE
 from qlm_core.errors import Unavailable
-from qlm_load.cluster import Cluster
-from qlm_process.cluster_state import ClusterState
+from qlm_load.demo.cluster import Cluster
+from qlm_process.cluster.state import ClusterState
 
 START_TIMEOUT_S = 60.0
 GPU = "H100-80GB"

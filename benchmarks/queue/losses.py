@@ -20,13 +20,13 @@ from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
 from benchmarks.queue.worker import Report, run_worker
 from qlm.api.v1 import planner_pb2, planner_pb2_grpc
-from qlm.cli.console import plain_console
 from qlm.internal.v1 import events_pb2
+from qlm_cli.console import plain_console
 from qlm_core.errors import Unavailable
-from qlm_load.campaign import Assault, run_campaign
-from qlm_load.cluster import serving_pids
-from qlm_load.settings import DemoConfig, demo_config_path
-from qlm_load.workload_options import demo_workload
+from qlm_load.campaign.campaign import Assault, run_campaign
+from qlm_load.demo.cluster import serving_pids
+from qlm_load.demo.settings import DemoConfig, demo_config_path
+from qlm_load.workload.options import demo_workload
 from qlm_process.config import load_config
 from qlm_queue.values import PLANNER_ROLE, Overview
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.queue.bulk_queue import FULL_BOUNDS
 from benchmarks.queue.prompts import MODEL
 from benchmarks.queue.worker import Report, Settings, tell
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PullBudget
 
 LEASE_S = 3_600.0

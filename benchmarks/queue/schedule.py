@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qlm_load.ledger import quantile
+from qlm_load.replay.ledger import quantile
 
 
 def poisson_times(seed: int, rate_per_s: float, seconds: float) -> list[float]:

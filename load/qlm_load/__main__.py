@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from qlm_load.campaign_command import campaign
-from qlm_load.compare_command import compare
-from qlm_load.demo_command import demo
-from qlm_load.demo_vllm_command import demo_vllm
+from qlm_load.campaign.command import campaign
+from qlm_load.compare.command import compare
+from qlm_load.compare.simulate_command import simulate
+from qlm_load.demo.command import demo
+from qlm_load.demo.vllm_command import demo_vllm
 from qlm_load.matrix.command import matrix
 from qlm_load.picture.command import picture
-from qlm_load.replay_command import replay
-from qlm_load.simulate_command import simulate
+from qlm_load.replay.command import replay
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

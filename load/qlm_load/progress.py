@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 
 
 class Progress:

@@ -7,9 +7,9 @@ from collections import Counter
 
 import click
 
-from qlm_sim.coverage import COMMON, RARE, missing
-from qlm_sim.many_seeds import failure_text, met, run_seeds
-from qlm_sim.seed_run import SeedReport, run_seed
+from qlm_sim.storms.coverage import COMMON, RARE, missing
+from qlm_sim.storms.many_seeds import failure_text, met, run_seeds
+from qlm_sim.storms.seed_run import SeedReport, run_seed
 
 LINES_MAX = 10_000_000
 PROGRESS_EVERY = 100

@@ -10,20 +10,20 @@ import structlog
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_planner.machine.events import Event as PlannerEvent
 from qlm_planner.policy import Policy
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
-from qlm_sim.agent import SimAgent
-from qlm_sim.chance import Chance
 from qlm_sim.description import ClusterDescription
-from qlm_sim.estimator import SimEstimator
-from qlm_sim.gateway import SimGateway
-from qlm_sim.network import Network
-from qlm_sim.planner import SimPlanner
-from qlm_sim.process import Process
-from qlm_sim.schedule import Schedule
-from qlm_sim.server import SimServer
-from qlm_sim.site import QUEUE_NAME, Site
-from qlm_sim.transcript import Transcript
+from qlm_sim.processes.agent import SimAgent
+from qlm_sim.processes.estimator import SimEstimator
+from qlm_sim.processes.gateway import SimGateway
+from qlm_sim.processes.planner import SimPlanner
+from qlm_sim.world.chance import Chance
+from qlm_sim.world.network import Network
+from qlm_sim.world.process import Process
+from qlm_sim.world.schedule import Schedule
+from qlm_sim.world.server import SimServer
+from qlm_sim.world.site import QUEUE_NAME, Site
+from qlm_sim.world.transcript import Transcript
 
 START_S = 1_700_000_000.0
 """The server's clock at the start of every run: a time of day, as live, since entry ids are made of it."""

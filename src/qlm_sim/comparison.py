@@ -19,10 +19,10 @@ from qlm_planner.policy import Order, Policy
 from qlm_queue.values import PLANNER_ROLE
 from qlm_sim.cluster import START_S, Cluster, Member, quiet_logs
 from qlm_sim.description import ClusterDescription, InstanceDescription
-from qlm_sim.gateway import ServerCall, SimGateway
-from qlm_sim.network import Command
+from qlm_sim.processes.gateway import ServerCall, SimGateway
 from qlm_sim.requests import SimRequest, message
-from qlm_sim.server import READ_ONLY
+from qlm_sim.world.network import Command
+from qlm_sim.world.server import READ_ONLY
 
 SUBMIT_RETRY_S = 1.0
 """A request that is refused because the queue is full is sent again after this."""

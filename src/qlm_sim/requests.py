@@ -11,7 +11,7 @@ from qlm.api.v1 import request_pb2
 from qlm_core.model import ModelSpec
 from qlm_core.request import RequestKey, Slo, SloKind
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from qlm.cli.root import COMMANDS
 from qlm_agent.config import AgentConfig, served_models
+from qlm_cli.root import COMMANDS
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import KNOWN_SECTIONS, load_config
 from qlm_queue.values import Durability

@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
 
 
 def doctor(cluster: RunningCluster, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qlm.cli", "doctor", "--set", f"queue.state_dir={cluster.state_dir}", *args]
+    command = [sys.executable, "-m", "qlm_cli", "doctor", "--set", f"queue.state_dir={cluster.state_dir}", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm.cli import api_reference, command_reference, metrics_reference, settings_reference
+from qlm_cli import api_reference, command_reference, metrics_reference, settings_reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "load/README.md", *ROOT.glob("docs/**/*.md")])

@@ -12,14 +12,18 @@ SERVICES = ("gateway", "planner", "estimator", "agent")
 LINES_MAX = 400
 NAMELESS = re.compile(r"(^|_)(utils?|commons?|helpers?|managers?|misc)(_|$)")
 MODULES = [
-    path for folder in ("src", "services", "load", "tests") for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name
+    path
+    for folder in ("src", "services", "load", "benchmarks", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "_pb2" not in path.name
 ]
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_has_a_machine_a_shell_settings_and_an_image(service: str) -> None:
     package = ROOT / "services" / service / f"qlm_{service}"
-    assert {"machine", "shell", "config", "__main__", "py.typed"} <= {path.name.removesuffix(".py") for path in package.iterdir()}
+    assert {"shell", "config", "__main__", "py.typed"} <= {path.name.removesuffix(".py") for path in package.iterdir()}
+    assert any(path.name.removesuffix(".py") == "machine" for path in package.rglob("*"))
     assert (package.parent / "Dockerfile").is_file()
 
 

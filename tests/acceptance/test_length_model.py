@@ -17,11 +17,11 @@ from click.testing import CliRunner
 import qlm
 from qlm.api.v1.estimator_pb2 import GetProfilesRequest
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
-from qlm.cli.root import root
+from qlm_cli.root import root
 from qlm_core.length_features import LengthFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 from running_cluster import RunningCluster, gone, wait_until
 
 SETTINGS = {"agent.simulated.time_scale": "50", "estimator.publish_every_s": "0.2"}

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import qlm
-from qlm.cli.options import default_config_path
+from qlm_cli.options import default_config_path
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
-from qlm_process.cluster_state import ClusterState, ProcessState
-from qlm_queue.embedded import EmbeddedServer
+from qlm_process.cluster.state import ClusterState, ProcessState
+from qlm_queue.embedded.server import EmbeddedServer
 from running_cluster import RunningCluster
 
 MODEL = "mistral-7b"
@@ -43,7 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
 def service(name: str, url: str, *settings: str) -> subprocess.Popen[str]:
     named = ("--name", INSTANCE) if name == "agent" else ()
     options = ["--config", default_config_path(), "--set", f"queue.url={url}", *named, *settings]
-    command = [sys.executable, "-m", "qlm.cli", name, *options]
+    command = [sys.executable, "-m", "qlm_cli", name, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

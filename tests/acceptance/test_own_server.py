@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import qlm
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster
 
@@ -69,7 +69,7 @@ def test_queues_on_one_server_know_nothing_of_each_other(url: str, tmp_path: Pat
 def test_a_server_that_does_not_keep_the_durability_is_refused(url: str, tmp_path: Path) -> None:
     arguments = ["up", "--state-dir", str(tmp_path / "state"), "--set", f"queue.url={url}", "--set", "queue.durability=disk"]
     ended = subprocess.run(
-        [sys.executable, "-m", "qlm.cli", *arguments, "--set", 'gateways=[{name: gateway-0, listen: "127.0.0.1:0"}]'],
+        [sys.executable, "-m", "qlm_cli", *arguments, "--set", 'gateways=[{name: gateway-0, listen: "127.0.0.1:0"}]'],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,

@@ -23,7 +23,7 @@ FAST = ("--set", "agent.simulated.time_scale=50")
 
 
 def arguments(*words: str) -> list[str]:
-    return [sys.executable, "-m", "qlm.cli", *words]
+    return [sys.executable, "-m", "qlm_cli", *words]
 
 
 def environment() -> dict[str, str]:

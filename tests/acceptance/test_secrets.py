@@ -16,7 +16,7 @@ import redis
 
 import qlm
 from qlm.errors import QlmError
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until
 from running_text_server import RunningTextServer
@@ -59,7 +59,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "qlm.cli", *arguments],
+        [sys.executable, "-m", "qlm_cli", *arguments],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,

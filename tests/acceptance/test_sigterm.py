@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 
 RUNS = int(os.environ.get("QLM_SIGTERM_RUNS", "4"))
 SOON_S = 0.2

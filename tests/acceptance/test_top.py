@@ -29,7 +29,7 @@ NOWHERE = "127.0.0.1:1"
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "150", "TERM": "dumb"}
     return subprocess.run(
-        [sys.executable, "-m", "qlm.cli", *arguments],
+        [sys.executable, "-m", "qlm_cli", *arguments],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,

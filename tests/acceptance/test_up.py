@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import qlm
-from qlm.cli.metrics_reference import SERVICES, documented
+from qlm_cli.metrics_reference import SERVICES, documented
 from running_cluster import RunningCluster, gone, wait_until
 
 MODEL = "mistral-7b"
@@ -34,7 +34,7 @@ def command(*arguments: str, text: str | None = None) -> subprocess.CompletedPro
     """A `qlm` command, with plain wide output."""
     environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
     return subprocess.run(
-        [sys.executable, "-m", "qlm.cli", *arguments],
+        [sys.executable, "-m", "qlm_cli", *arguments],
         input=text,
         capture_output=True,
         text=True,

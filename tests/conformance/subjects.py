@@ -11,10 +11,10 @@ import redis.asyncio as redis
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump
 from qlm_queue.keys import Keys
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.port import Queue
-from qlm_queue.redis_answers import fixed_fields, kept_parts
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.answers import fixed_fields, kept_parts
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Bounds
 
 LONG_AGO_MS = 1

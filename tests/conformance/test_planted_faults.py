@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
-from qlm_queue.scripts import library_source
+from qlm_queue.redis.scripts import library_source
 
 from .conftest import Servers
 from .property_machine import QueueMachine

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from qlm_process import queue_looks
-from qlm_process.queue_looks import WHOLE_EVERY_S, QueueLooks
+from qlm_process.queue import polls as queue_looks
+from qlm_process.queue.polls import WHOLE_EVERY_S, QueueLooks
 from qlm_queue.port import Queue
 from qlm_queue.values import Overview
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from qlm_queue import redis_pipe
-from qlm_queue.redis_pipe import Pipe
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis import pipe as redis_pipe
+from qlm_queue.redis.pipe import Pipe
+from qlm_queue.redis.queue import RedisQueue
 
 from .conftest import Servers
 

@@ -11,10 +11,10 @@ import pytest
 
 from qlm_core.errors import Unavailable
 from qlm_core.request import RequestState
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.port import Queue
-from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.scripts import library_source
+from qlm_queue.redis.queue import RedisQueue
+from qlm_queue.redis.scripts import library_source
 from qlm_queue.values import Bounds
 
 from .conftest import binary_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 
 from .gateway_rig import Rig, open_rig
 

@@ -22,8 +22,8 @@ from qlm_core.request import RequestKey, RequestState
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
-from qlm_process import instance_wire
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import instance as instance_wire
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     PLANNER_ROLE,
     Acceptance,

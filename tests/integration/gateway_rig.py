@@ -16,13 +16,13 @@ from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm.values import TokenLogprobs
-from qlm_agent.logprobs import record
+from qlm_agent.delivery.logprobs import record
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.request import RequestState
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.shell import Gateway
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     BATCH_MAX,
     PLANNER_ROLE,

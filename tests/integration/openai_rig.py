@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import aiohttp
 
-from qlm_agent.engine import EngineOutput, EngineRequest, Prompt, TextPrompt
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import EngineOutput, EngineRequest, Prompt, TextPrompt
 from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, OTHER_MODEL, text_prompt

@@ -17,10 +17,10 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 import qlm
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.api.v1.gateway_pb2_grpc import GatewayStub
-from qlm.cli.root import root
 from qlm.errors import InvalidRequest, QueueFull
 from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
+from qlm_cli.root import root
 from qlm_core.request import RequestKey
 from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 from qlm_queue.values import Bounds, LiveRequest

@@ -10,12 +10,12 @@ from contextlib import suppress
 import pytest
 import redis.asyncio as redis
 
-from qlm.cli.options import default_config_path
+from qlm_cli.options import default_config_path
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_queue.data_version import DATA_VERSION
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.keys import Keys
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 
 NAME = "versioned"
 KEY = Keys(NAME)("version")
@@ -88,7 +88,7 @@ async def test_every_service_ends_with_the_sentence(server: EmbeddedServer, serv
     settings = [f"queue.url={server.url}", f"queue.name={NAME}", *(["gateway.listen=127.0.0.1:0"] if service == "gateway" else [])]
     named = ["--name", "a100-0"] if service == "agent" else []
     options = ["--config", default_config_path(), *named, *(part for setting in settings for part in ("--set", setting))]
-    command = [sys.executable, "-m", "qlm.cli", service, *options]
+    command = [sys.executable, "-m", "qlm_cli", service, *options]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert REFUSAL.format(9_999, DATA_VERSION, 9_999) in done.stdout + done.stderr

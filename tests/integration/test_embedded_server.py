@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue import allocator
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded import allocator
+from qlm_queue.embedded.server import EmbeddedServer
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has loaded is read from /proc")

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 
 PATIENCE_S = 30.0
 CONFIG = """

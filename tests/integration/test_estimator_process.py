@@ -20,10 +20,10 @@ from qlm_core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
-from qlm_process import profile_wire
 from qlm_process.metrics import serve_metrics
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     ESTIMATOR_ROLE,
     Bounds,

@@ -14,9 +14,9 @@ from qlm_core.length_features import LengthFacts, features_of, hint_feature
 from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process import profile_wire
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .estimator_rig import LEASE_S, Estimator, Rig, learned, until

@@ -18,9 +18,9 @@ import yaml
 
 from qlm.api.v1 import request_pb2
 from qlm_core.request import RequestKey
-from qlm_process.instance_wire import to_body
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire.instance import to_body
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Acceptance
 
 from .estimator_rig import A100, Rig

@@ -13,8 +13,8 @@ import pytest
 
 from qlm_core.errors import Unavailable
 from qlm_planner.shell.process import PlannerShell
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 
 from .test_planner_service.cluster import LEASE_S, Cluster, until
 

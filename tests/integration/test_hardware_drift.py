@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_process import profile_wire
-from qlm_process.instance_wire import to_body
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_process.wire.instance import to_body
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .estimator_rig import A100, Estimator, Rig, until

@@ -17,10 +17,10 @@ from google.protobuf.message_factory import GetMessageClass
 from qlm.api.v1 import agent_pb2, estimator_pb2, instance_pb2, planner_pb2, request_pb2
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.dump import QueueDump
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 
 from . import estimator_rig
 from .hostile_calls import call, call_with_all

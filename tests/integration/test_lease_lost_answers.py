@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm_core.errors import Unavailable
-from qlm_process.lease_keeper import LeaseKeeper, RoleElection
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.queue.leases import LeaseKeeper, RoleElection
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Lease
 from wire import Wire
 

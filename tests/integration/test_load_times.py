@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import qlm
-from qlm.cli.root import root
+from qlm_cli.root import root
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE

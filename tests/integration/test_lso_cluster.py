@@ -10,8 +10,8 @@ import pytest
 import qlm
 from qlm.api.v1.request_pb2 import Result
 from qlm.messages import logprobs_value
-from qlm_agent.engine import EngineRequest, Sampling, TokenPrompt
-from qlm_agent.simulated.answers import answer_to
+from qlm_agent.engines.port import EngineRequest, Sampling, TokenPrompt
+from qlm_agent.engines.simulated.answers import answer_to
 from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
 from running_cluster import RunningCluster

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engine import FailureKind, FinishReason, TextPrompt, Tier
-from qlm_agent.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt, Tier
 from qlm_core.chat import ChatPrompt
 from running_text_server import RunningTextServer, shared_text_server
 from text_server import CONTEXT_WORDS, KEY

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp
 import pytest
 
-from qlm_agent.engine import (
+from qlm_agent.engines.openai import run as run_module
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.port import (
     EngineFailure,
     FailureKind,
     FinishReason,
@@ -20,8 +22,6 @@ from qlm_agent.engine import (
     Tier,
     TokenPrompt,
 )
-from qlm_agent.openai import run as run_module
-from qlm_agent.openai.engine import OpenAiEngine
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError
 from running_text_server import RunningTextServer, shared_text_server

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp
 import pytest
 
-from qlm_agent.engine import EngineRequest, TextPrompt, Tier
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.load_watch import Load, LoadWatch
-from qlm_agent.openai.server import OpenAiServer, Timeouts
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.load_watch import Load, LoadWatch
+from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import EngineRequest, TextPrompt, Tier
 from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL, text_prompt

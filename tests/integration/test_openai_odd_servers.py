@@ -12,13 +12,23 @@ from contextlib import ExitStack
 import pytest
 from aiohttp import web
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Prompt, Sampling, TextPrompt, Tier
-from qlm_agent.openai import run as run_module
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.errors import ServerFull
-from qlm_agent.openai.server import OpenAiServer, Timeouts
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_agent.engines.openai import run as run_module
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.errors import ServerFull
+from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import (
+    EngineOutput,
+    EngineRequest,
+    FailureKind,
+    FinishReason,
+    ModelLoadFailed,
+    Prompt,
+    Sampling,
+    TextPrompt,
+    Tier,
+)
 from qlm_core.chat import ChatPrompt
 from qlm_core.model import ModelSpec
 

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_agent.engine import ModelLoadFailed, Tier
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import ModelLoadFailed, Tier
 from qlm_core.model import ModelSpec
 from running_text_server import RunningTextServer
 from text_server import KEY, MODEL

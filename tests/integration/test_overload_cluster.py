@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import qlm
-from qlm.cli.root import root
 from qlm.errors import QueueFull
+from qlm_cli.root import root
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE
 from running_cluster import RunningCluster, wait_until
 

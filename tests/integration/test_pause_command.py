@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qlm
-from qlm.cli.root import root
 from qlm.errors import CallDeadlineExceeded, InvalidRequest, NotFound, QueueFull
+from qlm_cli.root import root
 from qlm_core.pauses import PauseKind
 from qlm_queue.operator_values import PAUSES_MAX
 

@@ -19,8 +19,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
-from qlm.cli.root import root
 from qlm.wire_errors import from_rpc_error
+from qlm_cli.root import root
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.errors import InvalidRequest, PreconditionFailed, QlmError
 from qlm_core.hardware_profile import HardwareProfile
@@ -28,10 +28,10 @@ from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.importing import WAITING_MAX, ImportDesk
-from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .estimator_rig import PATIENCE_S, Estimator, Rig, learned, until

@@ -10,8 +10,10 @@ from contextlib import nullcontext
 import pytest
 
 from qlm_agent.config import AgentConfig
-from qlm_agent.engine import Engine, EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier, TokenPrompt
-from qlm_agent.engines import AgentEngine, engine_of
+from qlm_agent.engines.choice import AgentEngine, engine_of
+from qlm_agent.engines.port import Engine, EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, Tier, TokenPrompt
+from qlm_agent.engines.simulated.engine import SimulatedEngine
+from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_agent.profiling import session
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measurements import Measurements
@@ -19,8 +21,6 @@ from qlm_agent.profiling.measuring import Profiler
 from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_agent.profiling.session import profile_engine, until_stopped
-from qlm_agent.simulated.engine import SimulatedEngine
-from qlm_agent.simulated.timing import InstanceNoise
 from qlm_core.errors import ConfigError
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qlm
-from qlm.cli.root import root
 from qlm.errors import InvalidRequest
+from qlm_cli.root import root
 
 from .gateway_rig import MODEL, GatewayRun, Rig
 

@@ -12,7 +12,7 @@ import pytest
 
 import qlm
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES, answer_tokens, prompt_digest
-from qlm_process.cluster_state import ClusterState
+from qlm_process.cluster.state import ClusterState
 from running_cluster import RunningCluster, wait_until
 
 MODEL = "mistral-7b"

@@ -20,8 +20,8 @@ import structlog
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.errors import ConfigError, QueueFull, Unavailable
 from qlm_core.request import RequestKey, RequestState
-from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.redis_server_check import settings_problem, writes_problem
+from qlm_queue.redis.queue import RedisQueue
+from qlm_queue.redis.server_check import settings_problem, writes_problem
 from qlm_queue.values import Acceptance, Durability
 from small_cluster import SmallCluster
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm.cli.up.config import UpSection
-from qlm.cli.up.server import SupervisedServer
+from qlm_cli.up.config import UpSection
+from qlm_cli.up.server import SupervisedServer
 from qlm_core.errors import Unavailable
 from qlm_process.settings import QueueSettings
 

@@ -17,7 +17,7 @@ ROUNDS_ALIKE = {
 places of a group. Machines with and without AVX-512 take the same ones so."""
 SCRIPT = """
 import json, sys
-from qlm_sim.seed_run import run_seed
+from qlm_sim.storms.seed_run import run_seed
 print(json.dumps({seed: run_seed(int(seed), hashed=True).digest for seed in sys.argv[1:]}))
 """
 

@@ -11,7 +11,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState, Slo, SloKind
 from qlm_planner.policy import Policy
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster
 

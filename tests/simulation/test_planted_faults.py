@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlm_agent.engine import EngineOutput
-from qlm_agent.events import CallLost
-from qlm_agent.machine import AgentMachine
-from qlm_agent.simulated.core import SimulatedCore
-from qlm_agent.simulated.sequences import Progress
+from qlm_agent.decisions.events import CallLost
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.engines.port import EngineOutput
+from qlm_agent.engines.simulated.core import SimulatedCore
+from qlm_agent.engines.simulated.sequences import Progress
 from qlm_core.request import RequestKey, RequestState
 from qlm_planner.board.sweeps import Sweeps
-from qlm_queue import memory_planning
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory import planning as memory_planning
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Emission, Lease, Owned, RequeueCause, StepStatus
 from qlm_sim.cluster import MakeQueue
-from qlm_sim.seed_run import run_seed
+from qlm_sim.storms.seed_run import run_seed
 
 SEEDS_MAX = 60
 """A planted fault is found within so many seeds."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_sim.seed_run import run_seed
+from qlm_sim.storms.seed_run import run_seed
 
 from .record import RECORDED_SEEDS, digests_of
 

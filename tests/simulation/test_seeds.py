@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_sim import weather
-from qlm_sim.coverage import COMMON, EFFECTS, missing
-from qlm_sim.many_seeds import failure_text, met
-from qlm_sim.seed_run import SeedReport, run_seed
-from qlm_sim.weather import Fault
+from qlm_sim.storms import weather
+from qlm_sim.storms.coverage import COMMON, EFFECTS, missing
+from qlm_sim.storms.many_seeds import failure_text, met
+from qlm_sim.storms.seed_run import SeedReport, run_seed
+from qlm_sim.storms.weather import Fault
 
 SEEDS = range(1, 65)
 FIXED_BUGS = (767, 793)

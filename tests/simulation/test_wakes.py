@@ -9,8 +9,8 @@ from tests.simulation.test_comparison import CLUSTER, workload
 
 from qlm_planner.policy import Order
 from qlm_sim.comparison import PlannedKill, simulate
-from qlm_sim.seed_run import run_seed
-from qlm_sim.server import SimServer
+from qlm_sim.storms.seed_run import run_seed
+from qlm_sim.world.server import SimServer
 
 
 def try_all(server: SimServer) -> None:

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from qlm_agent.engine import TextPrompt
-from qlm_agent.logprobs import record
-from qlm_agent.vllm.runner import EngineGone, Made, RunnerStats, RunPlan
+from qlm_agent.delivery.logprobs import record
+from qlm_agent.engines.port import TextPrompt
+from qlm_agent.engines.vllm.runners.runner import EngineGone, Made, RunnerStats, RunPlan
 from qlm_core.chat import ChatPrompt
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
-from qlm_queue.memory_state import MemoryState, StoredRequest
+from qlm_queue.memory.state import MemoryState, StoredRequest
 
 
 def damage(state: MemoryState, chance: random.Random) -> str:

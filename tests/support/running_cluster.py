@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from qlm_core.errors import ConfigError
-from qlm_process.cluster_state import ClusterState, ClusterStateFile
+from qlm_process.cluster.state import ClusterState, ClusterStateFile
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -55,7 +55,7 @@ class RunningCluster:
     def start(self, *, until_ready: bool = True) -> None:
         settings = {**self._settings}
         overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "qlm.cli", "up", "--state-dir", str(self.state_dir), "--set", FREE_PORT_GATEWAY, *overrides]
+        command = [sys.executable, "-m", "qlm_cli", "up", "--state-dir", str(self.state_dir), "--set", FREE_PORT_GATEWAY, *overrides]
         self.state_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = self.state_dir / "up.log"
         with self._log_path.open("w") as log:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from qlm_agent.engine_policy import EnginePolicy, SequenceView
+from qlm_agent.engines.policy import EnginePolicy, SequenceView
 
 
 def served_policy(policy: EnginePolicy) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def served_policy(policy: EnginePolicy) -> dict[str, Any]:
 
 
 class ServedPolicy:
-    """See `qlm_agent.engine_policy.EnginePolicy`."""
+    """See `qlm_agent.engines.policy.EnginePolicy`."""
 
     def __init__(self, address: str) -> None:
         self._connection = Client(address, family="AF_UNIX")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.simulated.batch import SimulatedBatch
-from qlm_agent.simulated.sequences import Progress, RunState
+from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.sequences import Progress, RunState
 
 
 class Steps:

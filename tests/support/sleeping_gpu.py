@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qlm_agent.engine import TextPrompt
-from qlm_agent.vllm.child import Child
-from qlm_agent.vllm.child_loop import ChildLoop
-from qlm_agent.vllm.frames import Frame
-from qlm_agent.vllm.runner import LoadPlan, Made, RunnerStats, RunPlan
-from qlm_agent.vllm.sleeping import SleepingModel, WorkerProbe
+from qlm_agent.engines.port import TextPrompt
+from qlm_agent.engines.vllm.process.child import Child
+from qlm_agent.engines.vllm.process.frames import Frame
+from qlm_agent.engines.vllm.process.loop import ChildLoop
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
 from qlm_core.chat import ChatPrompt
 
 START_TIMEOUT_S = 10.0
@@ -118,7 +118,7 @@ class MadeUpVllm:
 
 
 class SleepingRunner:
-    """A runner without runs: see `qlm_agent.vllm.runner.Runner`."""
+    """A runner without runs: see `qlm_agent.engines.vllm.runners.runner.Runner`."""
 
     kv_limit_tokens = 1024
     eos_ids: frozenset[int] = frozenset()
@@ -190,7 +190,7 @@ class SleepingRunner:
 
 
 class ThreadTemplate:
-    """In the place of `qlm_agent.vllm.template.Template`: its engine processes are threads."""
+    """In the place of `qlm_agent.engines.vllm.process.template.Template`: its engine processes are threads."""
 
     last_lines: tuple[str, ...] = ()
     errors_said = 0

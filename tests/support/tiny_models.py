@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from qlm.cli.models.random_llama import CONTEXT_TOKENS, make_random_model
+from qlm_cli.models.random_llama import CONTEXT_TOKENS, make_random_model
 
 
 def tiny_model(seed: int = 1, context_tokens: int = CONTEXT_TOKENS) -> Path:

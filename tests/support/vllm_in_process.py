@@ -27,7 +27,7 @@ class InProcess:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
-        from qlm_agent.vllm.kv_settings import offloading_config
+        from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
 
         settings: dict[str, Any] = {
             "model": str(tiny_model(1)),
@@ -39,7 +39,7 @@ class InProcess:
             "enforce_eager": True,
             "async_scheduling": False,
             "enable_prefix_caching": prefix_cache,
-            "scheduler_cls": "qlm_agent.vllm.scheduling.QlmScheduler",
+            "scheduler_cls": "qlm_agent.engines.vllm.scheduler.scheduler.QlmScheduler",
             "skip_tokenizer_init": True,
             **offloading_config(host_blocks * BLOCK_BYTES),
         }

@@ -14,11 +14,11 @@ import sys
 from functools import cache
 from typing import Literal
 
-from qlm_agent.vllm.child_main import hello, run_template
-from qlm_agent.vllm.guarding import die_with
-from qlm_agent.vllm.plans import environment
-from qlm_agent.vllm.settings import VllmSettings
-from qlm_agent.vllm.template import ENVIRONMENT, Launched, Template
+from qlm_agent.engines.vllm.plans import environment
+from qlm_agent.engines.vllm.process.guarding import die_with
+from qlm_agent.engines.vllm.process.main import hello, run_template
+from qlm_agent.engines.vllm.process.template import ENVIRONMENT, Launched, Template
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_process.temporary_folder import TemporaryFolder
 
 

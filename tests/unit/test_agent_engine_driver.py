@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from opentelemetry.sdk.trace import TracerProvider
 
-from qlm_agent.effects import LoadModel
-from qlm_agent.engine import Engine, EngineStats, ModelLoadFailed, Tier
-from qlm_agent.engine_driver import EngineDriver
-from qlm_agent.events import EngineTold, Event, ModelLoaded, ModelNotLoaded, OthersTold
-from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
+from qlm_agent.decisions.effects import LoadModel
+from qlm_agent.decisions.events import EngineTold, Event, ModelLoaded, ModelNotLoaded, OthersTold
+from qlm_agent.engines.driver import EngineDriver
+from qlm_agent.engines.port import Engine, EngineStats, ModelLoadFailed, Tier
+from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 
 
 class SharedEngine:

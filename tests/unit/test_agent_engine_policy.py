@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
 
 
 def view(name: str, arrival: int) -> SequenceView:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qlm.api.v1.request_pb2 import Result
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_agent.frames_wire import frame_prefix, output_piece, piece_frame, token_frame
+from qlm_agent.delivery.frames import frame_prefix, output_piece, piece_frame, token_frame
 
 NAMES = st.text(min_size=1, max_size=200)
 NUMBERS = st.integers(1, 2**32 - 1)

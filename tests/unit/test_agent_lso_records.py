@@ -13,16 +13,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_agent.engine import EngineOutput, Tier
-from qlm_agent.held_run import HeldRun
-from qlm_agent.lso_records import Lso, ModelMove
-from qlm_agent.reporting import WAITING_MAX, Reporter
-from qlm_agent.request_reading import read_pulled
-from qlm_agent.runs import ReturnCause
-from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
+from qlm_agent.decisions.runs import ReturnCause
+from qlm_agent.delivery.held_run import HeldRun
+from qlm_agent.delivery.requests import read_pulled
+from qlm_agent.engines.port import EngineOutput, Tier
+from qlm_agent.shell.reports import WAITING_MAX, Reporter
+from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
+from qlm_agent.telemetry.operations import Lso, ModelMove
 from qlm_core.errors import Unavailable
 from qlm_core.request import RequestKey
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import BATCH_MAX, Bounds, Pulled
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

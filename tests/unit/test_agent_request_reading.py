@@ -9,16 +9,16 @@ import pytest
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.frames_pb2 import Frame
-from qlm_agent.effects import CompleteItem
-from qlm_agent.engine import EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
-from qlm_agent.engine_policy import SequenceView, UrgencyFirst
-from qlm_agent.events import QueueHead
-from qlm_agent.frames_wire import output_piece
-from qlm_agent.held_run import HeldRun
-from qlm_agent.logprobs import record, record_bytes
-from qlm_agent.request_reading import pulled_run, read_head, read_pulled
-from qlm_agent.result_writing import completion_of, failure_result
-from qlm_agent.runs import Ending
+from qlm_agent.decisions.effects import CompleteItem
+from qlm_agent.decisions.events import QueueHead
+from qlm_agent.decisions.runs import Ending
+from qlm_agent.delivery.frames import output_piece
+from qlm_agent.delivery.held_run import HeldRun
+from qlm_agent.delivery.logprobs import record, record_bytes
+from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
+from qlm_agent.delivery.results import completion_of, failure_result
+from qlm_agent.engines.policy import SequenceView, UrgencyFirst
+from qlm_agent.engines.port import EngineOutput, FinishReason, Sampling, TextPrompt, TokenPrompt
 from qlm_core.chat import ChatPrompt
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.values import HeadGroup, Pulled

@@ -6,11 +6,11 @@ import pytest
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1.events_pb2 import RequestEvent
-from qlm_agent.effects import CompleteItem
-from qlm_agent.engine import FinishReason
-from qlm_agent.request_reading import read_pulled
-from qlm_agent.result_writing import completion_of
-from qlm_agent.runs import Ending
+from qlm_agent.decisions.effects import CompleteItem
+from qlm_agent.decisions.runs import Ending
+from qlm_agent.delivery.requests import read_pulled
+from qlm_agent.delivery.results import completion_of
+from qlm_agent.engines.port import FinishReason
 from qlm_core.request import RequestKey
 from qlm_queue.values import Pulled
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from opentelemetry.sdk.trace import TracerProvider
 
-from qlm_agent.effects import Register
-from qlm_agent.server_calls import ServerCalls
-from qlm_agent.telemetry import AgentMetrics, AgentTelemetry
+from qlm_agent.decisions.effects import Register
+from qlm_agent.shell.server_calls import ServerCalls
+from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
 from qlm_core.instance import InstanceFacts
-from qlm_process.queue_views import instances_in
-from qlm_process.running_wire import GroupRuns, RunsTold, from_body
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_process.queue.views import instances_in
+from qlm_process.wire.running import GroupRuns, RunsTold, from_body
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 
 

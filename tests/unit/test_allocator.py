@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue import allocator
+from qlm_queue.embedded import allocator
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "libmimalloc.so") -> Path:

@@ -20,7 +20,7 @@ from qlm_core.calibration import (
 from qlm_core.distribution import Normal
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 
 INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",))
 SCORES = (*([0.1] * HORIZONS), *(0.5 + 0.1 * horizon for horizon in range(HORIZONS)), *([4.0] * HORIZONS))

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm.cli.up.child import Child, Phase
-from qlm.cli.up.config import ProcessSpec, UpSection, launcher
+from qlm_cli.up.child import Child, Phase
+from qlm_cli.up.config import ProcessSpec, UpSection, launcher
 from qlm_core.errors import ConfigError, Unavailable
 
 DEADLINE_S = 30.0

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.table import Table
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 
 NAMES = ("[/red]", "[bold]", "[red]x[/red]", ":smile:", "[link=x]", "\\[x]", "[", "[/]", "[@click=f]x[/]")
 

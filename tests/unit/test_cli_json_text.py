@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from qlm.cli.json_text import json_text
 from qlm.values import GroupStatus
+from qlm_cli.json_text import json_text
 
 
 def refuse(name: str) -> object:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from qlm.cli.models import needed_packages, smollm2
-from qlm.cli.models.model_folder import ModelNotMade, written_whole
-from qlm.cli.root import root
+from qlm_cli.models import needed_packages, smollm2
+from qlm_cli.models.model_folder import ModelNotMade, written_whole
+from qlm_cli.root import root
 from qlm_process.settings import ModelSettings
 
 CONFIG = {

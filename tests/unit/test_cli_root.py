@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qlm.cli.root import COMMANDS, described, root
+from qlm_cli.root import COMMANDS, described, root
 from qlm_core.errors import QueueFull
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_help_lists_every_command_without_loading_one() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_tells_its_flags_and_units(name: str) -> None:
-    command = [sys.executable, "-m", "qlm.cli", name, "--help"]
+    command = [sys.executable, "-m", "qlm_cli", name, "--help"]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert f"Usage: qlm {name}" in output
     assert "--help" in output
@@ -83,7 +83,7 @@ def test_an_error_is_one_line_with_its_reason_and_retry_hint() -> None:
 
 def test_importing_the_sdk_loads_no_command_and_no_service() -> None:
     script = (
-        "import sys, qlm; qlm.AsyncClient; print([name for name in sys.modules if name.startswith(('qlm.cli', 'qlm_')) or name == 'click'])"
+        "import sys, qlm; qlm.AsyncClient; print([name for name in sys.modules if name.startswith(('qlm_cli', 'qlm_')) or name == 'click'])"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
     assert set(ast.literal_eval(output)) == {"qlm_core", "qlm_core.errors", "qlm_core.masking"}
@@ -101,7 +101,7 @@ def test_every_machine_is_held_to_purity() -> None:
     ("redirection", "said"), [("> /dev/full", "Error: [Errno 28] No space left on device"), (">&-", ""), ("| true", "")]
 )
 def test_output_that_cannot_be_written_is_told_in_a_line(redirection: str, said: str) -> None:
-    command = f"{sys.executable} -m qlm.cli --help {redirection}; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m qlm_cli --help {redirection}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr.strip()) == ("", said)
     assert done.returncode == 1 or not said

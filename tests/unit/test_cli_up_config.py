@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from qlm.cli.options import default_config_path
-from qlm.cli.up.config import ProcessSpec, UpConfig, process_specs
+from qlm_cli.options import default_config_path
+from qlm_cli.up.config import ProcessSpec, UpConfig, process_specs
 from qlm_core.errors import ConfigError
 from qlm_process.config import OVERRIDES_VARIABLE, load_config
 

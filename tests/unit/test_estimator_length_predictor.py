@@ -13,7 +13,7 @@ from qlm_core.length_model import NO_LENGTH_MODEL, LengthModel
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.lengths.predictor import SAMPLES_MIN, LengthMonitor, LengthPredictor
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_process import length_wire
+from qlm_process.wire import lengths as length_wire
 
 MEDIAN = 100.0
 

@@ -14,9 +14,9 @@ from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import Count, Ended, OutcomesOfTerm
 from qlm_estimator.predictions import Predicted, told
 from qlm_estimator.shell import EstimatorShell
-from qlm_process.lease_keeper import RoleElection
-from qlm_process.server_clock import ServerClock
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.leases import RoleElection
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import ESTIMATOR_ROLE, Bounds, Overview
 
 PATIENCE_S = 30.0

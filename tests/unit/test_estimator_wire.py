@@ -17,8 +17,8 @@ from qlm_estimator.config import EstimatorConfig, EstimatorSettings
 from qlm_estimator.events import GroupClass, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.shell import queue_seen
-from qlm_process import instance_wire
-from qlm_process.queue_views import instances_in, queue_views
+from qlm_process.queue.views import instances_in, queue_views
+from qlm_process.wire import instance as instance_wire
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview, StreamEntry, VirtualQueueRecord
 
 FACTS = InstanceFacts(

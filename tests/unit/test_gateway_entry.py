@@ -30,9 +30,9 @@ from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText
 from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
 from qlm_gateway.status import request_message
-from qlm_process.profile_wire import to_body
+from qlm_process.wire.profile import to_body
 from qlm_queue.bounds import bytes_full
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, Bounds, GroupPlacement, RequestPlacement
 
 MODEL = "m"

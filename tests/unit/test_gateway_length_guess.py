@@ -17,7 +17,7 @@ from qlm_gateway.length_guess import guess_length
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.wire import admission_of, body_digest, draft_of, stored_body
 from qlm_planner.shell.queue_calls import arrival_of
-from qlm_process import length_wire
+from qlm_process.wire import lengths as length_wire
 from qlm_queue.values import LiveRequest
 
 SLO = Slo(kind=SloKind.COMPLETION, seconds=60.0)

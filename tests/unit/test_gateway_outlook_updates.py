@@ -13,7 +13,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook_updates import LOOKS_PER_S_MAX, OutlookUpdates, checked_every_s
 from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Acceptance, Bounds
 
 

@@ -16,8 +16,8 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch
 from qlm_gateway.told import Sample, Told
-from qlm_process import profile_wire
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_process.wire import profile as profile_wire
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 
 

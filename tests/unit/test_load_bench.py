@@ -20,7 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from qlm_core.simulated_model import answer_length
-from qlm_load.output_bounds import OUTPUT_BOUNDS
+from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
 
 KEYS = {
     "accepts_per_s",

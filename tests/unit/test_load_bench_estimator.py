@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 from qlm_core.errors import ConfigError
 from qlm_core.instance import InstanceFacts
-from qlm_load.azure_shape import input_tokens_at, output_tokens_at
-from qlm_load.trace import TraceRow
+from qlm_load.workload.azure_shape import input_tokens_at, output_tokens_at
+from qlm_load.workload.trace import TraceRow
 
 
 def azure_like(rows: int, seed: int = 1) -> tuple[Arrival, ...]:

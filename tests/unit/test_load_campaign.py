@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_load.campaign import CampaignOutcome, ended_by_themselves, find_failures
-from qlm_load.ledger import Report
-from qlm_load.strikes import Action, Strike, Struck, parse_strikes
-from qlm_process.cluster_state import ClusterState, ProcessState
+from qlm_load.campaign.campaign import CampaignOutcome, ended_by_themselves, find_failures
+from qlm_load.campaign.strikes import Action, Strike, Struck, parse_strikes
+from qlm_load.replay.ledger import Report
+from qlm_process.cluster.state import ClusterState, ProcessState
 
 REPORT = Report(
     sent=20,

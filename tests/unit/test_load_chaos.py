@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from qlm_load.chaos import LATEST_START, WINDOW, Chaos, Look, Plan, Role, plan_kills
+from qlm_load.campaign.chaos import LATEST_START, WINDOW, Chaos, Look, Plan, Role, plan_kills
 
 PIDS = {"a100-0": 11, "h100-0": 12, "planner": 13, "gateway-0": 14, "gateway-1": 15}
 

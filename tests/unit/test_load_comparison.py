@@ -17,12 +17,12 @@ from qlm.api.v1.request_pb2 import Request, SamplingParams
 from qlm_agent.config import AgentConfig, machine_settings, served_models
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_load import simulations
 from qlm_load.__main__ import main
-from qlm_load.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
-from qlm_load.output_bounds import OUTPUT_BOUNDS
-from qlm_load.settings import demo_config_path
-from qlm_load.simulations import NoRun, simulated_runs
+from qlm_load.compare import simulations
+from qlm_load.compare.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
+from qlm_load.compare.simulations import NoRun, simulated_runs
+from qlm_load.demo.settings import demo_config_path
+from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
 from qlm_planner.policy import Order, Policy
 from qlm_process.config import load_config
 from qlm_sim import SimRequest
@@ -107,7 +107,7 @@ def test_swaps_are_counted_over_all_lives_of_an_agent() -> None:
 
 
 def test_simulated_clients_say_what_live_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `qlm_load.replay` does: a round bound well above the answer, and that it is greedy. Expected lengths rest on both."""
+    """As `qlm_load.replay.replay` does: a round bound well above the answer, and that it is greedy. Expected lengths rest on both."""
     sent: list[SamplingParams] = []
 
     def sending(request: SimRequest, spec: ModelSpec) -> Request:

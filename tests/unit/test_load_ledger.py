@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from qlm.values import RequestState, Result, Timing
-from qlm_load.ledger import Ledger, quantile
-from qlm_load.trace import Trace, TraceRow
-from qlm_load.workload import ModelShare, Workload, make_workload
+from qlm_load.replay.ledger import Ledger, quantile
+from qlm_load.workload.trace import Trace, TraceRow
+from qlm_load.workload.workload import ModelShare, Workload, make_workload
 
 TIME_SCALE = 4.0
 

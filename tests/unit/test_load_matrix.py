@@ -15,7 +15,7 @@ from qlm_load.matrix.cells import BATCH_MAX, CELLS, CELLS_SEED, REQUESTS_MAX, RE
 from qlm_load.matrix.figures import BEST, EVERY, INTERACTIVE, CellRuns, document
 from qlm_load.matrix.lengths import mean_tokens
 from qlm_load.matrix.runs import Measures, Task, requests_of, run
-from qlm_load.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS
+from qlm_load.workload.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS
 
 
 def small(requests: int = 60) -> Cell:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from qlm_core.errors import ConfigError
 from qlm_core.request import SloKind
+from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.picture import palette, spans
 from qlm_load.picture.command import picture
 from qlm_load.picture.figure import draw
@@ -21,9 +22,8 @@ from qlm_load.picture.page import page, page_data
 from qlm_load.picture.recorder import class_names, merged
 from qlm_load.picture.recording import EndMark, Frame, InstanceFrame, KillMark, QueuedPart, Recording, load, save
 from qlm_load.picture.spans import Mark, Span
-from qlm_load.settings import DemoConfig, demo_config_path
-from qlm_load.workload_options import demo_workload
-from qlm_process.cluster_view import GroupView
+from qlm_load.workload.options import demo_workload
+from qlm_process.cluster.view import GroupView
 from qlm_process.config import load_config
 
 MODELS = ("mistral-7b", "</script><b>")

@@ -14,10 +14,10 @@ import grpc.aio
 from qlm.api.v1 import gateway_pb2, request_pb2
 from qlm.api.v1.gateway_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
 from qlm_core.simulated_model import answer_length, answer_tokens, prompt_digest
-from qlm_load.ledger import Ledger, Report
-from qlm_load.replay import Replay, ReplaySettings, rotated
-from qlm_load.trace import Trace, TraceRow
-from qlm_load.workload import ModelShare, Workload, make_workload
+from qlm_load.replay.ledger import Ledger, Report
+from qlm_load.replay.replay import Replay, ReplaySettings, rotated
+from qlm_load.workload.trace import Trace, TraceRow
+from qlm_load.workload.workload import ModelShare, Workload, make_workload
 
 VOCABULARY_SIZE = 1000
 CHUNK_TOKENS = 4

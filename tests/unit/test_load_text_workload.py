@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qlm.cli.models import needed_packages
 from qlm.values import RequestState, Result, Timing
+from qlm_cli.models import needed_packages
 from qlm_core.errors import ConfigError
-from qlm_load import demo_vllm_command
 from qlm_load.__main__ import main
-from qlm_load.ledger import Ledger
-from qlm_load.text_workload import ANSWER_TOKENS, CHAT_CLASSES, WAVE_S, WAVE_SHARE, chat_texts, chat_workload
-from qlm_load.workload import ModelShare, Workload
+from qlm_load.demo import vllm_command as demo_vllm_command
+from qlm_load.replay.ledger import Ledger
+from qlm_load.workload.texts import ANSWER_TOKENS, CHAT_CLASSES, WAVE_S, WAVE_SHARE, chat_texts, chat_workload
+from qlm_load.workload.workload import ModelShare, Workload
 
 MODELS = (ModelShare(name="a", share=3.0, class_shares={"interactive": 1.0}), ModelShare(name="b", share=1.0))
 

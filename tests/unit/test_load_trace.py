@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_load import trace
-from qlm_load.trace import TraceError, read_trace
+from qlm_load.workload import trace
+from qlm_load.workload.trace import TraceError, read_trace
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

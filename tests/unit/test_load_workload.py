@@ -13,10 +13,10 @@ import pytest
 
 from qlm_core.errors import ConfigError
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_length, answer_token, prompt_digest
-from qlm_load import azure_shape
-from qlm_load.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS, output_bound
-from qlm_load.trace import Trace, TraceRow
-from qlm_load.workload import SLO_CLASSES, ModelShare, Workload, generate_rows, make_workload
+from qlm_load.workload import azure_shape
+from qlm_load.workload.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS, output_bound
+from qlm_load.workload.trace import Trace, TraceRow
+from qlm_load.workload.workload import SLO_CLASSES, ModelShare, Workload, generate_rows, make_workload
 
 MODELS = (ModelShare(name="small", share=3.0), ModelShare(name="large", share=1.0, context_tokens_max=2048))
 COUNT = 19_366
@@ -146,7 +146,7 @@ def test_refuses_what_cannot_be_made() -> None:
 
 
 FINGERPRINT = """
-from qlm_load.workload import ModelShare, generate_rows, make_workload
+from qlm_load.workload.workload import ModelShare, generate_rows, make_workload
 import hashlib
 def fingerprint(seed):
     models = (ModelShare(name="small", share=3.0), ModelShare(name="large", share=1.0, context_tokens_max=2048))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from qlm_agent.openai.errors import ServerRefused
+from qlm_agent.engines.openai.errors import ServerRefused
 from qlm_core.errors import ConfigError, NotFound, QlmError
 from qlm_core.masking import masked
 from qlm_process.config import load_config, parse_override

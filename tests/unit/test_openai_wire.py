@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qlm_agent.engine import EngineRequest, FailureKind, Sampling, TokenPrompt
-from qlm_agent.logprobs import record
-from qlm_agent.openai.errors import NotServable, ServerRefused
-from qlm_agent.openai.event_stream import EVENT_BYTES_MAX, EventStream
-from qlm_agent.openai.logprobs import records_of
-from qlm_agent.openai.request_body import completion_body
-from qlm_agent.openai.run import RemoteModel, Run
-from qlm_agent.openai.server import OpenAiServer
-from qlm_agent.openai.server_load import ServerLoad, read_load
-from qlm_agent.openai.settings import EXTRA_PARAMETERS
-from qlm_agent.stop_strings import Found, Piece, StopStrings
+from qlm_agent.delivery.logprobs import record
+from qlm_agent.delivery.stop_strings import Found, Piece, StopStrings
+from qlm_agent.engines.openai.errors import NotServable, ServerRefused
+from qlm_agent.engines.openai.event_stream import EVENT_BYTES_MAX, EventStream
+from qlm_agent.engines.openai.logprobs import records_of
+from qlm_agent.engines.openai.request_body import completion_body
+from qlm_agent.engines.openai.run import RemoteModel, Run
+from qlm_agent.engines.openai.server import OpenAiServer
+from qlm_agent.engines.openai.server_load import ServerLoad, read_load
+from qlm_agent.engines.openai.settings import EXTRA_PARAMETERS
+from qlm_agent.engines.port import EngineRequest, FailureKind, Sampling, TokenPrompt
 
 STREAM = (
     b': a comment\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc3\xa9"}\n\n\nid: 7\n\ndata: {"c":\ndata:  2}\n: more\n\n'

@@ -18,7 +18,7 @@ from qlm_core.group import prompt_class, slo_class
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import WorkloadProfile
 from qlm_estimator.lengths.classes import LengthLearner
-from qlm_load.trace import TraceRow
+from qlm_load.workload.trace import TraceRow
 
 REQUESTS = 1_500
 EVERY = 5

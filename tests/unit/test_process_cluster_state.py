@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qlm_core.errors import ConfigError
-from qlm_process.cluster_state import ClusterState, ClusterStateFile, ProcessState
+from qlm_process.cluster.state import ClusterState, ClusterStateFile, ProcessState
 
 STATE = ClusterState(
     pid=os.getpid(),

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm_core.errors import LeaseLost, Unavailable
-from qlm_process.lease_keeper import LeaseKeeper, RoleElection
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_process.queue.leases import LeaseKeeper, RoleElection
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Bounds, Lease
 
 TTL_S = 3.0

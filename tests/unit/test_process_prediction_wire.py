@@ -9,7 +9,7 @@ from scipy.stats import norm
 from qlm_core.distribution import Normal
 from qlm_core.prediction_views import RequestPrediction
 from qlm_core.request import Slo, SloKind
-from qlm_process.prediction_wire import to_proto
+from qlm_process.wire.prediction import to_proto
 
 FOUND = RequestPrediction(
     instance="a", wait=Normal(10.0, 3.0**2), completion=Normal(30.0, 4.0**2), requests_ahead=7, profile_version=5, prefill_s=2.0

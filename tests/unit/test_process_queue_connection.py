@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from qlm_core.errors import ConfigError, Unavailable
-from qlm_process.queue_connection import open_queue, reach_queue
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.connection import open_queue, reach_queue
 from qlm_process.settings import QueueSettings
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 
 PATIENCE_S = 30.0

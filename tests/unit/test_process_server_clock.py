@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from qlm_core.errors import Unavailable
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
 
 
 class Server:

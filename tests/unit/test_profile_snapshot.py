@@ -16,7 +16,7 @@ from qlm_core.model import ModelFacts, ModelSpec
 from qlm_core.profile import PRIOR_SAMPLES, WORKLOAD_PRIOR, HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.workload_profile import WIDER_SAMPLES
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 
 SHIPPED = shipped_snapshot()
 A100 = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("chat",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.engine import TokenPrompt
+from qlm_agent.engines.port import TokenPrompt
 from qlm_agent.profiling.measuring import mixed_of, windows_of
 from qlm_agent.profiling.runs import ProfiledRun
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from chat_templates import CONTROLS, PLAIN_ADDED, TEMPLATES, TOKENIZERS, write_model
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError, InvalidRequest
-from qlm_process.chat_template import ChatTemplate
-from qlm_process.prompt_encoding import PromptEncoder
+from qlm_process.text.chat_template import ChatTemplate
+from qlm_process.text.prompt_encoding import PromptEncoder
 
 
 def chat(*turns: tuple[str, str], **fields: Any) -> ChatPrompt:

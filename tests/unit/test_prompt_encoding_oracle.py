@@ -12,7 +12,7 @@ import pytest
 from chat_templates import CONTROLS, PLAIN_ADDED, TEMPLATES, TOKENIZERS, write_model
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest
-from qlm_process.prompt_encoding import PromptEncoder
+from qlm_process.text.prompt_encoding import PromptEncoder
 
 transformers = pytest.importorskip("transformers") if "CI" not in os.environ else __import__("transformers")
 

@@ -7,15 +7,15 @@ import math
 import pytest
 
 from qlm.api.v1 import instance_pb2
-from qlm_agent.held_run import HeldRun
-from qlm_agent.request_reading import read_pulled
-from qlm_agent.running_report import running_report
-from qlm_agent.runs import Run, RunPhase, RunTable
+from qlm_agent.decisions.runs import Run, RunPhase, RunTable
+from qlm_agent.delivery.held_run import HeldRun
+from qlm_agent.delivery.requests import read_pulled
+from qlm_agent.shell.running_report import running_report
 from qlm_core.instance import InstanceFacts
 from qlm_core.preemption import Urgency
 from qlm_core.request import RequestKey
-from qlm_process import instance_wire
-from qlm_process.running_wire import RUNS_MAX, GroupRuns, RunsTold, from_body, to_body
+from qlm_process.wire import instance as instance_wire
+from qlm_process.wire.running import RUNS_MAX, GroupRuns, RunsTold, from_body, to_body
 from qlm_queue.values import Pulled
 
 FACTS = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m",), active_model="m")

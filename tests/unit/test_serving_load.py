@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from qlm.cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 from qlm_agent.config import AgentSettings
+from qlm_cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_sim import ClusterDescription, InstanceDescription, SimRequest, simulate
 from qlm_sim.cluster import Cluster
 from small_cpu_row import ROW

@@ -6,14 +6,14 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 from qlm_core.errors import QlmError, Unavailable
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
-from qlm_sim.chance import Chance
-from qlm_sim.link import QueueLink
-from qlm_sim.network import CALM, Command, Network, NetworkSettings
-from qlm_sim.process import Process
-from qlm_sim.schedule import Schedule
-from qlm_sim.server import SimServer
+from qlm_sim.world.chance import Chance
+from qlm_sim.world.link import QueueLink
+from qlm_sim.world.network import CALM, Command, Network, NetworkSettings
+from qlm_sim.world.process import Process
+from qlm_sim.world.schedule import Schedule
+from qlm_sim.world.server import SimServer
 
 
 class World:

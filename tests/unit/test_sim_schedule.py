@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qlm_sim.process import Process, suspend
-from qlm_sim.schedule import Alarm, Schedule
+from qlm_sim.world.process import Process, suspend
+from qlm_sim.world.schedule import Alarm, Schedule
 
 
 def run(schedule: Schedule, until_s: float = 1_000.0) -> None:

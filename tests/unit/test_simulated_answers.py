@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from qlm_agent.engine import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
-from qlm_agent.simulated.answers import answer_to
+from qlm_agent.engines.port import EngineRequest, Prompt, Sampling, TextPrompt, TokenPrompt
+from qlm_agent.engines.simulated.answers import answer_to
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import InvalidRequest
 from qlm_core.model import ModelSpec

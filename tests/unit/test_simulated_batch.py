@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from qlm_agent.engine import FailureKind
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView, UrgencyFirst
-from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
-from qlm_agent.simulated.sequences import RunState
+from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.port import FailureKind
+from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS, KvBlocks, blocks_for
+from qlm_agent.engines.simulated.sequences import RunState
 from simulated_steps import Steps, make, run, told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.simulated.host_memory import HostKv, HostWeights
+from qlm_agent.engines.simulated.host_memory import HostKv, HostWeights
 
 
 def test_least_recently_used_models_make_room() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView
-from qlm_agent.simulated.kv_blocks import BLOCK_TOKENS
+from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView
+from qlm_agent.engines.simulated.kv_blocks import BLOCK_TOKENS
 from simulated_steps import Steps, make, run, told
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from predicted_times import group_times
-from qlm_agent.engine import EngineRequest, Tier, TokenPrompt
-from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
-from qlm_agent.simulated.operations import OperationEnded
-from qlm_agent.simulated.timing import InstanceNoise
+from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.port import EngineRequest, Tier, TokenPrompt
+from qlm_agent.engines.simulated.core import SimulatedCore, SimulatedLimits, SimulatedModel
+from qlm_agent.engines.simulated.operations import OperationEnded
+from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_views import GroupView, QueueView

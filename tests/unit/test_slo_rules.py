@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlm.api.v1.request_pb2 import SloKind as Wire
 from qlm_core.request import SloKind
 from qlm_core.slo_rules import SLO_KINDS
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 
 def test_numbers_of_slo_kinds_are_those_of_the_proto() -> None:

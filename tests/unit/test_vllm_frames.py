@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_agent.vllm.frames import FRAME_BYTES_MAX, Frame, FrameBroken, FrameReader
+from qlm_agent.engines.vllm.process.frames import FRAME_BYTES_MAX, Frame, FrameBroken, FrameReader
 
 HEADS = st.dictionaries(
     st.text(max_size=5), st.one_of(st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.none()), max_size=4

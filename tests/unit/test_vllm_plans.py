@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engine import ModelLoadFailed, Sampling
-from qlm_agent.vllm.folder import ModelFolder
-from qlm_agent.vllm.in_process import engine_arguments
-from qlm_agent.vllm.plans import VllmModel, environment, load_plan
-from qlm_agent.vllm.runner import kv_limit_tokens
-from qlm_agent.vllm.sampling import sampling_document, vllm_arguments
-from qlm_agent.vllm.settings import VllmSettings
-from qlm_agent.vllm.versions import check_device, check_version
+from qlm_agent.engines.port import ModelLoadFailed, Sampling
+from qlm_agent.engines.vllm.folder import ModelFolder
+from qlm_agent.engines.vllm.plans import VllmModel, environment, load_plan
+from qlm_agent.engines.vllm.process.versions import check_device, check_version
+from qlm_agent.engines.vllm.runners.in_process import engine_arguments
+from qlm_agent.engines.vllm.runners.runner import kv_limit_tokens
+from qlm_agent.engines.vllm.runners.sampling import sampling_document, vllm_arguments
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 
 CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
@@ -139,7 +139,7 @@ def test_each_way_to_run_vllm_has_the_scheduler_that_fits_it(tmp_path: Path, run
     plan = load_plan(model, ModelFolder.read("m", model.weights), settings, batch_max=16, n_gpu=1)
     assert plan.asynchronous is (runner == "async")
     arguments = engine_arguments(plan)
-    assert arguments["scheduler_cls"] == f"qlm_agent.vllm.scheduling.{scheduler}"
+    assert arguments["scheduler_cls"] == f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}"
     assert arguments["async_scheduling"] is (scheduler == "QlmAsyncScheduler")
     assert arguments["additional_config"]["qlm"]["policy"] == "mine.Policy"
 

@@ -11,14 +11,14 @@ from typing import cast
 
 import pytest
 
-from qlm_agent.engine import ModelLoadFailed, Tier
-from qlm_agent.vllm import engine as vllm_engine
-from qlm_agent.vllm.child import Child
-from qlm_agent.vllm.engine import EngineLost, VllmEngine
-from qlm_agent.vllm.frames import Frame
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
-from qlm_agent.vllm.template import Template
+from qlm_agent.engines.port import ModelLoadFailed, Tier
+from qlm_agent.engines.vllm import engine as vllm_engine
+from qlm_agent.engines.vllm.engine import EngineLost, VllmEngine
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.process.child import Child
+from qlm_agent.engines.vllm.process.frames import Frame
+from qlm_agent.engines.vllm.process.template import Template
+from qlm_agent.engines.vllm.settings import VllmSettings
 from sleeping_gpu import KV_BYTES, WEIGHTS_BYTES, Gpu, ThreadTemplate, model_folder
 
 RESTARTS_MAX = 4

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from counting_runner import CountingRunner, record_of
-from qlm_agent.engine import EngineRequest, FailureKind, FinishReason, TokenPrompt
-from qlm_agent.vllm.child import CallFailed, Child, ChildEnded
-from qlm_agent.vllm.child_loop import ChildLoop
-from qlm_agent.vllm.frames import Frame
-from qlm_agent.vllm.runner import EngineGone, LoadPlan, Made, RunPlan, Runs, bytes_of, ids_of
-from qlm_agent.vllm.runs_held import EngineRuns
+from qlm_agent.engines.port import EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
+from qlm_agent.engines.vllm.process.frames import Frame
+from qlm_agent.engines.vllm.process.loop import ChildLoop
+from qlm_agent.engines.vllm.runners.runner import EngineGone, LoadPlan, Made, RunPlan, Runs, bytes_of, ids_of
+from qlm_agent.engines.vllm.runs_held import EngineRuns
 
 DEADLINE_S = 30.0
 PLAN = LoadPlan(weights="", engine={}, context_tokens=100, kv_bytes_per_token=1)

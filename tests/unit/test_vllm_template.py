@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_agent.vllm import template
-from qlm_agent.vllm.template import Launched, Template
+from qlm_agent.engines.vllm.process import template
+from qlm_agent.engines.vllm.process.template import Launched, Template
 from qlm_core.errors import ConfigError
 
 MADE_UP = {
@@ -101,8 +101,8 @@ async def test_another_qlm_beside_vllm_is_named(tmp_path: Path) -> None:
     same = Template("", {"PYTHONPATH": os.pathsep.join([str(tmp_path), path])}, 60.0)
     await same.start()
     await same.stop()
-    shutil.copytree(Path(template.__file__).parents[1], tmp_path / "qlm_agent")
-    with (tmp_path / "qlm_agent" / "vllm" / "frames.py").open("a") as file:
+    shutil.copytree(Path(template.__file__).parents[3], tmp_path / "qlm_agent")
+    with (tmp_path / "qlm_agent" / "engines" / "vllm" / "process" / "frames.py").open("a") as file:
         file.write("# changed\n")
     other = Template("", {"PYTHONPATH": os.pathsep.join([str(tmp_path), path])}, 60.0)
     with pytest.raises(ConfigError, match=r"agent\.vllm\.python: .* has another qlm-serving than the agent"):

@@ -13,7 +13,7 @@ from qlm_core.group import predicted_tokens_of
 from qlm_core.length_curve import BINS
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import PREDICTED_SPREAD, WORKLOAD_PRIOR, WorkloadProfile, wider_keys
-from qlm_process import profile_wire
+from qlm_process.wire import profile as profile_wire
 
 
 def row(slo_class: str, token_class: str, samples: int, length_bin: int) -> WorkloadProfile:

@@ -16,7 +16,7 @@ PARTS = ("throughput_ratio", "resume_equal", "swap_ms")
 
 
 def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("qlm_agent.vllm.engine", "benchmarks.agent.resuming", "benchmarks.agent.model_swap"):
+    for module in ("qlm_agent.engines.vllm.engine", "benchmarks.agent.resuming", "benchmarks.agent.model_swap"):
         monkeypatch.setattr(f"{module}.Template", lambda *arguments: QuickTemplate())
     only = [word for key in PARTS for word in ("--only", key)]
     ran = CliRunner().invoke(main, ["agent", "--engine", "vllm", "--model", str(tiny_models[0]), "--quick", "--json", *only])
@@ -36,7 +36,7 @@ def test_a_quick_run(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyP
 @pytest.mark.timeout(300)
 def test_waits_on_a_cluster_whose_row_was_measured_as_it_serves(tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """`sim_*` start from the same row; what they do then `tests/acceptance/test_bench_agent.py` runs on the simulated engine."""
-    monkeypatch.setattr("qlm_agent.vllm.engine.Template", lambda *arguments: QuickTemplate())
+    monkeypatch.setattr("qlm_agent.engines.vllm.engine.Template", lambda *arguments: QuickTemplate())
     monkeypatch.setattr(measured_cluster, "PROFILE_LIMIT_LEAST_S", 8.0)
     monkeypatch.setattr(measured_cluster, "SERVING_LOAD_LEAST_S", 6.0)
     only = ("--only", "r2_wait")

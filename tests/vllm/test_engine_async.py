@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
-from qlm_agent.vllm.engine import VllmEngine
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.port import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.settings import VllmSettings
 from running_cluster import gone, wait_until
 from vllm_nursery import QuickTemplate
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engine import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
-from qlm_agent.vllm.engine import EngineLost, VllmEngine
-from qlm_agent.vllm.plans import VllmModel, environment
-from qlm_agent.vllm.settings import VllmSettings
-from qlm_agent.vllm.template import Template
+from qlm_agent.engines.port import EngineOutput, EngineRequest, FailureKind, FinishReason, ModelLoadFailed, Sampling, Tier, TokenPrompt
+from qlm_agent.engines.vllm.engine import EngineLost, VllmEngine
+from qlm_agent.engines.vllm.plans import VllmModel, environment
+from qlm_agent.engines.vllm.process.template import Template
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from running_cluster import gone, wait_until
 from vllm_nursery import QuickTemplate
@@ -234,10 +234,10 @@ async def test_a_vllm_that_was_made_for_cpus_serves_no_gpu(make: Make) -> None:
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from qlm_agent.engine import Tier
-from qlm_agent.vllm.engine import VllmEngine
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.port import Tier
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.settings import VllmSettings
 
 async def main():
     model = VllmModel(name="a", weights=sys.argv[1], context_tokens_max=2048)

@@ -22,7 +22,7 @@ def test_an_engine_is_profiled(tiny_models: tuple[Path, Path], tmp_path: Path) -
     config = tmp_path / "qlm.yaml"
     config.write_text(yaml.safe_dump({"models": [{**model, "facts": facts}], "agent": agent}))
     done = subprocess.run(
-        [sys.executable, "-m", "qlm.cli", "profile", "--config", str(config), "--limit", "20", "--json"],
+        [sys.executable, "-m", "qlm_cli", "profile", "--config", str(config), "--limit", "20", "--json"],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,

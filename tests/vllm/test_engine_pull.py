@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from qlm.api.v1 import request_pb2
 from qlm_agent.config import AgentConfig
-from qlm_agent.process import AgentProcess
-from qlm_agent.telemetry import AgentMetrics
-from qlm_agent.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.shell.process import AgentProcess
+from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.request import RequestKey
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, RequestPlacement, StepStatus, TerminalRecord
 from vllm_nursery import QuickTemplate
 
@@ -82,7 +82,7 @@ async def all_completed(queue: RedisQueue) -> bool:
 async def test_nothing_waits_in_the_engine_without_lookahead(
     lookahead: int, queue: RedisQueue, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qlm_agent.vllm.engine.Template", lambda *arguments: QuickTemplate())
+    monkeypatch.setattr("qlm_agent.engines.vllm.engine.Template", lambda *arguments: QuickTemplate())
     model = {"name": "m", "profile": "tiny", "context_tokens_max": 2048, "vocabulary_size": 2048, "weights": str(tiny_models[0])}
     agent = {"name": "a", "gpu": "CPU", "engine": "vllm", "batch_max": SEATS, "lookahead_requests": lookahead, "vllm": {"kv_cache_gb": 0.1}}
     config = AgentConfig.model_validate({"queue": {"name": "test"}, "models": [model], "agent": agent})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from qlm_agent.engine import (
+from qlm_agent.engines.port import (
     EngineOutput,
     EngineRequest,
     FailureKind,
@@ -23,9 +23,9 @@ from qlm_agent.engine import (
     Tier,
     TokenPrompt,
 )
-from qlm_agent.vllm.engine import VllmEngine
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.chat import ChatPrompt
 from vllm_nursery import QuickTemplate
 

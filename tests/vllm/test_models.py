@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qlm.cli.models.found_model import read_model
-from qlm.cli.root import root
+from qlm_cli.models.found_model import read_model
+from qlm_cli.root import root
 from qlm_core.chat import ChatPrompt
 from qlm_gateway.model_text import open_text
 

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tokenizers import Tokenizer
 
-from qlm_agent.engine import (
+from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import (
     EngineOutput,
     EngineRequest,
     FailureKind,
@@ -20,9 +23,6 @@ from qlm_agent.engine import (
     Tier,
     TokenPrompt,
 )
-from qlm_agent.openai.building import openai_engine
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.settings import OpenAiSettings
 from qlm_core.chat import ChatPrompt
 from qlm_core.model import ModelSpec
 from qlm_core.simulated_model import TOKEN_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView, UrgencyFirst
+from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView, UrgencyFirst
 from vllm_in_process import BLOCK_TOKENS, InProcess, prompt_of
 
 GPU_BLOCKS, SEATS = 24, 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qlm_agent.engine_policy import UrgencyFirst
+from qlm_agent.engines.policy import UrgencyFirst
 from vllm_in_process import BLOCK_TOKENS, InProcess, prompt_of
 
 HOST_BLOCKS, SEATS = 10, 2
@@ -20,7 +20,7 @@ class Pipeline:
     def __init__(self, engine: InProcess) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from qlm_agent.vllm.scheduling import QlmAsyncScheduler
+        from qlm_agent.engines.vllm.scheduler.scheduler import QlmAsyncScheduler
 
         config = engine.core.vllm_config
         config.scheduler_config.async_scheduling = True

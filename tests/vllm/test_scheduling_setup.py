@@ -15,8 +15,8 @@ from vllm_in_process import InProcess, prompt_of
     ("fields", "message"),
     [
         ({"scheduling_policy": "priority"}, "leave scheduling_policy"),
-        ({"scheduler_cls": "qlm_agent.vllm.scheduling.QlmAsyncScheduler"}, "take QlmScheduler"),
-        ({"additional_config": {"qlm": {"policy": "qlm_agent.engine_policy.Nobody"}}}, "engine policy qlm_agent.engine_policy.Nobody"),
+        ({"scheduler_cls": "qlm_agent.engines.vllm.scheduler.scheduler.QlmAsyncScheduler"}, "take QlmScheduler"),
+        ({"additional_config": {"qlm": {"policy": "qlm_agent.engines.policy.Nobody"}}}, "engine policy qlm_agent.engines.policy.Nobody"),
         ({"additional_config": {"qlm": {"policy_options": {"lead": 1}}}}, "lead"),
     ],
 )
@@ -78,7 +78,7 @@ def test_engines_with_kv_swap_that_share_a_process_are_refused() -> None:
 
 
 def test_the_policy_is_chosen_by_name() -> None:
-    engine = InProcess(host_blocks=0, additional_config={"qlm": {"policy": "qlm_agent.engine_policy.FirstComeFirstServed"}})
+    engine = InProcess(host_blocks=0, additional_config={"qlm": {"policy": "qlm_agent.engines.policy.FirstComeFirstServed"}})
     try:
         engine.add("r", prompt=[5, 6, 7], answer=40, priority=9)
         assert type(engine.scheduler.engine_policy).__name__ == "FirstComeFirstServed"
@@ -90,7 +90,7 @@ def test_the_policy_is_chosen_by_name() -> None:
 def test_another_scheduler_than_it_is_made_for_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from qlm_agent.vllm.scheduling import check_vllm
+    from qlm_agent.engines.vllm.scheduler.scheduler import check_vllm
 
     check_vllm()
     monkeypatch.delattr(Scheduler, "_preempt_request")
@@ -101,7 +101,7 @@ def test_another_scheduler_than_it_is_made_for_is_refused_with_what_it_lacks(mon
 def test_what_kv_swap_cannot_keep_is_refused_by_name() -> None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-    from qlm_agent.vllm.kv_connector import check
+    from qlm_agent.engines.vllm.scheduler.kv_connector import check
 
     full = SimpleNamespace(kv_cache_spec=Mock(spec=FullAttentionSpec))
     window = SimpleNamespace(kv_cache_spec=Mock(spec=SlidingWindowSpec))

@@ -23,9 +23,9 @@ from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
+from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.matrix.lengths import AZURE, KINDS, mean_tokens
-from qlm_load.settings import DemoConfig, demo_config_path
-from qlm_load.workload import SLO_CLASSES, classes_of
+from qlm_load.workload.workload import SLO_CLASSES, classes_of
 from qlm_process.config import load_config
 
 T = TypeVar("T")

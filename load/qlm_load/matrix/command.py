@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qlm.cli.console import plain_console
+from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError
-from qlm_load.comparison import NAMES
+from qlm_load.compare.comparison import NAMES
 from qlm_load.progress import Progress
 from qlm_process.config import parse_override
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from qlm_load import azure_shape
-from qlm_load.output_bounds import BOUNDED_TOKENS_MAX
+from qlm_load.workload import azure_shape
+from qlm_load.workload.output_bounds import BOUNDED_TOKENS_MAX
 
 MEAN_SAMPLES = 4_096
 

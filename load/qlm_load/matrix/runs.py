@@ -16,10 +16,10 @@ from scipy.special import gammaincinv, log1p
 
 from qlm_core.overload import Overload
 from qlm_core.request import RequestState
-from qlm_load import azure_shape
 from qlm_load.matrix.cells import Cell, Traffic
 from qlm_load.matrix.lengths import Tokens, token_counts
-from qlm_load.output_bounds import output_bound
+from qlm_load.workload import azure_shape
+from qlm_load.workload.output_bounds import output_bound
 from qlm_sim.comparison import RequestOutcome, simulate
 from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from qlm_load.comparison import NAMES
+from qlm_load.compare.comparison import NAMES
 from qlm_load.matrix.cells import BATCH_MAX
 from qlm_load.matrix.figures import BEST, EVERY, INTERACTIVE, QLM, CellRuns, Margin, Option
 

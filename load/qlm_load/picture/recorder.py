@@ -9,14 +9,14 @@ from itertools import groupby
 
 from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
-from qlm_load.chaos import Kill
-from qlm_load.cluster import serving_pids
-from qlm_load.ledger import Ledger
+from qlm_load.campaign.chaos import Kill
+from qlm_load.demo.cluster import serving_pids
 from qlm_load.picture.recording import FRAMES_MAX, EndMark, Frame, InstanceFrame, KillMark, QueuedPart, Recording
-from qlm_load.workload import Workload
-from qlm_process.cluster_observer import ClusterObserver
-from qlm_process.cluster_state import ClusterState
-from qlm_process.cluster_view import ClusterView, GroupView, InstanceView
+from qlm_load.replay.ledger import Ledger
+from qlm_load.workload.workload import Workload
+from qlm_process.cluster.observer import ClusterObserver
+from qlm_process.cluster.state import ClusterState
+from qlm_process.cluster.view import ClusterView, GroupView, InstanceView
 
 FRAME_EVERY_S = 0.25
 CALL_TIMEOUT_S = 0.5

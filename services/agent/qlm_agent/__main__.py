@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import structlog
 
 from qlm_agent.config import AgentConfig
-from qlm_agent.process import AgentProcess
-from qlm_agent.telemetry import AgentMetrics
+from qlm_agent.shell.process import AgentProcess
+from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_process.metrics import serve_metrics
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.service_command import run_command, service_command
 from qlm_process.tracing import configure_tracing
 

@@ -10,13 +10,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qlm_agent.engine import ModelLoadFailed
-from qlm_agent.machine_settings import MachineSettings
-from qlm_agent.openai.settings import OpenAiSettings
-from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
-from qlm_agent.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
-from qlm_agent.vllm.folder import ModelFolder
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.decisions.settings import MachineSettings
+from qlm_agent.engines.openai.settings import OpenAiSettings
+from qlm_agent.engines.port import ModelLoadFailed
+from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
+from qlm_agent.engines.simulated.timing import BIAS_MAX, STEP_NOISE_MIN
+from qlm_agent.engines.vllm.folder import ModelFolder
+from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from qlm_core.hardware_prior import why_none
 from qlm_core.hardware_profile import HardwareProfile

@@ -12,7 +12,7 @@ from qlm_estimator.config import EstimatorConfig
 from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.process import EstimatorProcess
 from qlm_process.metrics import serve_metrics
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.service_command import run_command, service_command
 
 

@@ -16,7 +16,7 @@ from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_estimator.predictions import Z_P90
 from qlm_estimator.readings import Reading
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 INSTANCES_MAX = 1_000
 GROUPS_MAX = 10_000

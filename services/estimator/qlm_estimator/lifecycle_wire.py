@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_model import LengthGuess
 from qlm_estimator.events import EntryId, Lifecycle, LifecycleKind, OperationKind, OperationTold, entry_id_of
-from qlm_process import length_wire
+from qlm_process.wire import lengths as length_wire
 from qlm_queue.values import StreamEntry
 
 _KINDS = {

@@ -16,9 +16,9 @@ from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.service import EstimatorService
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer
-from qlm_process.lease_keeper import RoleElection
-from qlm_process.queue_connection import reach_queue
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.connection import reach_queue
+from qlm_process.queue.leases import RoleElection
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE
 

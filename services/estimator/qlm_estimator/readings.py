@@ -14,11 +14,11 @@ from qlm_core.model import ModelSpec
 from qlm_core.open_groups import OpenGroups
 from qlm_core.prediction_views import QueueView
 from qlm_core.profile import ProfileSnapshot
-from qlm_process import profile_wire
-from qlm_process.arrival_rate import ArrivalRate
-from qlm_process.queue_looks import QueueLooks
-from qlm_process.queue_views import KeptViews, queue_views
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.arrival_rate import ArrivalRate
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.polls import QueueLooks
+from qlm_process.queue.views import KeptViews, queue_views
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.port import Queue
 
 

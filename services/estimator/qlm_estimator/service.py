@@ -27,8 +27,9 @@ from qlm_estimator.metrics import EstimatorMetrics
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, OutcomesOfTerm
 from qlm_estimator.outcomes.wire import to_proto as outcomes_message
 from qlm_estimator.readings import QueueReader, Reading
-from qlm_process import prediction_wire, profile_wire
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.wire import prediction as prediction_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.port import Queue
 from qlm_queue.values import ESTIMATOR_ROLE
 

@@ -34,11 +34,11 @@ from qlm_estimator.outcomes.accuracy import calibration_rows
 from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes, OutcomesOfTerm
 from qlm_estimator.outcomes.wire import take
 from qlm_estimator.predictions import Judged
-from qlm_process import profile_wire
-from qlm_process.lease_keeper import LeaseKeeper, RoleElection, Sleep
-from qlm_process.queue_looks import QueueLooks
-from qlm_process.queue_views import instances_in
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
+from qlm_process.queue.polls import QueueLooks
+from qlm_process.queue.views import instances_in
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.port import Queue
 from qlm_queue.values import Overview, StreamEntry
 

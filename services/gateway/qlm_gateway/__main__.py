@@ -13,7 +13,7 @@ from qlm_gateway.config import GatewayConfig
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.shell import Gateway
 from qlm_process.metrics import serve_metrics
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.service_command import run_command, service_command
 from qlm_process.tracing import configure_tracing
 

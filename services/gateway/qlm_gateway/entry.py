@@ -24,8 +24,8 @@ from qlm_gateway.overload import late_refusal
 from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
 from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
-from qlm_process import prediction_wire
 from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
+from qlm_process.wire import prediction as prediction_wire
 from qlm_queue.port import Queue
 from qlm_queue.values import Acceptance, AcceptReceipt
 

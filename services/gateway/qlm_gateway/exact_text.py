@@ -1,4 +1,4 @@
-"""Text of a model by its own files: `qlm_process.prompt_encoding`, and the way back."""
+"""Text of a model by its own files: `qlm_process.text.prompt_encoding`, and the way back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from qlm_core.chat import ChatPrompt
 from qlm_gateway.model_text import CONTEXT_TOKENS, Detokenizer
-from qlm_process.prompt_encoding import PromptEncoder
+from qlm_process.text.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
 """What a decoder makes of bytes that are no character yet."""

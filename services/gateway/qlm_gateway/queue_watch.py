@@ -19,10 +19,10 @@ from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRa
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook import Outlook
 from qlm_gateway.told import Sample, Told
-from qlm_process import profile_wire
-from qlm_process.arrival_rate import ArrivalRate
-from qlm_process.queue_looks import QueueLooks
-from qlm_process.queue_views import KeptViews, queue_views
+from qlm_process.queue.arrival_rate import ArrivalRate
+from qlm_process.queue.polls import QueueLooks
+from qlm_process.queue.views import KeptViews, queue_views
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX
 

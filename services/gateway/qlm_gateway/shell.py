@@ -23,8 +23,8 @@ from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.service import GatewayService
 from qlm_gateway.stream_hub import StreamHub
 from qlm_process.grpc_server import GrpcServer
-from qlm_process.queue_connection import reach_queue
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.connection import reach_queue
 from qlm_queue.port import Queue
 
 SERVICE_NAME = "qlm.api.v1.Gateway"

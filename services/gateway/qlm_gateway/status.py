@@ -16,8 +16,8 @@ from qlm_core.request import RequestKey, RequestState, SloKind
 from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.outlook import Asked, Outlook
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
-from qlm_process import prediction_wire
-from qlm_process.slo_wire import SLO_KIND_NUMBERS, slo_message
+from qlm_process.wire import prediction as prediction_wire
+from qlm_process.wire.slo import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.port import Queue
 from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord

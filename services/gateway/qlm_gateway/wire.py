@@ -19,9 +19,9 @@ from qlm_gateway.admission import Admitted
 from qlm_gateway.drafts import RequestDraft, SamplingDraft, SloDraft
 from qlm_gateway.prompts import PreparedPrompt
 from qlm_gateway.stream_events import FrameFacts
-from qlm_process import length_wire
-from qlm_process.chat_wire import chat_from_proto
-from qlm_process.slo_wire import slo_message
+from qlm_process.wire import lengths as length_wire
+from qlm_process.wire.chat import chat_from_proto
+from qlm_process.wire.slo import slo_message
 from qlm_queue.values import AcceptReceipt
 
 DIGEST_BYTES = 16

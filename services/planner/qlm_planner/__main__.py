@@ -10,7 +10,7 @@ from qlm_planner.config import PlannerConfig
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.process import PlannerShell
 from qlm_process.metrics import serve_metrics
-from qlm_process.queue_connection import open_queue
+from qlm_process.queue.connection import open_queue
 from qlm_process.service_command import run_command, service_command
 from qlm_process.tracing import configure_tracing
 

@@ -12,7 +12,7 @@ from importlib import import_module
 
 import pytest
 
-from qlm_agent.engine import Tier
+from qlm_agent.engines.port import Tier
 
 from .subjects import SUBJECTS, Kind, Limits, Reader, Subject
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qlm_agent.engine import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.run import RemoteModel
-from qlm_agent.openai.server import OpenAiServer, Timeouts
-from qlm_agent.openai.settings import EXTRA_PARAMETERS
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.run import RemoteModel
+from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.settings import EXTRA_PARAMETERS
+from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
 from running_vllm_server import CONTEXT_TOKENS, MODEL, shared_vllm_server
 
 from .subjects import Kind, Limits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qlm_agent.engine import Engine, EngineRequest, FinishReason, TextPrompt
-from qlm_agent.openai.engine import OpenAiEngine
-from qlm_agent.openai.run import RemoteModel
-from qlm_agent.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.openai.engine import OpenAiEngine
+from qlm_agent.engines.openai.run import RemoteModel
+from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
+from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, TextPrompt
 from running_text_server import shared_text_server
 from text_server import CONTEXT_WORDS, KEY, MODEL, text_prompt
 

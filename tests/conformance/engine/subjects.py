@@ -15,11 +15,11 @@ from typing import Protocol
 
 import pytest
 
-from qlm_agent.engine import Engine, EngineOutput, EngineRequest, FinishReason, TokenPrompt
-from qlm_agent.engine_policy import EnginePolicy, FirstComeFirstServed
-from qlm_agent.simulated.core import SimulatedLimits, SimulatedModel
-from qlm_agent.simulated.engine import SimulatedEngine
-from qlm_agent.simulated.timing import InstanceNoise
+from qlm_agent.engines.policy import EnginePolicy, FirstComeFirstServed
+from qlm_agent.engines.port import Engine, EngineOutput, EngineRequest, FinishReason, TokenPrompt
+from qlm_agent.engines.simulated.core import SimulatedLimits, SimulatedModel
+from qlm_agent.engines.simulated.engine import SimulatedEngine
+from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, TOKEN_BYTES

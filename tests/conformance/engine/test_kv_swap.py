@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qlm_agent.engine import EngineBusy, Tier
+from qlm_agent.engines.port import EngineBusy, Tier
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qlm.api.v1.request_pb2 import Logprobs, Result
-from qlm_agent.engine import EngineRequest, FailureKind, Sampling
-from qlm_agent.logprobs import record_bytes
+from qlm_agent.delivery.logprobs import record_bytes
+from qlm_agent.engines.port import EngineRequest, FailureKind, Sampling
 
 from .subjects import Can, Collected, Reader, Subject, needs, request
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qlm_agent.engine import EngineBusy, ModelLoadFailed, Tier
+from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed

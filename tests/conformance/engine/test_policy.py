@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qlm_agent.engine_policy import FirstComeFirstServed, SequenceView
+from qlm_agent.engines.policy import FirstComeFirstServed, SequenceView
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, needs, request

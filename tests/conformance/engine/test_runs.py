@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qlm_agent.engine import FailureKind, FinishReason, Sampling, Tier
+from qlm_agent.engines.port import FailureKind, FinishReason, Sampling, Tier
 
 from .conftest import Start
 from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from qlm_agent.engine import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
-from qlm_agent.engine_policy import FirstComeFirstServed
-from qlm_agent.vllm.engine import VllmEngine
-from qlm_agent.vllm.folder import ModelFolder
-from qlm_agent.vllm.plans import VllmModel
-from qlm_agent.vllm.settings import VllmSettings
+from qlm_agent.engines.policy import FirstComeFirstServed
+from qlm_agent.engines.port import Engine, EngineRequest, FinishReason, Sampling, TokenPrompt
+from qlm_agent.engines.vllm.engine import VllmEngine
+from qlm_agent.engines.vllm.folder import ModelFolder
+from qlm_agent.engines.vllm.plans import VllmModel
+from qlm_agent.engines.vllm.settings import VllmSettings
 from served_policy import served_policy
 from tiny_models import tiny_model
 from vllm_nursery import QuickTemplate

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 
 from .rig import Rig
 

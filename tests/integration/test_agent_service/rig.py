@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2, frames_pb2
 from qlm_agent.config import AgentConfig
-from qlm_agent.process import AgentProcess
-from qlm_agent.telemetry import AgentMetrics
+from qlm_agent.shell.process import AgentProcess
+from qlm_agent.telemetry.metrics import AgentMetrics
 from qlm_core.request import RequestKey
 from qlm_core.simulated_model import LENGTH_TOKEN_BASE, answer_tokens, prompt_digest
 from qlm_queue.keys import Keys
 from qlm_queue.port import Queue
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import (
     PLANNER_ROLE,
     Acceptance,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from qlm_core.request import RequestState
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import LiveRequest
 
 from .rig import Rig, RunningAgent, until

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
-from qlm_agent.engine import Tier
+from qlm_agent.engines.port import Tier
 from qlm_core.request import RequestState
 from qlm_queue.values import LiveRequest
 

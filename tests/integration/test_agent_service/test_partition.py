@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from qlm_core.request import RequestState
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import LiveRequest, TerminalRecord
 from wire import Wire
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process.profile_wire import to_body
+from qlm_process.wire.profile import to_body
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .rig import Rig, until

@@ -7,7 +7,7 @@ import asyncio
 from qlm.api.v1 import request_pb2
 from qlm.internal.v1 import events_pb2
 from qlm_core.request import RequestState
-from qlm_process.queue_views import instances_in, queue_views
+from qlm_process.queue.views import instances_in, queue_views
 from qlm_queue.values import ControlKind, TerminalRecord
 
 from .rig import DEADLINE_S, TRACEPARENT, Rig, until

@@ -25,9 +25,9 @@ from qlm_planner.config import PlannerConfig, PlannerSettings
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.process import PlannerShell
 from qlm_process.config import load_config
-from qlm_process.instance_wire import to_body
-from qlm_process.lease_keeper import LeaseKeeper
-from qlm_queue.redis_queue import RedisQueue
+from qlm_process.queue.leases import LeaseKeeper
+from qlm_process.wire.instance import to_body
+from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import Acceptance, Completion, Emission, Lease, Overview, PullBudget, Pulled
 
 DEADLINE_S = 20.0

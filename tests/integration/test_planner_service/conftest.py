@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qlm_queue.embedded import EmbeddedServer
-from qlm_queue.redis_queue import RedisQueue
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.redis.queue import RedisQueue
 
 from .cluster import Cluster
 

@@ -16,7 +16,7 @@ from qlm_core.errors import InvalidRequest, LeaseLost, NotFound, PreconditionFai
 from qlm_planner.machine.events import LoadReported
 from qlm_planner.shell.leadership import Leadership
 from qlm_planner.shell.process import PlannerShell
-from qlm_queue.embedded import EmbeddedServer
+from qlm_queue.embedded.server import EmbeddedServer
 from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE
 
 from .cluster import RENEW_S, Cluster, kill, until

@@ -16,7 +16,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.plan.plan_view import PlanView, plan_view
 from qlm_planner.shell import leadership
-from qlm_process.profile_wire import to_body
+from qlm_process.wire.profile import to_body
 from qlm_queue.values import ESTIMATOR_ROLE
 
 from .cluster import TRACEPARENT, Cluster, until

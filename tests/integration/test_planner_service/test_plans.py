@@ -11,7 +11,7 @@ from qlm.api.v1 import planner_pb2, planner_pb2_grpc
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import UNASSIGNED, InstanceFacts
 from qlm_planner.shell.process import PlannerShell
-from qlm_process.instance_wire import to_body, to_proto
+from qlm_process.wire.instance import to_body, to_proto
 
 from .cluster import MODELS, Cluster, until
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from qlm.internal.v1 import events_pb2
 from qlm_core.instance import InstanceFacts
 from qlm_core.request import RequestState
-from qlm_process.instance_wire import to_body
+from qlm_process.wire.instance import to_body
 
 from .cluster import MODELS, Cluster, until
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qlm_agent.effects import (
+from qlm_agent.decisions.effects import (
     AbortRuns,
     Complete,
     Deregister,
@@ -26,8 +26,7 @@ from qlm_agent.effects import (
     RestoreRuns,
     StartRun,
 )
-from qlm_agent.engine import FailureKind, FinishReason, Tier
-from qlm_agent.events import (
+from qlm_agent.decisions.events import (
     CallAnswered,
     CallLost,
     DrainAsked,
@@ -53,9 +52,10 @@ from qlm_agent.events import (
     TimePassed,
     Told,
 )
-from qlm_agent.machine import AgentMachine
-from qlm_agent.machine_settings import MachineSettings
-from qlm_agent.runs import ON_GPU, ReturnCause, RunPhase
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.decisions.runs import ON_GPU, ReturnCause, RunPhase
+from qlm_agent.decisions.settings import MachineSettings
+from qlm_agent.engines.port import FailureKind, FinishReason, Tier
 
 from .transcript import HARDWARE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.events import DrainAsked, OthersTold
-from qlm_agent.machine import Life
+from qlm_agent.decisions.events import DrainAsked, OthersTold
+from qlm_agent.decisions.machine import Life
 
 from .world import DISPLACEMENTS_MAX, World
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qlm_agent.engine import FailureKind
-from qlm_agent.events import DrainAsked, Message, Outcome, Told
+from qlm_agent.decisions.events import DrainAsked, Message, Outcome, Told
+from qlm_agent.engines.port import FailureKind
 
 from .transcript import Transcript, ended, pulled
 

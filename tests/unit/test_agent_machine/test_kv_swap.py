@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.engine import Tier
-from qlm_agent.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
+from qlm_agent.decisions.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
+from qlm_agent.engines.port import Tier
 
 from .transcript import HARDWARE, Transcript, ended, group, profile, pulled
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qlm_agent.events import DrainAsked, LeaseWasLost, Message, Outcome, Registered, Started, TimePassed, Told
-from qlm_agent.machine import Life
+from qlm_agent.decisions.events import DrainAsked, LeaseWasLost, Message, Outcome, Registered, Started, TimePassed, Told
+from qlm_agent.decisions.machine import Life
 
 from .transcript import Transcript, ended, pulled
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.events import Message, Outcome, Told
+from qlm_agent.decisions.events import Message, Outcome, Told
 
 from .transcript import HARDWARE, Transcript, group, pulled
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.events import Message, OthersTold, Outcome, Told
+from qlm_agent.decisions.events import Message, OthersTold, Outcome, Told
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, pulled
 

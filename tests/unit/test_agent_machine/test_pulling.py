@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.events import Message, Outcome, Told
+from qlm_agent.decisions.events import Message, Outcome, Told
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled
 
@@ -175,7 +175,7 @@ def test_fewer_run_at_once_where_more_would_be_late() -> None:
 
 def test_a_size_is_reported_once_it_is_another_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [100]
-    monkeypatch.setattr("qlm_agent.batch_size.choose_batch", lambda *demands, **settings: chosen[-1])
+    monkeypatch.setattr("qlm_agent.decisions.batch_size.choose_batch", lambda *demands, **settings: chosen[-1])
     t = Transcript(batch_by_slo=True, batch_max=256, hardware=HARDWARE)
     t.serve()
     reported = []

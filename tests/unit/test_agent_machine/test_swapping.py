@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qlm_agent.engine import Tier
-from qlm_agent.events import HardwareTold, LoadAsked, Message, ModelNotLoaded, Outcome, Told
+from qlm_agent.decisions.events import HardwareTold, LoadAsked, Message, ModelNotLoaded, Outcome, Told
+from qlm_agent.engines.port import Tier
 
 from .transcript import HARDWARE, Transcript, ended, profile, pulled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from qlm_agent.effects import (
+from qlm_agent.decisions.effects import (
     AbortRuns,
     Complete,
     Deregister,
@@ -27,8 +27,7 @@ from qlm_agent.effects import (
     StartRun,
     Stop,
 )
-from qlm_agent.engine import FailureKind, FinishReason, Tier
-from qlm_agent.events import (
+from qlm_agent.decisions.events import (
     CallAnswered,
     CallLost,
     EngineEnd,
@@ -47,8 +46,9 @@ from qlm_agent.events import (
     Started,
     TimePassed,
 )
-from qlm_agent.machine import AgentMachine
-from qlm_agent.machine_settings import MachineSettings
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.decisions.settings import MachineSettings
+from qlm_agent.engines.port import FailureKind, FinishReason, Tier
 from qlm_core.profile import HardwareProfile
 
 CAPACITY = 10_000

@@ -8,7 +8,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from qlm_agent.effects import (
+from qlm_agent.decisions.effects import (
     AbortRuns,
     Complete,
     Deregister,
@@ -25,8 +25,7 @@ from qlm_agent.effects import (
     StartRun,
     Stop,
 )
-from qlm_agent.engine import FailureKind, FinishReason, Tier
-from qlm_agent.events import (
+from qlm_agent.decisions.events import (
     CallAnswered,
     CallLost,
     EngineEnd,
@@ -48,9 +47,10 @@ from qlm_agent.events import (
     TimePassed,
     Told,
 )
-from qlm_agent.machine import AgentMachine
-from qlm_agent.machine_settings import MachineSettings
-from qlm_agent.runs import ON_GPU, ReturnCause, RunPhase
+from qlm_agent.decisions.machine import AgentMachine
+from qlm_agent.decisions.runs import ON_GPU, ReturnCause, RunPhase
+from qlm_agent.decisions.settings import MachineSettings
+from qlm_agent.engines.port import FailureKind, FinishReason, Tier
 
 from .stored_request import Stored
 from .transcript import profile

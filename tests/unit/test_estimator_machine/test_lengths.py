@@ -13,7 +13,8 @@ from qlm_core.length_model import LengthGuess
 from qlm_estimator.events import LengthModelSwitched, Lifecycle, LifecycleKind
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import Learning
-from qlm_process import length_wire, profile_wire
+from qlm_process.wire import lengths as length_wire
+from qlm_process.wire import profile as profile_wire
 from qlm_queue.values import StreamEntry
 
 from .driver import BEGAN_MS, GROUPS, Driver

@@ -14,8 +14,8 @@ from qlm_core.importable_profiles import SLOWDOWN_MAX, importable
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.events import LifecycleKind
 from qlm_estimator.speed.base_rows import BaseRows
-from qlm_process import profile_wire
 from qlm_process.profile_file import dump_profiles, parse_profiles
+from qlm_process.wire import profile as profile_wire
 
 from .driver import INSTANCE, SHIPPED, Driver, duration_s
 from .operations import A100, COLD_S, KV_MOVED, SWAPPED_COLD, SWAPPED_WARM, WARM_S, WARMED, learned, loads

@@ -15,7 +15,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.machine.effects import ApplyChunk
 from qlm_planner.plan.chunks import CHUNK_WORK_MAX, apply_to_board, chunks
 from qlm_planner.policy import BATCH_MAX, Policy
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds, GroupPlacement, Lease, PlanChunk, QueueSegment, RequestPlacement
 
 from .test_cheapest_place import group

@@ -12,7 +12,7 @@ from qlm_core.request import RequestState, SloKind
 from qlm_planner.board.group import Group
 from qlm_planner.overload.advice import advise
 from qlm_planner.policy import Policy
-from qlm_process.instance_wire import to_body
+from qlm_process.wire.instance import to_body
 from qlm_queue.values import Emission, Owned, Pulled, RequeueCause
 
 from .test_advice import asked

@@ -8,7 +8,7 @@ from qlm_core.instance import UNASSIGNED
 from qlm_planner.machine.effects import ApplyChunk, Expire, Place, ReadOverview, Reclaim
 from qlm_planner.machine.events import InstanceAnnounced, LoadReported, ReplanAsked
 from qlm_planner.policy import BATCH_MAX, Policy
-from qlm_process.instance_wire import from_body
+from qlm_process.wire.instance import from_body
 from qlm_queue.values import GroupPlacement, Owned, RequestPlacement
 
 from .world import LEASE_S, World

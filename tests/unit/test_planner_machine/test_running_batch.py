@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
+from qlm_agent.engines.simulated.timing import STEP_NOISE_MIN, InstanceNoise, StepTiming
 from qlm_core.model import ModelSpec
 from qlm_core.profile import HardwareProfile, ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot

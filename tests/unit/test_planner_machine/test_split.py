@@ -12,7 +12,7 @@ from qlm_planner.board.group import Group
 from qlm_planner.machine.effects import Call, Regroup
 from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
-from qlm_process.instance_wire import to_body
+from qlm_process.wire.instance import to_body
 from qlm_queue.values import Owned, Pulled, RequeueCause
 
 from .world import LEASE_S, World

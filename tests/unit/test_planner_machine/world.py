@@ -32,9 +32,9 @@ from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.policy import Policy
 from qlm_planner.shell.queue_calls import perform
 from qlm_planner.shell.solver_requests import answer
-from qlm_process.instance_wire import to_body
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
-from qlm_queue.memory_queue import MemoryQueue
+from qlm_process.wire.instance import to_body
+from qlm_process.wire.slo import SLO_KIND_NUMBERS
+from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, Bounds, Completion, Emission, Lease, PullBudget, Pulled
 
 START_S = 1_700_000_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
-from qlm_agent.engine import Engine, ModelLoadFailed, Tier
+from qlm_agent.engines.port import Engine, ModelLoadFailed, Tier
 from qlm_agent.profiling.design import (
     MIXED_OUTPUT_TOKENS,
     MIXED_PROMPT_TOKENS,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from qlm_agent.config import AgentConfig
-from qlm_agent.engine import Tier
-from qlm_agent.engines import AgentEngine, engine_of
+from qlm_agent.engines.choice import AgentEngine, engine_of
+from qlm_agent.engines.port import Tier
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measuring import Profiler
 from qlm_agent.profiling.rows import ProfiledModel, profiled

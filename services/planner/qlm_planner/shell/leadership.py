@@ -23,8 +23,8 @@ from qlm_planner.shell.advice_watch import AdviceWatch, Work
 from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.queue_calls import perform
 from qlm_planner.shell.tracing import trace_job, trace_placements, trace_plan
-from qlm_process.lease_keeper import LeaseKeeper
-from qlm_process.profile_wire import from_body
+from qlm_process.queue.leases import LeaseKeeper
+from qlm_process.wire.profile import from_body
 from qlm_queue.damage import log_damage
 from qlm_queue.port import Queue
 

@@ -17,9 +17,9 @@ from qlm_planner.shell.metrics import PlannerMetrics
 from qlm_planner.shell.rpc import PlannerService, Watchers, publish
 from qlm_planner.shell.solver_client import SolverWorker
 from qlm_process.grpc_server import GrpcServer
-from qlm_process.lease_keeper import LeaseKeeper, RoleElection
-from qlm_process.queue_connection import reach_queue
-from qlm_process.server_clock import ServerClock
+from qlm_process.queue.clock import ServerClock
+from qlm_process.queue.connection import reach_queue
+from qlm_process.queue.leases import LeaseKeeper, RoleElection
 from qlm_queue import values
 from qlm_queue.port import Queue
 from qlm_queue.values import PLANNER_ROLE

@@ -47,8 +47,8 @@ from qlm_planner.machine.events import (
     ShedAnswered,
     UnplacedRead,
 )
-from qlm_process.instance_wire import from_body
-from qlm_process.length_wire import predicted_output_tokens
+from qlm_process.wire.instance import from_body
+from qlm_process.wire.lengths import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.port import Queue
 from qlm_queue.values import (

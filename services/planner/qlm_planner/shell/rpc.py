@@ -17,8 +17,8 @@ from qlm_planner.machine.events import InstanceAnnounced, LoadReported
 from qlm_planner.overload.advice import Advice
 from qlm_planner.plan.plan_view import GroupOutlook, PlanView
 from qlm_planner.shell.leadership import Leadership
-from qlm_process.instance_wire import from_proto
-from qlm_process.slo_wire import SLO_KIND_NUMBERS
+from qlm_process.wire.instance import from_proto
+from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 WHY_BYTES_MAX = 256
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,19}")

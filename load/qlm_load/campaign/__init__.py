@@ -1,0 +1,1 @@
+"""Random kills of every process under load, checked by the ledger."""

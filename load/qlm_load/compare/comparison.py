@@ -1,0 +1,120 @@
+"""The same workload under several policies: what ran live beside what ran in virtual time, in one table.
+
+A simulated run steps the very machines of planner, estimator, gateways and agents over a simulated server and network (`qlm_sim`), with
+the live run's kills of agents and planner. That QLM simulated agrees with QLM live checks the simulator, and so what it says of first come
+first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qlm_load.replay.ledger import Report
+from qlm_load.replay.summary import ServerCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRun:
+    """One run, in trace seconds. `attainment`: share by SLO class, of all requests; `waits`: acceptance to first token; `run_s`: from the
+    start to the last end; `ended` of `requests`; `swaps`: of one model for another; `gave_way`: evictions and KV swaps, None where they
+    were not counted."""
+
+    policy: str
+    simulated: bool
+    requests: int
+    ended: int
+    attainment: dict[str, float]
+    wait_p50_s: float
+    wait_p99_s: float
+    run_s: float
+    swaps: int
+    gave_way: int | None = None
+
+
+def run_of(document: Mapping[str, Any]) -> PolicyRun:
+    """A run from its JSON document. Raises TypeError for another one."""
+    return PolicyRun(**document)
+
+
+def live_run(policy: str, report: Report, time_scale: float, counts: ServerCounts) -> PolicyRun:
+    """What the client's ledger says, and the agents' counters."""
+    return PolicyRun(
+        policy=policy,
+        simulated=False,
+        requests=report.sent,
+        ended=report.completed + report.failed,
+        attainment={each.name: each.attainment for each in report.classes},
+        wait_p50_s=report.wait_p50_s,
+        wait_p99_s=report.wait_p99_s,
+        run_s=report.run_s * time_scale,
+        swaps=counts.swaps,
+        gave_way=counts.evictions + counts.kv_offloads,
+    )
+
+
+NAMES = {
+    "slo": "QLM",
+    "fcfs": "FCFS",
+    "edf": "EDF",
+    "round_robin": "round robin",
+    "random": "random",
+    "power_of_two": "power of two",
+    "least_loaded": "least loaded",
+    "batched": "batched by model",
+    "shepherd": "SHEPHERD",
+}
+"""Of the policies (`planner.policy`)."""
+
+CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
+LIVE_CAPTION = "the same requests under QLM and first come first served (FCFS), on the same engines, both with kills"
+NOTE = "simulated: the same machines in virtual time, agent and planner killed as in the live run"
+
+
+def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
+    """Headings first; a row for each measure, a column for each run."""
+    rows = [["", *(f"{NAMES.get(run.policy, run.policy)} {'simulated' if run.simulated else 'live'}" for run in runs)]]
+    classes = runs[0].attainment if runs else ()
+    rows += [[f"attained, {name}", *(f"{run.attainment.get(name, 0.0):.1%}" for run in runs)] for name in classes]
+    rows += [
+        ["waiting p50", *(f"{run.wait_p50_s:,.1f} s" for run in runs)],
+        ["waiting p99", *(f"{run.wait_p99_s:,.1f} s" for run in runs)],
+        ["all ended after", *(f"{run.run_s:,.0f} s" if run.ended == run.requests else f"{run.ended:,} ended" for run in runs)],
+        ["model swaps", *(f"{run.swaps:,}" for run in runs)],
+    ]
+    if any(run.gave_way is not None for run in runs):
+        rows.append(["gave way", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
+    return rows
+
+
+POLICIES_CAPTION = "the same trace under each policy of the planner, simulated, trace time"
+
+
+def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """A row for each run: for more of them than fit side by side."""
+    head, *body = zip(*comparison_rows(runs), strict=True)
+    table = Table()
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left")
+    for row, run in zip(body, runs, strict=True):
+        table.add_row(NAMES.get(run.policy, run.policy), *row[1:])
+    console.print(POLICIES_CAPTION, style="italic", highlight=False, soft_wrap=True)
+    console.print(table)
+
+
+def print_comparison(console: Console, runs: Sequence[PolicyRun], caption: str = CAPTION) -> None:
+    """The table; it says what was simulated."""
+    head, *body = comparison_rows(runs)
+    table = Table()
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if place else "left")
+    for row in body:
+        table.add_row(*row)
+    console.print(caption, style="italic", highlight=False, soft_wrap=True)
+    console.print(table)
+    if any(run.simulated for run in runs):
+        console.print(NOTE, highlight=False, soft_wrap=True)

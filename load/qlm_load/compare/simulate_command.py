@@ -1,0 +1,68 @@
+"""The command `simulate`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from qlm_core.errors import ConfigError
+from qlm_load.compare.comparison import NAMES
+from qlm_load.workload.options import Choice, workload_options
+
+if TYPE_CHECKING:
+    from qlm_sim.comparison import PlannedKill
+
+KILL = re.compile(r"([A-Za-z0-9_.-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
+
+
+@click.command()
+@click.option("--policy", type=click.Choice(list(NAMES)), default="slo", show_default=True, help="How the planner orders groups.")
+@click.option(
+    "--kill",
+    "kills",
+    multiple=True,
+    metavar="NAME@AT+DOWN",
+    help='Kill an agent or an estimator ("planner": the one that leads then) AT real seconds after the start, and start it again DOWN '
+    "seconds later; may be repeated.",
+)
+@workload_options
+def simulate(choice: Choice, policy: str, kills: tuple[str, ...]) -> None:
+    """Run the demo's workload in virtual time and print one JSON object: attainment, waits, time, model swaps.
+
+    Seconds of the object are trace seconds. Exit codes: 0 done, 1 failed, 2 wrong use or configuration.
+    """
+    from qlm_load.compare.virtual_run import ClusterFile, simulated_run  # late: it loads all services
+
+    config = choice.config
+    try:
+        run = simulated_run(
+            policy,
+            choice.workload,
+            config.load.time_scale,
+            ClusterFile(
+                path=choice.path,
+                overrides=choice.overrides,
+                agents=[agent.name for agent in config.agents],
+                gateways=len(config.gateways),
+                planners=len(config.planners),
+            ),
+            [_planned(text) for text in kills],
+        )
+    except ConfigError as error:
+        raise click.UsageError(error.message) from error
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kill") from error
+    click.echo(json.dumps(asdict(run)))
+
+
+def _planned(text: str) -> PlannedKill:
+    from qlm_sim.comparison import PlannedKill
+
+    found = KILL.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not NAME@AT+DOWN, such as a100-0@45+2.5")
+    return PlannedKill(process=found[1], at_s=float(found[2]), down_s=float(found[3]))

@@ -1,0 +1,134 @@
+"""How many requests run at once (`agent.batch`): what the agent knows of its classes, for `qlm_core.batch_size.choose_batch`.
+
+Of each class it counts the arrivals: what it pulled, and what waits more than before in the groups that the last pull saw. What outputs are
+like it learns from its runs (`expectations`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlm_agent.decisions.events import PulledRun, QueueHead, WaitingGroup
+from qlm_agent.decisions.expectations import Expectations
+from qlm_agent.decisions.runs import RunTable
+from qlm_agent.decisions.settings import MachineSettings
+from qlm_core.batch_size import ClassDemand, choose_batch
+from qlm_core.group import shortest_slo_s
+
+ClassKey = tuple[str, str, bool]
+"""Model, SLO class, whether the SLO bounds the first token."""
+
+SNAPSHOTS = 16
+"""Counts of arrivals are kept at so many times of the window over which rates are measured."""
+
+CHOOSE_EVERY_S = 0.1
+"""The size is chosen again this often at the most: it follows classes and rates, not single requests."""
+
+PROMPTS_KEPT = 32
+"""Prompts of a class after which their mean has forgotten those before."""
+
+REPORT_STEP = 1.25
+"""Sizes whose ratio is below this are reported as the same: plans and predictions rest on each that is reported."""
+
+CLASSES_MAX = 200
+"""Most classes that are known; further ones have no limit of their own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Class:
+    """What is known of a class. `pulled`: its requests, each counted once."""
+
+    slo_s: float
+    prompt_tokens: float
+    pulled: int = 0
+
+
+class BatchSize:
+    """`limit`: most requests of the active model to run at once, as it was chosen last; `reported`: that, to within `REPORT_STEP`."""
+
+    def __init__(self, settings: MachineSettings, runs: RunTable, expectations: Expectations) -> None:
+        self._settings = settings
+        self._runs = runs
+        self._expectations = expectations
+        self._classes: dict[ClassKey, _Class] = {}
+        self._snapshots: deque[tuple[float, dict[ClassKey, int]]] = deque(maxlen=SNAPSHOTS)
+        self._chosen_for = ""
+        self._choose_at_s = -math.inf
+        self.limit = self.reported = settings.batch_max
+
+    def pulled(self, run: PulledRun) -> None:
+        """Learns from a request that came to be owned."""
+        key = (run.model, run.slo_class, run.first_token)
+        known = self._classes.get(key)
+        if run.slo_s == math.inf or run.displacements or (known is None and len(self._classes) >= CLASSES_MAX):
+            return
+        if known is None:
+            known = self._classes[key] = _Class(slo_s=run.slo_s, prompt_tokens=run.prompt_tokens)
+        known.pulled += 1
+        known.prompt_tokens += (run.prompt_tokens - known.prompt_tokens) / min(known.pulled, PROMPTS_KEPT)
+        known.slo_s = run.slo_s
+
+    def choose(self, now_s: float, model: str, head: QueueHead | None) -> None:
+        """Chooses again, where that is due, for the model that is active."""
+        hardware, other = self._expectations.hardware.get(model), model != self._chosen_for
+        if not self._settings.batch_by_slo or hardware is None:
+            self.limit = self._settings.batch_max
+        elif now_s >= self._choose_at_s or other:
+            self._choose_at_s, self._chosen_for = now_s + CHOOSE_EVERY_S, model
+            groups: tuple[QueueHead | WaitingGroup, ...] = () if head is None else (head, *head.behind)
+            demands = self._demands(now_s, model, groups)
+            own = sum(each.running + each.waiting for each in demands)
+            others = sum(group.waiting for group in groups if group.model != model)
+            self.limit = choose_batch(
+                hardware,
+                demands,
+                self._settings.batch_max,
+                slowdown=self._expectations.slowdown(model),
+                share=own / (own + others) if own else 1.0,
+            )
+        if other or not self.reported / REPORT_STEP < self.limit < self.reported * REPORT_STEP:
+            self.reported = self.limit
+
+    def _demands(self, now_s: float, model: str, groups: Sequence[QueueHead | WaitingGroup]) -> list[ClassDemand]:
+        waiting: dict[ClassKey, int] = {}
+        late: dict[ClassKey, int] = {}
+        for group in groups:
+            key = (group.model, group.slo_class, group.first_token)
+            waiting[key] = waiting.get(key, 0) + group.waiting
+            if isinstance(group, QueueHead) and group.first_deadline_s < now_s:
+                late[key] = group.waiting
+        rates = self._rates(now_s, model, waiting)
+        running: dict[ClassKey, int] = {}
+        for run in self._runs.on_gpu():
+            key = (run.model, run.slo_class, run.first_token)
+            running[key] = running.get(key, 0) + 1
+        demands = []
+        for key in dict.fromkeys((*waiting, *running)):
+            if key[0] != model:
+                continue
+            known = self._classes.get(key)
+            demands.append(
+                ClassDemand(
+                    slo_s=shortest_slo_s(key[1]) if known is None else known.slo_s,
+                    first_token=key[2],
+                    arrivals_per_s=rates.get(key, 0.0),
+                    waiting=waiting.get(key, 0) - late.get(key, 0),
+                    running=running.get(key, 0),
+                    prompt_tokens=0.0 if known is None else known.prompt_tokens,
+                    outputs=self._expectations.outputs(model, key[1]),
+                )
+            )
+        return demands
+
+    def _rates(self, now_s: float, model: str, waiting: Mapping[ClassKey, int]) -> dict[ClassKey, float]:
+        """Arrivals a second by class, over the time that an output takes in the largest batch: what was pulled, and what waits more."""
+        come = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
+        window_s = self._expectations.output_s(model, self._settings.batch_max)
+        kept = self._snapshots
+        if not kept or now_s - kept[-1][0] >= window_s / SNAPSHOTS:
+            kept.append((now_s, come))
+        then_s, before = kept[0]
+        return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in come.items()}

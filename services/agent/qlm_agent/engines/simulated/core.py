@@ -1,0 +1,296 @@
+"""The simulated engine without a clock: models, runs and transfers over times that are passed in.
+
+`SimulatedCore` is stepped by `SimulatedEngine` in real time and by the virtual-time cluster: call what is asked of the engine with the time
+it is asked at, `advance` at `next_due_s` or whenever something is wanted, and take `outputs` and `ended`. Times never go back. Every run,
+load and transfer between two calls happens in the order of its own time, however late the call comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlm_agent.engines.policy import EnginePolicy
+from qlm_agent.engines.port import EngineFailure, EngineOutput, EngineRequest, EngineStats, FailureKind, FinishReason, Tier
+from qlm_agent.engines.simulated.answers import Answer, answer_to
+from qlm_agent.engines.simulated.batch import SimulatedBatch
+from qlm_agent.engines.simulated.host_memory import HostKv, HostWeights
+from qlm_agent.engines.simulated.kv_swap import KvSwap, ModelKv
+from qlm_agent.engines.simulated.links import Link
+from qlm_agent.engines.simulated.operations import OperationEnded
+from qlm_agent.engines.simulated.sequences import Progress, RunState
+from qlm_agent.engines.simulated.tiers import ModelTiers
+from qlm_agent.engines.simulated.timing import InstanceNoise, StepTiming
+from qlm_core.errors import InvalidRequest
+from qlm_core.model import ModelSpec
+from qlm_core.profile import HardwareProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """A model that the engine can serve, and its profile on the engine's GPUs."""
+
+    spec: ModelSpec
+    profile: HardwareProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedLimits:
+    """`time_scale`: how many times faster than its profile it runs. `host_memory_gb`: budget for weights in host memory; `host_kv_gb`: the
+    one beside it for the KV of offloaded runs, 0 to never offload. `kv_capacity_tokens`: 0 for the profile's. `tell_every_s`: how often
+    running requests hand out their tokens; first tokens and ends never wait."""
+
+    time_scale: float = 1.0
+    batch_max: int = 256
+    prefill_chunk_tokens: int = 2048
+    host_memory_gb: float = 64.0
+    host_kv_gb: float = 16.0
+    kv_capacity_tokens: int = 0
+    tell_every_s: float = 0.02
+
+
+class SimulatedCore:
+    """See the module; calls mean what `qlm_agent.engines.port.Engine` says. Operations get a number, and end in `ended`."""
+
+    def __init__(self, models: Mapping[str, SimulatedModel], noise: InstanceNoise, policy: EnginePolicy, limits: SimulatedLimits) -> None:
+        self._models = models
+        self._policy = policy
+        self._limits = limits
+        self._timings = {name: StepTiming(model.profile, noise, limits.time_scale) for name, model in models.items()}
+        self._bus = Link()
+        weights = HostWeights(
+            budget_gb=limits.host_memory_gb, weights_gb={name: model.profile.weights_gb for name, model in models.items()}
+        )
+        self._tiers = ModelTiers(timings=self._timings, host=weights, bus=self._bus, runs_on_gpu=lambda: self._runs_on_gpu)
+        self._swap = KvSwap(HostKv(budget_gb=limits.host_kv_gb), self._bus)
+        self._kv = {name: ModelKv(name, model.profile.kv_bytes_per_token, self._timings[name]) for name, model in models.items()}
+        self._batch: SimulatedBatch | None = None
+        self._batch_model = ""
+        self._answers: dict[str, Answer] = {}
+        self._made: list[EngineOutput] = []  # to be told at once
+        self._ended: list[OperationEnded] = []
+        self._operations = 0
+        self._arrivals = 0
+        self._preemptions = 0  # under models that were active before
+        self._told_s = 0.0
+        self._now_s = 0.0
+        self._paused_s: float | None = None
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When `advance` is wanted at the latest; it may be past. None: nothing happens before the next call."""
+        if self._made or self._ended:
+            return self._now_s
+        step_s = self._batch.next_due_s if self._batch is not None and self._paused_s is None else None
+        return _earliest(step_s, self.transfer_due_s)
+
+    @property
+    def transfer_due_s(self) -> float | None:
+        """When the next transfer is over, None if there is none."""
+        return _earliest(self._tiers.next_due_s, self._swap.next_due_s)
+
+    def advance(self, now_s: float) -> None:
+        """Makes all that happens until then."""
+        while (due_s := self.transfer_due_s) is not None and due_s <= now_s:
+            self._advance_batch(due_s)
+            if self._swap.next_due_s == due_s:
+                self._ended += self._swap.advance(self._batch)
+            else:
+                self._ended += self._tiers.advance()
+                self._match_batch()
+        self._advance_batch(now_s)
+        self._now_s = now_s
+
+    def outputs(self, now_s: float) -> list[EngineOutput]:
+        """What is to be told by then, each token once. Call `advance` first."""
+        found, self._made = self._made, []
+        if self._batch is not None:
+            if now_s - self._told_s >= self._limits.tell_every_s:
+                self._told_s = now_s
+                told = self._batch.progress()
+            else:
+                told = self._batch.news()
+            found += [self._output(progress) for progress in told]
+        return found
+
+    def ended(self) -> list[OperationEnded]:
+        """The operations that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def tier(self, model: str) -> Tier:
+        return self._tiers.tier(model)
+
+    def stats(self) -> EngineStats:
+        batch, weights, host_kv = self._batch, self._tiers.host, self._swap.host
+        profile = self._models[self._batch_model].profile if batch is not None else None
+        token_bytes = 0 if profile is None else profile.kv_bytes_per_token
+        return EngineStats(
+            active_model=self._tiers.active,
+            warm_models=tuple(model for model in weights.models if model != self._tiers.active),
+            running=0 if batch is None else batch.running,
+            waiting=0 if batch is None else batch.waiting,
+            batch_max=self._limits.batch_max,
+            kv_used_tokens=0 if batch is None else batch.kv_used_tokens,
+            kv_capacity_tokens=0 if batch is None else self._kv_capacity(self._batch_model),
+            preemptions=self._preemptions + (0 if batch is None else batch.preemptions),
+            offloaded=self._swap.offloaded,
+            host_kv_used_tokens=math.ceil(host_kv.used_bytes / token_bytes) if token_bytes else 0,
+            host_kv_capacity_tokens=host_kv.capacity_bytes // token_bytes if token_bytes else 0,
+            host_memory_used_bytes=round(weights.used_gb * 1e9) + host_kv.used_bytes,
+            host_memory_capacity_bytes=round(weights.budget_gb * 1e9) + host_kv.capacity_bytes,
+        )
+
+    # Models -----------------------------------------------------------------------------------------------------------
+
+    def load(self, now_s: float, model: str, tier: Tier) -> int:
+        """Brings a model to a tier; the number of the operation."""
+        self.advance(now_s)
+        self._operations += 1
+        self._ended += self._tiers.load(now_s, self._operations, model, tier)
+        self._match_batch()
+        return self._operations
+
+    def _match_batch(self) -> None:
+        """A batch is of one active model."""
+        model = self._tiers.active
+        if model == self._batch_model:
+            return
+        if self._batch is not None:
+            self._preemptions += self._batch.preemptions
+        self._batch_model = model
+        self._batch = None
+        if model:
+            self._batch = SimulatedBatch(
+                step_s=self._timings[model].step_s,
+                kv_capacity_tokens=self._kv_capacity(model),
+                batch_max=self._limits.batch_max,
+                prefill_chunk_tokens=self._limits.prefill_chunk_tokens,
+                policy=self._policy,
+            )
+
+    @property
+    def _runs_on_gpu(self) -> int:
+        return len(self._answers) - self._swap.off_gpu
+
+    def _kv_capacity(self, model: str) -> int:
+        return self._limits.kv_capacity_tokens or self._models[model].profile.kv_capacity_tokens
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def add(self, now_s: float, request: EngineRequest) -> None:
+        """Takes a run; one that cannot be served is told as a failure."""
+        self.advance(now_s)
+        if self._batch is None or request.model != self._batch_model:
+            self._refuse(now_s, request, FailureKind.AWAY, f"model {request.model} is not active")
+            return
+        try:
+            answer = answer_to(request, self._models[request.model].spec)
+        except InvalidRequest as error:
+            self._refuse(now_s, request, FailureKind.REFUSED, error.message)
+            return
+        if answer.resumed_tokens == answer.target_tokens:
+            # An earlier attempt made all of it and was lost before it could say so.
+            self._made.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, finish=_finish(answer)))
+            return
+        self._arrivals += 1
+        self._answers[request.run_id] = answer
+        run = RunState(
+            run_id=request.run_id,
+            arrival=self._arrivals,
+            deadline_s=request.deadline_s,
+            priority=request.priority,
+            prompt_tokens=answer.prompt_tokens,
+            target_tokens=answer.target_tokens,
+            produced=answer.resumed_tokens,
+            resumed=answer.resumed_tokens,
+            told=answer.resumed_tokens,
+        )
+        self._batch.add(now_s, run)
+
+    def abort(self, now_s: float, run_ids: Sequence[str]) -> None:
+        """Ends runs at once, told or not."""
+        self.advance(now_s)
+        for run_id in run_ids:
+            self._answers.pop(run_id, None)
+            if self._batch is not None:
+                self._batch.abort(run_id)
+            self._swap.abort(run_id)
+        dropped = frozenset(run_ids)
+        self._made = [output for output in self._made if output.run_id not in dropped]
+
+    def stop(self, now_s: float) -> None:
+        """Ends all runs; operations go on."""
+        self.abort(now_s, [*self._answers, *(output.run_id for output in self._made)])
+
+    def pause(self, now_s: float) -> None:
+        """No step begins or goes on until `resume`; transfers do. What was made by then is told at once: no later step would."""
+        self.advance(now_s)
+        if self._paused_s is None:
+            self._paused_s = now_s
+            if self._batch is not None:
+                self._made += [self._output(progress) for progress in self._batch.progress()]
+
+    def resume(self, now_s: float) -> None:
+        """The step under way at the pause goes on where it was."""
+        self.advance(now_s)
+        if self._paused_s is not None:
+            if self._batch is not None:
+                self._batch.stood_still(self._paused_s, now_s)
+            self._paused_s = None
+
+    def _advance_batch(self, until_s: float) -> None:
+        if self._batch is not None and self._paused_s is None:
+            self._batch.advance(until_s)
+
+    # KV swap ----------------------------------------------------------------------------------------------------------
+
+    def offload(self, now_s: float, run_ids: Sequence[str]) -> int:
+        """Takes decoding runs out of the batch and copies their KV to host memory; the number of the operation."""
+        self.advance(now_s)
+        self._operations += 1
+        if self._batch is None:
+            self._ended.append(OperationEnded(number=self._operations, ended_s=now_s, took_s=0.0))
+            return self._operations
+        self._ended += self._swap.offload(now_s, self._operations, self._batch, self._kv[self._batch_model], run_ids)
+        self._made += [self._output(progress) for progress in self._batch.news()]  # the batch may be another when they are read
+        return self._operations
+
+    def restore(self, now_s: float, run_ids: Sequence[str]) -> int:
+        """Copies the KV of offloaded runs back while there is room, and has them go on; the number of the operation."""
+        self.advance(now_s)
+        self._operations += 1
+        self._ended += self._swap.restore(now_s, self._operations, self._batch, self._batch_model, run_ids)
+        return self._operations
+
+    # Telling ----------------------------------------------------------------------------------------------------------
+
+    def _output(self, progress: Progress) -> EngineOutput:
+        answer = self._answers[progress.run_id]
+        finish = None
+        if progress.done:
+            del self._answers[progress.run_id]
+            finish = _finish(answer) if progress.failure is None else None
+        return EngineOutput(
+            progress.run_id,
+            answer.slice(progress.start, progress.end),
+            progress.started_s,
+            progress.first_s,
+            progress.last_s,
+            logprobs=b"" if answer.logprobs is None else answer.records(progress.start, progress.end),
+            finish=finish,
+            failure=progress.failure,
+        )
+
+    def _refuse(self, now_s: float, request: EngineRequest, kind: FailureKind, message: str) -> None:
+        failure = EngineFailure(kind=kind, message=message)
+        self._made.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure))
+
+
+def _finish(answer: Answer) -> FinishReason:
+    return FinishReason.LENGTH if answer.cut else FinishReason.STOP
+
+
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,0 +1,177 @@
+"""The life of an engine process: frames in, steps, frames out, in one thread."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from qlm_agent.engines.port import FailureKind, TextPrompt
+from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, Runner, RunPlan, Runs, bytes_of, ids_of
+from qlm_core.chat import ChatPrompt
+
+READ_BYTES = 1 << 20
+
+
+class ChildLoop:
+    """Serves one agent over `channel`. `make`: builds vLLM."""
+
+    def __init__(self, channel: socket.socket, make: Callable[[LoadPlan], Runner]) -> None:
+        self._channel = channel
+        self._make = make
+        self._reader = FrameReader()
+        self._runner: Runner | None = None
+        self._runs: Runs | None = None
+        self._paused = False
+        self._stopped = False
+        self._moves: dict[int, list[str]] = {}  # call -> runs on their way to host memory
+
+    def run(self) -> None:
+        """Until the agent closes the channel, or says stop. Raises what vLLM raises in a step, and EngineGone."""
+        while not self._stopped:
+            working = self._working
+            for frame in self._receive(wait=not working):
+                self._take(frame)
+            if self._runner is not None:
+                self._runner.check()
+            if self._working and self._runs is not None:
+                self._step(self._runs)
+            self._end_moves()
+        if self._runner is not None:
+            self._runner.close()
+
+    def _step(self, runs: Runs) -> None:
+        """Tells of a step of vLLM that made nothing too: the agent sees that it lives."""
+        steps = runs.runner.steps
+        made = runs.step()
+        if made or runs.runner.steps != steps:
+            self._tell(made)
+
+    @property
+    def _working(self) -> bool:
+        return not self._stopped and self._runner is not None and self._runner.busy and (not self._paused or bool(self._moves))
+
+    def _receive(self, *, wait: bool) -> list[Frame]:
+        wait_s = (None if self._runner is None else self._runner.look_every_s) if wait else 0.0
+        ready, _, _ = select.select([self._channel], [], [], wait_s)
+        if not ready:
+            return []
+        data = self._channel.recv(READ_BYTES)
+        if not data:
+            self._stopped = True
+            return []
+        return self._reader.feed(data)
+
+    # Messages ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        head = frame.head
+        if head["op"] == "add":
+            self._add(head, frame.body)
+            return
+        answer: dict[str, Any] | None
+        try:
+            answer = self._answer(head)
+        except Exception as error:  # whatever vLLM raises; the agent decides what becomes of this process
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        if answer is not None:
+            self._send(Frame({"t": "answer", "id": head["id"], **answer, **self._stats()}))
+
+    def _answer(self, head: dict[str, Any]) -> dict[str, Any] | None:
+        """None where the answer comes later."""
+        if head["op"] == "load":
+            plan = LoadPlan(**head["plan"])
+            self._runner = self._make(plan)
+            self._runs = Runs(self._runner, plan.context_tokens)
+            return {"kv_limit_tokens": self._runner.kv_limit_tokens}
+        assert self._runner is not None
+        assert self._runs is not None
+        match head["op"]:
+            case "abort":
+                self._runs.abort(head["runs"])
+            case "pause" | "resume":
+                self._paused = head["op"] == "pause"
+                self._runner.pause(self._paused)
+            case "offload":
+                self._moves[head["id"]] = list(self._runner.offload(head["runs"]))
+                return None
+            case "restore":
+                return {"runs": list(self._runner.restore(head["runs"]))}
+            case "sleep":
+                self._runner.sleep(head["level"])
+            case "wake":
+                self._runner.wake(head["level"])
+            case "trim":
+                self._runner.trim()
+            case "reload":
+                self._runner.reload(head["weights"])
+            case "ping":
+                pass
+            case _:
+                raise ValueError(f"unknown operation {head['op']}")
+        return {}
+
+    def _add(self, head: dict[str, Any], body: bytes) -> None:
+        assert self._runner is not None
+        assert self._runs is not None
+        now_s = time.monotonic()
+        prompt_bytes = 4 * head["prompt"]
+        try:
+            if "text" in head:
+                prompt = self._runner.text_prompt(TextPrompt(**head["text"]))
+            elif "chat" in head:
+                prompt = self._runner.chat_prompt(ChatPrompt(**head["chat"]))
+            else:
+                prompt = ids_of(body[:prompt_bytes])
+        except Exception as error:  # whatever a template raises
+            self._tell([Made(head["run"], [], now_s, now_s, now_s, failure=FailureKind.REFUSED.value, message=f"the prompt: {error}")])
+            return
+        plan = RunPlan(
+            run_id=head["run"],
+            prompt=prompt,
+            produced=ids_of(body[prompt_bytes:]),
+            output_tokens_max=head["max"],
+            sampling=head["sampling"],
+            policy=head["policy"],
+        )
+        made = self._runs.add(now_s, plan)
+        if made is not None:
+            self._tell([made])
+
+    def _end_moves(self) -> None:
+        """Answers offloads that are over: none of their runs is on its way to host memory."""
+        if not self._moves or self._runner is None or self._runs is None:
+            return
+        away, leaving = self._runner.offloaded(), self._runner.leaving()
+        for call, run_ids in list(self._moves.items()):
+            if not any(run_id in leaving and self._runs.knows(run_id) for run_id in run_ids):
+                del self._moves[call]
+                done = [run_id for run_id in run_ids if run_id in away]
+                self._send(Frame({"t": "answer", "id": call, "runs": done, **self._stats()}))
+
+    # Output -----------------------------------------------------------------------------------------------------------
+
+    def _tell(self, made: Sequence[Made]) -> None:
+        """One frame for all."""
+        rows = [
+            [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s, each.finish, each.failure, each.message]
+            if each.finish or each.failure
+            else [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s]
+            for each in made
+        ]
+        body = b"".join(bytes_of(each.tokens) for each in made)
+        head: dict[str, Any] = {"t": "step", "made": rows, **self._stats()}
+        if any(each.logprobs for each in made):
+            head["logprobs"] = [len(each.logprobs) for each in made]
+            body += b"".join(each.logprobs for each in made)
+        self._send(Frame(head, body))
+
+    def _stats(self) -> dict[str, Any]:
+        return {} if self._runner is None else {"stats": asdict(self._runner.stats())}
+
+    def _send(self, frame: Frame) -> None:
+        self._channel.sendall(frame.encoded())

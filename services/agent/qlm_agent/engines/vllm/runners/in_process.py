@@ -1,0 +1,206 @@
+"""vLLM's LLMEngine in this process: the only module of the agent, beside `async_engine`, that imports vllm. One engine a process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from qlm_agent.delivery.logprobs import likeliest, record
+from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt
+from qlm_agent.engines.vllm.runners.prompts import ModelText
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.sampling import vllm_arguments
+from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
+from qlm_agent.engines.vllm.runners.worker_memory import EXTENSION
+from qlm_agent.engines.vllm.scheduler.kv_settings import offloading_config
+from qlm_core.chat import ChatPrompt
+
+
+def records_of(completion: Any, sampling: Any) -> bytes:
+    """A record for each token of a vllm.CompletionOutput, where the vllm.SamplingParams ask for them."""
+    if sampling.logprobs is None or not completion.token_ids:
+        return b""
+    made = []
+    for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
+        top = likeliest(((each, entry.logprob) for each, entry in found.items()), sampling.logprobs)
+        made.append(record(found[token].logprob, top))
+    return b"".join(made)
+
+
+FINISHES = {"stop": FinishReason.STOP.value, "length": FinishReason.LENGTH.value, "repetition": FinishReason.STOP.value}
+"""vLLM's reasons; others are failures."""
+
+
+def engine_arguments(plan: LoadPlan) -> dict[str, Any]:
+    """Keyword arguments of vllm.EngineArgs."""
+    scheduler = "QlmAsyncScheduler" if plan.async_scheduling else "QlmScheduler"
+    return {
+        "model": plan.weights,
+        "tokenizer": plan.weights,
+        "disable_log_stats": True,
+        "async_scheduling": plan.async_scheduling,
+        "scheduler_cls": f"qlm_agent.engines.vllm.scheduler.scheduler.{scheduler}",
+        "worker_extension_cls": EXTENSION,
+        "additional_config": {"qlm": {"policy": plan.policy, "policy_options": plan.policy_options}},
+        **offloading_config(plan.host_kv_bytes),
+        **plan.engine,
+    }
+
+
+def sampling_params(sampling: dict[str, Any], output_tokens: int, defaults: dict[str, Any], policy: dict[str, Any]) -> Any:
+    """vllm.SamplingParams of a run. Raises ValueError."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    arguments = vllm_arguments(sampling, output_tokens, defaults)
+    structured = arguments.pop("structured_outputs", None)
+    if structured is not None:
+        arguments["structured_outputs"] = StructuredOutputsParams(**structured)
+    return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, extra_args={"qlm": policy})
+
+
+class InProcessRunner:
+    """See `qlm_agent.engines.vllm.runners.runner.Runner`."""
+
+    look_every_s: float | None = None  # what goes wrong in this process is raised
+
+    def __init__(self, plan: LoadPlan) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.core.sched.interface import PauseState
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(plan)))
+        config = self._engine.vllm_config
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._block_size: int = config.cache_config.block_size
+        self._kv_capacity_tokens = (self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self._block_size
+        self.kv_limit_tokens: int = config.model_config.max_model_len
+        self._defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
+        self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer().eos_token_id, plan.chat_template)
+        self.eos_ids = self._text.eos_ids
+        self._inner: dict[str, str] = {}  # run id -> vLLM's own id of it
+        self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, where log probabilities are asked for
+        self._started: dict[str, float] = {}  # vLLM's id -> when it began
+        self._waiting_max = 0
+        self.steps = 0
+        self._pauses = {True: PauseState.PAUSED_ALL, False: PauseState.UNPAUSED}
+        self._kv_bytes_per_token = plan.kv_bytes_per_token
+        self._weights = plan.weights
+        self._sleeping = SleepingModel(self._engine, WorkerProbe(self._engine), expected_bytes=plan.device_bytes)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._scheduler.has_requests())
+
+    def check(self) -> None:
+        """Nothing can end but this process."""
+
+    def text_prompt(self, prompt: TextPrompt) -> list[int]:
+        return self._text.text_prompt(prompt)
+
+    def chat_prompt(self, prompt: ChatPrompt) -> list[int]:
+        return self._text.chat_prompt(prompt)
+
+    def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
+        return self._text.text_of(before)
+
+    def add(self, plan: RunPlan, output_tokens: int) -> None:
+        policy = {**plan.policy, "run_id": plan.run_id}
+        params = sampling_params(plan.sampling, output_tokens, self._defaults, policy)
+        prompt = {"prompt_token_ids": [*plan.prompt, *plan.produced]}
+        inner = self._inner[plan.run_id] = self._engine.add_request(plan.run_id, prompt, params)
+        if params.logprobs is not None:
+            self._params[inner] = params
+
+    def abort(self, run_ids: Sequence[str]) -> None:
+        inner = [self._inner.pop(run_id) for run_id in run_ids if run_id in self._inner]
+        self._forget(inner)
+        self._engine.abort_request(inner, internal=True)
+
+    def step(self) -> list[Made]:
+        began_s = time.monotonic()
+        outputs = self._engine.step()
+        now_s = time.monotonic()
+        self.steps += 1
+        self._look(began_s)
+        made: list[Made] = []
+        for output in outputs:
+            inner = self._inner.get(output.request_id)
+            if inner is None:
+                continue
+            completion = output.outputs[0]
+            entry = Made(output.request_id, list(completion.token_ids), self._started.get(inner, began_s), now_s, now_s)
+            if inner in self._params:
+                entry.logprobs = records_of(completion, self._params[inner])
+            if output.finished:
+                entry.finish = FINISHES.get(completion.finish_reason or "", "")
+                if not entry.finish:
+                    entry.failure, entry.message = FailureKind.BROKEN.value, f"vLLM ended the run: {completion.finish_reason}"
+                del self._inner[output.request_id]
+                self._forget([inner])
+            made.append(entry)
+        return made
+
+    def pause(self, paused: bool) -> None:
+        self._scheduler.set_pause_state(self._pauses[paused])
+
+    def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
+        leaving: list[str] = self._scheduler.offload(run_ids)
+        return leaving
+
+    def offloaded(self) -> Collection[str]:
+        away: set[str] = self._scheduler.offloaded()
+        return away
+
+    def leaving(self) -> Collection[str]:
+        leaving: set[str] = self._scheduler.leaving()
+        return leaving
+
+    def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
+        back: list[str] = self._scheduler.restore(run_ids)
+        return back
+
+    def sleep(self, level: int) -> None:
+        self._engine.reset_prefix_cache()
+        self._sleeping.sleep(level)
+
+    def wake(self, level: int) -> None:
+        self._sleeping.wake(level, self._weights)
+
+    def trim(self) -> None:
+        self._sleeping.give_back()
+
+    def reload(self, weights: str) -> None:
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})
+        self._weights = weights
+        self._engine.reset_prefix_cache()
+
+    def stats(self) -> RunnerStats:
+        running, waiting = self._scheduler.get_request_counts()
+        return RunnerStats(
+            running=running,
+            waiting=waiting,
+            kv_used_tokens=round(self._scheduler.get_kv_cache_usage() * self._kv_capacity_tokens),
+            kv_capacity_tokens=self._kv_capacity_tokens,
+            preemptions=self._scheduler.preemptions,
+            waiting_max=self._waiting_max,
+            host_kv_used_tokens=self._scheduler.host_kv_used_tokens(),
+            host_kv_capacity_tokens=self._scheduler.host_kv_capacity_tokens(),
+            kv_bytes_per_token=self._kv_bytes_per_token,
+        )
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    def _look(self, began_s: float) -> None:
+        """Who began in the step that is over, and who waits after it."""
+        for request in self._scheduler.running:
+            self._started.setdefault(request.request_id, began_s)
+        self._waiting_max = max(self._waiting_max, self._scheduler.get_request_counts()[1])
+
+    def _forget(self, inner: Sequence[str]) -> None:
+        for request_id in inner:
+            self._started.pop(request_id, None)
+            self._params.pop(request_id, None)

@@ -1,0 +1,206 @@
+"""The policy port in charge of vLLM's waiting order and of who is preempted, in the same step.
+
+vLLM's scheduler takes waiting requests from the front of a queue and, when KV is short, victims from the back of its running list. So the
+policy orders both before each step, and takes out who gives up its place; the rest of the step is vLLM's own. A preempted request keeps
+its tokens and sampling state and computes its KV again, or finds it in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from qlm_agent.engines.policy import SequenceView
+from qlm_agent.engines.vllm.scheduler.views import Urgency, policy_of, urgency_of, view_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+else:
+    Scheduler = object
+
+
+class PolicyScheduling(Scheduler):
+    """A mixin before one of vLLM's schedulers. `policy` may be replaced; `preemptions`: of all requests, by policy or for want of KV."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.policy is not SchedulingPolicy.FCFS:
+            raise ValueError('QLM\'s policy orders the requests: leave scheduling_policy at "fcfs"')
+        if self.num_spec_tokens:
+            raise ValueError("QLM's scheduler is not made for speculative decoding: leave speculative_config out")
+        self.engine_policy = policy_of(self.vllm_config.additional_config)
+        self.preemptions = 0
+        self._urgencies: dict[str, Urgency] = {}  # by vLLM's request id, as the next
+        self._preempted: dict[str, int] = {}
+        self._by_run_id: dict[str, str] = {}
+        self._arrivals = 0
+        self._unordered = False  # requests wait that the policy has not ordered
+        self._reorder_at_s: float | None = None
+
+    # What vLLM calls --------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests:
+            urgency = urgency_of(request, self._arrivals + 1)
+            if urgency.run_id in self._by_run_id:  # several samples of one prompt bring the same name
+                urgency = replace(urgency, run_id=request.request_id)
+            self._arrivals += 1
+            self._urgencies[request.request_id] = urgency
+            self._by_run_id[urgency.run_id] = request.request_id
+        super().add_request(request)
+        self._unordered = True
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        now_s = time.monotonic()
+        self._ask_policy(now_s)
+        self._order_victims(now_s)
+        return super().schedule(throttle_prefills)
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self._preempted[request.request_id] = self._preempted.get(request.request_id, 0) + 1
+        self.preemptions += 1
+        self._unordered = True
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        urgency = self._urgencies.pop(request.request_id, None)
+        if urgency is not None:
+            del self._by_run_id[urgency.run_id]
+        self._preempted.pop(request.request_id, None)
+        self._unordered = True  # with the room that it leaves, who gives way may make enough of it
+        return super()._free_request(request, delay_free_blocks)
+
+    # Order ------------------------------------------------------------------------------------------------------------
+
+    def _ask_policy(self, now_s: float) -> None:
+        due = self._reorder_at_s is not None and now_s >= self._reorder_at_s
+        if not self.waiting or not (self._unordered or due):
+            return
+        # Nobody makes room for a request until its grammar is there and the engine goes on, which nothing tells.
+        compiling = any(
+            request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not _has_grammar(request) for request in self.waiting
+        )
+        self._order_waiting(now_s)
+        if self._make_room(now_s):
+            self._order_waiting(now_s)
+        self._unordered = compiling or self._pause_state is not PauseState.UNPAUSED
+        self._reorder_at_s = self.engine_policy.next_wakeup_s(now_s)
+
+    def _order_waiting(self, now_s: float) -> None:
+        ranks = self._ranks(self.engine_policy.order(now_s, self._views(list(self.waiting))))
+        ordered = sorted(self.waiting, key=lambda request: ranks.get(request.request_id, len(ranks)))
+        self.waiting.clear()
+        self.waiting.extend(ordered)
+
+    def _order_victims(self, now_s: float) -> None:
+        """vLLM takes the last of the running first."""
+        free = self._blocks_free()
+        plenty = 2 * len(self.running) + self.max_num_scheduled_tokens // self.block_size
+        if len(self.running) < 2 or plenty <= free or self._blocks_of_next_step() <= free:
+            return
+        ranks = self._ranks(self.engine_policy.victims(now_s, self._views(self.running)))
+        self.running.sort(key=lambda request: -ranks.get(request.request_id, len(ranks)))
+
+    def _ranks(self, run_ids: Sequence[str]) -> dict[str, int]:
+        return {self._by_run_id[run_id]: rank for rank, run_id in enumerate(run_ids) if run_id in self._by_run_id}
+
+    def _views(self, requests: Sequence[Request]) -> list[SequenceView]:
+        return [view_of(request, self._urgencies[request.request_id], self._preempted.get(request.request_id, 0)) for request in requests]
+
+    # Room -------------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, now_s: float) -> bool:
+        """Preempts for waiting requests as the policy says; tells whether it did."""
+        if self._pause_state is not PauseState.UNPAUSED:
+            return False
+        seats = self._seats_free()
+        blocks = self._blocks_free() - self._blocks_promised()
+        ready = [request for request in self.waiting if not self._is_held_back(request)]
+        preempted = False
+        for position, request in enumerate(ready):
+            needed = self._blocks_needed(request)
+            if seats < 1 or blocks < needed:
+                victims = self._victims_for(now_s, ready[position:], seats, blocks, needed)
+                if not victims:
+                    break
+                preempted = True
+                for victim in victims:
+                    seats += 1
+                    blocks += self._blocks_given_back(victim)
+                    self.running.remove(victim)
+                    self.prev_step_scheduled_req_ids.discard(victim.request_id)
+                    self._preempt_request(victim, now_s)
+            seats -= 1
+            blocks -= needed
+        return preempted
+
+    def _victims_for(self, now_s: float, waiting: Sequence[Request], seats: int, blocks: int, needed: int) -> list[Request]:
+        """As many of the policy's victims as make room for the first of `waiting`; none where all of them do not."""
+        running = {request.request_id: request for request in self.running if self._may_be_preempted(request)}
+        chosen = []
+        for run_id in self.engine_policy.preempt(now_s, self._views(waiting), self._views(list(running.values()))):
+            victim = running.pop(self._by_run_id.get(run_id, ""), None)
+            if victim is not None:
+                chosen.append(victim)
+                seats += 1
+                blocks += self._blocks_given_back(victim)
+                if seats >= 1 and blocks >= needed:
+                    return chosen
+        return []
+
+    def _may_be_preempted(self, request: Request) -> bool:
+        return request.status is RequestStatus.RUNNING and self._request_blocks_can_be_freed(request)
+
+    def _is_held_back(self, request: Request) -> bool:
+        """Whether vLLM would not admit it in this step whatever room there is."""
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:  # which vLLM looks at only where there is room
+            return not _has_grammar(request)
+        return self._is_blocked_waiting_status(request.status) or (request.num_stale_output_tokens > 0 and not request.drop_stale_output)
+
+    def _seats_free(self) -> int:
+        taken = len(self.running) + len(self.kv_holding_waiting) + self.num_waiting_for_streaming_input
+        return min(self.max_num_active_reqs, self.max_num_running_reqs) - taken
+
+    def _blocks_free(self) -> int:
+        return self.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def _blocks_promised(self) -> int:
+        """What those that run need to finish their prefills or to decode on, and what admission leaves free."""
+        decoding = sum(request.num_computed_tokens % self.block_size == 0 for request in self.running)
+        return self._inflight_prefill_reserved_blocks() + decoding + int(self.kv_cache_manager.watermark_blocks)
+
+    def _blocks_needed(self, request: Request) -> int:
+        """Free blocks that its admission takes: not those of its prefix that others hold."""
+        hit, _, _ = self.kv_cache_manager.get_computed_blocks(request)
+        shared = sum(block.ref_cnt > 0 for blocks in hit.blocks for block in blocks)
+        return self._request_remaining_blocks(request) - shared
+
+    def _blocks_given_back(self, request: Request) -> int:
+        blocks = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(block.ref_cnt == 1 for group in blocks for block in group) + self._request_remaining_blocks(request)
+
+    def _blocks_of_next_step(self) -> int:
+        """New blocks that the running requests would take in the next step, at most."""
+        tokens = self.max_num_scheduled_tokens
+        blocks = 0
+        for request in self.running:
+            new = min(tokens, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
+            tokens -= new
+            end = request.num_computed_tokens + new
+            for group, held in enumerate(self.kv_cache_manager.get_blocks(request.request_id).blocks):
+                block_tokens = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
+                blocks += max(0, -(-end // block_tokens) - len(held))
+        return blocks
+
+
+def _has_grammar(request: Request) -> bool:
+    """Whether the grammar of its structured output is compiled."""
+    structured = request.structured_output_request
+    return structured is not None and structured.grammar is not None and not isinstance(structured.grammar, Exception)

@@ -1,0 +1,88 @@
+"""Telling the queue where models are and what runs, and the planner that this instance is there, with its load. Best effort: what the queue
+says of requests is what counts, so a failure is only logged, and everything is reported again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+import structlog
+
+from qlm.api.v1 import instance_pb2, planner_pb2, planner_pb2_grpc
+from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.instance import InstanceFacts
+from qlm_process.wire.instance import to_proto
+from qlm_queue.port import Queue
+from qlm_queue.values import PLANNER_ROLE
+
+DEADLINE_S = 1.0
+
+
+class Announcer:
+    """Announces each incarnation once to each leader, and once more when it drains; then reports its load every `every_s`, and at once
+    after `hurry`: a plan that rests on a model that is being replaced swaps it back in."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        every_s: float,
+        facts: Callable[[], InstanceFacts],
+        load: Callable[[], instance_pb2.InstanceLoad],
+        tell: Callable[[instance_pb2.InstanceLoad], Awaitable[None]],
+    ) -> None:
+        """`tell`: the queue, of the agent as its load says. `load` is asked every `every_s` in any case: it feeds the metrics."""
+        self._queue = queue
+        self._every_s = every_s
+        self._facts = facts
+        self._load = load
+        self._tell = tell
+        self._address = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._announced = ("", "", False)
+        self._due = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Has the load reported now."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                try:
+                    await self._announce()
+                except (Unavailable, LeaseLost, grpc.aio.AioRpcError) as error:
+                    self._announced = ("", "", False)
+                    structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._due.wait(), self._every_s)
+                self._due.clear()
+        finally:
+            await self._close()
+
+    async def _announce(self) -> None:
+        facts, load = self._facts(), self._load()
+        if not facts.incarnation:
+            return
+        await self._tell(load)
+        address = await self._queue.leader_address(PLANNER_ROLE)
+        if address != self._address:
+            await self._close()
+            self._address = address
+        if not address:
+            return
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        stub: planner_pb2_grpc.PlannerAsyncStub = planner_pb2_grpc.PlannerStub(self._channel)
+        if self._announced != (address, facts.incarnation, facts.draining):
+            await stub.RegisterInstance(planner_pb2.RegisterInstanceRequest(instance=to_proto(facts)), timeout=DEADLINE_S)
+            self._announced = (address, facts.incarnation, facts.draining)
+        await stub.Heartbeat(planner_pb2.HeartbeatRequest(incarnation=facts.incarnation, load=load), timeout=DEADLINE_S)
+
+    async def _close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)

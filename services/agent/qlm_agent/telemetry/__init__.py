@@ -1,0 +1,1 @@
+"""Metrics, and spans of requests and of LLM serving operations."""

@@ -1,0 +1,93 @@
+"""The command `qlm doctor`: damaged records of a queue, and their repair."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import click
+import redis.asyncio as redis
+
+from qlm_cli.options import config_option, default_config_path, set_option
+from qlm_cli.up.config import UpConfig
+from qlm_core.errors import ConfigError
+from qlm_process.cluster.state import ClusterStateFile
+from qlm_process.config import load_config
+from qlm_process.queue.connection import open_queue
+from qlm_process.settings import QueueSettings
+from qlm_queue.damage import Damage
+from qlm_queue.embedded.server import EmbeddedServer
+from qlm_queue.keys import Keys
+
+EXIT_DAMAGED = 1
+SCAN_COUNT = 1_000
+
+
+@click.command()
+@click.option("--repair", "mend", is_flag=True, help="Mend what is damaged, after a try on a copy.")
+@click.option("--no-copy", is_flag=True, help="Mend without the try on a copy, which takes the memory of the queue once more.")
+@config_option
+@set_option
+def doctor(mend: bool, no_copy: bool, config_path: str | None, overrides: dict[str, str]) -> None:
+    """Look at every record of the queue and print those that do not fit: what is wrong, and what a repair does. The cluster may run.
+
+    A repair never touches a request whose own record is whole, but to put it where it belongs. A request whose record, body or shown output
+    is lost ends FAILED (RECORD_DAMAGED). Exit codes: 0 nothing is damaged (any more), 1 something is, 2 wrong use.
+    """
+    settings = load_config(UpConfig, config_path or default_config_path(), None, None, dict(overrides)).queue
+    if not settings.url:
+        settings = settings.model_copy(update={"url": ClusterStateFile(settings.state_dir).read().queue_url})
+    found = asyncio.run(_examined(settings, mend=False))
+    for each in found:
+        click.echo(str(each))
+    if found and mend:
+        if not no_copy:
+            left = asyncio.run(_tried_on_a_copy(settings))
+            if left:
+                raise click.ClickException(f"a repair of a copy leaves {len(left)} damaged, such as {left[0]}; nothing was changed")
+        asyncio.run(_examined(settings, mend=True))
+        found = asyncio.run(_examined(settings, mend=False))
+        click.echo(f"mended; {len(found)} damaged now")
+    else:
+        click.echo(f"{len(found)} damaged")
+    if found:
+        sys.exit(EXIT_DAMAGED)
+
+
+async def _examined(settings: QueueSettings, *, mend: bool) -> Sequence[Damage]:
+    queue = open_queue(settings)
+    await queue.start()
+    try:
+        return await queue.repair(mend)
+    finally:
+        await queue.stop()
+
+
+async def _tried_on_a_copy(settings: QueueSettings) -> Sequence[Damage]:
+    """What is damaged after a repair of a copy of the queue, on a server of its own."""
+    with tempfile.TemporaryDirectory(prefix="qlm-doctor-") as folder:
+        server = EmbeddedServer(folder)
+        url = await server.start()
+        try:
+            await _copy(settings, url)
+            copy = settings.model_copy(update={"url": url})
+            await _examined(copy, mend=True)
+            return await _examined(copy, mend=False)
+        finally:
+            await server.stop()
+
+
+async def _copy(settings: QueueSettings, url: str) -> None:
+    """Raises ConfigError where the server's data is of a version that the embedded server cannot read."""
+    pattern = "".join(f"\\{letter}" if letter in "[]*?\\" else letter for letter in Keys(settings.name).prefix) + ":*"
+    source, target = redis.Redis.from_url(settings.url), redis.Redis.from_url(url)
+    async with source, target:
+        async for name in source.scan_iter(match=pattern, count=SCAN_COUNT):
+            value, ttl_ms = await source.dump(name), await source.pttl(name)
+            if value is not None:
+                try:
+                    await target.restore(name, max(0, ttl_ms), value, replace=True)
+                except redis.ResponseError as error:
+                    raise ConfigError(f"the queue cannot be copied ({error}); --no-copy repairs it without a try") from error

@@ -1,0 +1,50 @@
+"""docs/reference/metrics.md, written from the metrics classes: `python -m qlm_cli.metrics_reference > docs/reference/metrics.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+
+from qlm_process.metrics import Metrics
+
+HEAD = """# Metrics
+
+<!-- Written by `make docs` from the metrics classes. -->
+
+Each process serves Prometheus metrics at `/metrics` on `telemetry.metrics_host` and `telemetry.metrics_port`. Port 0, the default, is any
+free one: the table that `qlm up` prints and the log event `ready` (`metrics_port`) tell which. Beside those below there are `process_*`
+and `python_info` of the Prometheus client. Units are the last word of a name; a counter ends with `_total`. Counters begin at 0 with
+each start of a process.
+"""
+
+SERVICES: tuple[tuple[str, str, str], ...] = (
+    ("gateway", "qlm_gateway.metrics", "GatewayMetrics"),
+    ("planner", "qlm_planner.shell.metrics", "PlannerMetrics"),
+    ("estimator", "qlm_estimator.metrics", "EstimatorMetrics"),
+    ("agent", "qlm_agent.telemetry.metrics", "AgentMetrics"),
+)
+"""Service, module and class."""
+
+
+def documented(service: str) -> Iterator[tuple[str, str, str]]:
+    """Name, kind and help of each metric of a service, by name."""
+    ((module, attribute),) = [(module, attribute) for name, module, attribute in SERVICES if name == service]
+    metrics = getattr(import_module(module), attribute)()
+    assert isinstance(metrics, Metrics)
+    for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
+        if family.name.startswith("qlm_"):
+            yield family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for service, _, _ in SERVICES:
+        rows = [f"| `{name}` | {kind} | {text} |" for name, kind, text in documented(service)]
+        parts.append(f"## {service}\n\n| metric | kind | what |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

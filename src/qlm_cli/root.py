@@ -1,0 +1,70 @@
+"""The command group. Subcommands load when they are used, so that `qlm submit` does not pay for the planner."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from qlm_core.errors import ConfigError, QlmError
+
+COMMANDS = {
+    "up": ("qlm_cli.up.command", "up", "Run everything on this machine."),
+    "gateway": ("qlm_cli.services", "gateway", "Run one gateway."),
+    "planner": ("qlm_cli.services", "planner", "Run one planner (leader or standby)."),
+    "estimator": ("qlm_cli.services", "estimator", "Run one estimator (leader or standby)."),
+    "agent": ("qlm_cli.services", "agent", "Run the agent of one instance."),
+    "submit": ("qlm_cli.submit", "submit", "Send a prompt and print its answer."),
+    "status": ("qlm_cli.status", "status", "Show the queue, or one request."),
+    "requests": ("qlm_cli.requests", "requests", "List, show or cancel requests."),
+    "pause": ("qlm_cli.pauses", "pause", "Let the requests for a model, or of a tenant, wait."),
+    "resume": ("qlm_cli.pauses", "resume", "End a pause."),
+    "assess": ("qlm_cli.assess", "assess", "Show which groups are expected to have how many late requests."),
+    "top": ("qlm_cli.top.command", "top", "Watch the whole cluster live."),
+    "doctor": ("qlm_cli.doctor", "doctor", "Look for damaged records in the queue, and mend them."),
+    "health": ("qlm_cli.health", "health", "Ask one process whether it serves."),
+    "profile": ("qlm_cli.profile", "profile", "Measure how fast an engine is: its hardware profile."),
+    "profiles": ("qlm_cli.profiles", "profiles", "Show, export or import what the estimator knows."),
+    "models": ("qlm_cli.models.command", "models", "Make or list small models for real engines."),
+    "load": ("qlm_cli.load", "load", "Replay a workload and report what came of it."),
+}
+"""Name -> module, attribute, one line of help."""
+
+
+class LazyGroup(click.Group):
+    """Knows its subcommands by name; imports one when it is called, and says the errors of QLM in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.UsageError(error.message) from error
+        except QlmError as error:
+            raise click.ClickException(described(error)) from error
+
+
+def described(error: QlmError) -> str:
+    """An error in one line: what, why, and when to try again."""
+    retry = "" if error.retry_after_s is None else f" (try again in {error.retry_after_s:g} s)"
+    return f"{error.message} [{error.reason}]{retry}"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="qlm-serving", prog_name="qlm")
+def root() -> None:
+    """QLM: a durable queue in front of LLM serving engines that keeps end-to-end latency objectives."""

@@ -1,0 +1,209 @@
+"""Looks at a whole cluster over its public gRPC APIs: gateways, the leading planner and estimator, and every agent.
+
+Each call has a deadline, and a part that does not answer is a part of the picture: it is shown with the reason and what was last known
+of it. Who leads and where agents are is what a gateway last said, so all else is still seen while gateways are away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from qlm.api.v1 import agent_pb2, estimator_pb2, gateway_pb2, planner_pb2
+from qlm.api.v1.agent_pb2_grpc import AgentStub
+from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
+from qlm.api.v1.gateway_pb2_grpc import GatewayStub
+from qlm.api.v1.planner_pb2_grpc import PlannerStub
+from qlm.wire_errors import from_rpc_error
+from qlm_core.errors import QlmError
+from qlm_process.cluster.view import (
+    UNASSIGNED,
+    AgentView,
+    ClusterView,
+    GroupView,
+    InstanceView,
+    OutcomesView,
+    PartView,
+    agent_view,
+    group_view,
+    outcomes_view,
+    planned_group_view,
+)
+
+if TYPE_CHECKING:  # known to the type stubs alone
+    from qlm.api.v1.agent_pb2_grpc import AgentAsyncStub
+    from qlm.api.v1.estimator_pb2_grpc import EstimatorAsyncStub
+    from qlm.api.v1.gateway_pb2_grpc import GatewayAsyncStub
+    from qlm.api.v1.planner_pb2_grpc import PlannerAsyncStub
+
+CALL_TIMEOUT_S = 1.0
+MESSAGE_BYTES_MAX = 64 << 20
+RECONNECT_MAX_S = 1.0
+INSTANCES_MAX = 1_000
+"""Instances that are remembered, and so are asked; more are not looked at."""
+
+Answer = TypeVar("Answer")
+
+
+class ClusterObserver:
+    """`gateways`: "host:port" of each. Close it, or use it as an asynchronous context manager."""
+
+    def __init__(self, gateways: Sequence[str], *, window_s: float = 0.0, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """`window_s`: seconds that outcomes are asked for; 0: the estimator's default."""
+        self._gateways = list(gateways)
+        self._window_s = window_s
+        self._timeout_s = call_timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._planner = ""
+        self._estimator = ""
+        self._agents: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Safe twice."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(None)
+
+    async def look(self) -> ClusterView:
+        """The cluster now. Raises nothing for parts that are away."""
+        gateway_parts, status = await self._ask_gateways()
+        if status is not None:
+            self._remember(status)
+        (planner, plan), (estimator, outcomes), agents = await asyncio.gather(
+            self._ask("planner", self._planner, self._plan), self._ask("estimator", self._estimator, self._outcomes), self._ask_agents()
+        )
+        await self._forget_channels()
+        return ClusterView(
+            at_s=plan.made_s if plan is not None else time.time(),
+            queue=status.queue if status is not None else "",
+            live=status.live if status is not None else None,
+            unplaced=status.unplaced if status is not None else None,
+            running=status.running if status is not None else None,
+            plan_version=plan.version if plan is not None else None,
+            advice=plan.advice.line if plan is not None else "",
+            parts=(*gateway_parts, planner, estimator),
+            instances=_instances(status, plan, agents),
+            unassigned=_groups(UNASSIGNED, status, plan),
+            outcomes=outcomes,
+        )
+
+    def _remember(self, status: gateway_pb2.QueueStatusResponse) -> None:
+        """A process that is away has no address: the last one is kept, so that it is shown as away."""
+        self._planner = status.planner or self._planner
+        self._estimator = status.estimator or self._estimator
+        names = [queue.instance for queue in status.virtual_queues if queue.instance != UNASSIGNED][:INSTANCES_MAX]
+        told = {queue.instance: queue.address for queue in status.virtual_queues}
+        self._agents = {name: told[name] or self._agents.get(name, "") for name in names}
+
+    async def _ask_gateways(self) -> tuple[list[PartView], gateway_pb2.QueueStatusResponse | None]:
+        """All are asked, so that each is seen; the first answer counts."""
+        asked = await asyncio.gather(*(self._ask("gateway", address, self._status) for address in self._gateways))
+        return [part for part, _ in asked], next((answer for _, answer in asked if answer is not None), None)
+
+    async def _ask_agents(self) -> dict[str, tuple[PartView, AgentView | None]]:
+        names = list(self._agents)
+        asked = await asyncio.gather(*(self._ask(name, self._agents[name], self._agent) for name in names))
+        return dict(zip(names, asked, strict=True))
+
+    async def _ask(self, name: str, address: str, call: Callable[[str], Awaitable[Answer]]) -> tuple[PartView, Answer | None]:
+        if not address:
+            return PartView(name=name, address="", problem="not known"), None
+        try:
+            return PartView(name=name, address=address), await call(address)
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+        self._follow(name, error)
+        return PartView(name=name, address=address, problem=_in_short(error)), None
+
+    def _follow(self, name: str, error: QlmError) -> None:
+        """A standby names the leader: that one is asked next."""
+        leader = error.details.get("leader", "") if error.reason == "NOT_LEADER" else ""
+        if leader and name == "planner":
+            self._planner = leader
+        elif leader and name == "estimator":
+            self._estimator = leader
+
+    async def _status(self, address: str) -> gateway_pb2.QueueStatusResponse:
+        stub: GatewayAsyncStub = GatewayStub(self._channel(address))
+        return await stub.QueueStatus(gateway_pb2.QueueStatusRequest(), timeout=self._timeout_s)
+
+    async def _plan(self, address: str) -> planner_pb2.Plan:
+        stub: PlannerAsyncStub = PlannerStub(self._channel(address))
+        return await stub.GetPlan(planner_pb2.GetPlanRequest(), timeout=self._timeout_s)
+
+    async def _outcomes(self, address: str) -> OutcomesView:
+        stub: EstimatorAsyncStub = EstimatorStub(self._channel(address))
+        request = estimator_pb2.GetOutcomesRequest(window_s=self._window_s)
+        return outcomes_view(await stub.GetOutcomes(request, timeout=self._timeout_s))
+
+    async def _agent(self, address: str) -> AgentView:
+        stub: AgentAsyncStub = AgentStub(self._channel(address))
+        return agent_view(await stub.GetStatus(agent_pb2.GetAgentStatusRequest(), timeout=self._timeout_s))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return self._channels[address]
+
+    async def _forget_channels(self) -> None:
+        """Those of processes that are somewhere else now."""
+        wanted = {*self._gateways, self._planner, self._estimator, *self._agents.values()}
+        for address in [address for address in self._channels if address not in wanted]:
+            await self._channels.pop(address).close(None)
+
+
+def _instances(
+    status: gateway_pb2.QueueStatusResponse | None, plan: planner_pb2.Plan | None, agents: dict[str, tuple[PartView, AgentView | None]]
+) -> tuple[InstanceView, ...]:
+    queues = {queue.instance: queue for queue in status.virtual_queues} if status is not None else {}
+    return tuple(
+        InstanceView(
+            name=name,
+            part=part,
+            alive=queues[name].alive if name in queues else None,
+            owned=queues[name].running if name in queues else None,
+            active_model=agent.active_model if agent is not None else queues[name].active_model if name in queues else "",
+            agent=agent,
+            groups=_groups(name, status, plan),
+        )
+        for name, (part, agent) in sorted(agents.items())
+    )
+
+
+def _groups(name: str, status: gateway_pb2.QueueStatusResponse | None, plan: planner_pb2.Plan | None) -> tuple[GroupView, ...]:
+    """The order is the queue's own where a gateway tells it, predictions are the planner's."""
+    planned = {group.group_id: group for queue in plan.queues for group in queue.groups} if plan is not None else {}
+    if status is not None:
+        found = [queue for queue in status.virtual_queues if queue.instance == name]
+        return tuple(group_view(group, planned.get(group.group_id)) for queue in found for group in queue.groups)
+    if plan is not None:
+        return tuple(planned_group_view(group) for queue in plan.queues if queue.instance == name for group in queue.groups)
+    return ()
+
+
+def _in_short(error: QlmError) -> str:
+    """Why a part did not answer, in a word or two."""
+    transport = error.details.get("transport", "")
+    return {"UNAVAILABLE": "down", "DEADLINE_EXCEEDED": "no answer"}.get(transport, error.reason)
+
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", round(RECONNECT_MAX_S * 1000)),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)

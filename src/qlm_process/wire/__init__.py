@@ -1,0 +1,1 @@
+"""Values of decisions to protos and back, for every service alike."""

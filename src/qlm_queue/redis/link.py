@@ -1,0 +1,272 @@
+"""The connection to the server: function calls and blocking reads with deadlines, and the errors they end in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis.asyncio as redis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from qlm_core.errors import ConfigError, LeaseLost, NotFound, OffsetOutOfRange, QueueFull, RequestIdConflict, Unavailable
+from qlm_queue.bounds import bytes_full
+from qlm_queue.redis.pipe import Pipe
+from qlm_queue.redis.scripts import READING, Library, is_not_loaded
+
+Answer = TypeVar("Answer")
+Entry = tuple[bytes, dict[bytes, bytes]]
+"""Id and fields of an entry of a stream."""
+
+CONNECTIONS_MAX = 32
+RETRY_AFTER_S = 1.0
+# Refusals that pass: by code where the client leaves it in the message, by class where it takes it out.
+_AWAY_CODES = frozenset({"MASTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "UNKILLABLE"})
+_AWAY_ERRORS = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError, exceptions.ClusterDownError)
+
+
+class RecordDamaged(Exception):
+    """The server refuses a call because of what it holds (or of a bug of a script): not for the callers of the port."""
+
+
+class RedisLink:
+    """One server and one library of functions on it. Nothing is retried here: whether a call may be repeated is for its caller to say."""
+
+    def __init__(self, url: str, library: Library, call_timeout_s: float, on_open: Callable[[Pipe], Awaitable[None]] | None = None) -> None:
+        """`on_open`: is called with each connection before others use it; what it raises fails the call that opened it."""
+        self._url = url
+        self._library = library
+        self._call_timeout_s = call_timeout_s
+        self._on_open = on_open
+        self._calls: redis.Redis | None = None
+        self._pipe: Pipe | None = None
+        self._readers: set[Pipe] = set()  # each has one blocking read at a time
+        self._idle_readers: list[Pipe] = []
+        self._worn: list[Pipe] = []  # pipes that were given up and may still wait for answers
+        self._opening = asyncio.Lock()
+        self.connections = 0
+        """Pipes opened so far: another one may be to a server that was started anew."""
+
+    async def start(self) -> None:
+        """Connects and loads the library. Raises Unavailable, or ConfigError for a URL that is none."""
+        if self._calls is not None:
+            return
+        self._calls = self._client()
+        try:
+            await self._load_library()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def open(self) -> None:
+        """Opens the connection that calls go on. Raises Unavailable, and what `on_open` raises."""
+        await self._within(self._call_timeout_s, self._opened)
+
+    async def stop(self) -> None:
+        if self._calls is not None:
+            await self._calls.aclose()
+        self._calls = None
+        async with self._opening:  # one that opens a pipe just now finishes first
+            pipes = [*self._worn, *([] if self._pipe is None else [self._pipe]), *self._readers]
+            self._pipe, self._worn, self._readers, self._idle_readers = None, [], set(), []
+            for pipe in pipes:
+                await pipe.stop()
+
+    @property
+    def connected(self) -> bool:
+        """The next call goes on the connection that the last one went on, as far as is known."""
+        return self._pipe is not None and not self._pipe.worn and not self._pipe.broken
+
+    @property
+    def client(self) -> redis.Redis:
+        """For plain commands through `run`."""
+        if self._calls is None:
+            raise Unavailable("the queue is not started", details={"retry_after_s": f"{RETRY_AFTER_S}"})
+        return self._calls
+
+    async def run(self, command: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """One command within the call timeout. Raises Unavailable where it may or may not have happened, RecordDamaged for another type."""
+        return await self._within(self._call_timeout_s, lambda: command(*args, **options))
+
+    async def call(self, name: str, keys: list[str], args: list[Any], within_s: float | None = None) -> Any:
+        """One function of the library; loads the library again where a restarted server has lost it. `within_s`: a deadline below the
+        call timeout."""
+        command = ("FCALL_RO" if name in READING else "FCALL", self._library.function(name), len(keys), *keys, *args)
+        try:
+            try:
+                return await self._ask(command, within_s)
+            except redis.ResponseError as error:
+                if not is_not_loaded(str(error)):
+                    raise
+            await self._load_library()
+            return await self._ask(command, within_s)
+        except redis.ResponseError as error:
+            raise _qlm_error(error) from error
+
+    async def _load_library(self) -> None:
+        """Only where it is not there: a full server takes no other."""
+        if not await self.run(self.client.function_list, self._library.name):
+            await self.run(self.client.function_load, self._library.code, True)
+
+    async def _ask(self, command: tuple[Any, ...], within_s: float | None) -> Any:
+        """One command on the pipe, within its deadline or the call timeout."""
+        pipe = self._pipe
+        try:
+            if within_s is not None and within_s < self._call_timeout_s:
+                return await self._ask_soon(command, within_s)
+            if pipe is not None and self.connected:
+                return await pipe.ask(*command)
+            async with asyncio.timeout(self._call_timeout_s):
+                return await (await self._opened()).ask(*command)
+        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+            raise _unavailable(error) or error from error
+
+    async def _ask_soon(self, command: tuple[Any, ...], within_s: float) -> Any:
+        """One command that cannot wait for the call timeout. The pipe is worn by it as by any that is not answered in time: where
+        answers are lost without a word, whoever asks again is heard on another connection."""
+        pipe = None
+        try:
+            async with asyncio.timeout(within_s):
+                pipe = await self._opened()
+                return await pipe.ask(*command)
+        except TimeoutError:
+            if pipe is not None:
+                pipe.worn = True
+            raise
+
+    async def _opened(self) -> Pipe:
+        """A pipe for new calls. Those that nobody waits for any more are closed."""
+        async with self._opening:
+            if self._pipe is not None and self.connected:
+                return self._pipe
+            if self._pipe is not None:
+                self._worn.append(self._pipe)
+                self._pipe = None
+            for pipe in [pipe for pipe in self._worn if pipe.broken or pipe.idle]:
+                self._worn.remove(pipe)
+                await pipe.stop()
+            self._pipe = await self._new_pipe()
+            return self._pipe
+
+    async def _new_pipe(self) -> Pipe:
+        self.connections += 1
+        connection = self.client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        pipe = Pipe(connection, self._call_timeout_s)
+        try:
+            await pipe.start()
+            if self._on_open is not None:
+                await self._on_open(pipe)
+        except BaseException:
+            await pipe.stop()
+            raise
+        return pipe
+
+    async def read_streams(self, stream: str, after: str, block_s: float, count: int) -> list[Entry]:
+        """Entries of a stream after an id, waiting up to `block_s`."""
+        return await self._read(block_s, ("XREAD", "COUNT", count), ("STREAMS", stream, after))
+
+    async def read_group(self, stream: str, group: str, consumer: str, block_s: float, count: int) -> list[Entry]:
+        """Entries that nobody of the consumer group has read yet."""
+        return await self._read(block_s, ("XREADGROUP", "GROUP", group, consumer, "COUNT", count), ("STREAMS", stream, ">"))
+
+    async def _read(self, block_s: float, command: tuple[Any, ...], streams: tuple[str, ...]) -> list[Entry]:
+        block = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
+        within_s = block_s + self._call_timeout_s
+        reader = None
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                reader = await self._idle_reader()
+            answer = await reader.ask(*command, *block, *streams, within_s=within_s)
+        except redis.ResponseError as error:
+            self._done_with(reader)
+            raise _unavailable(error) or error from error
+        except BaseException as error:  # also when cancelled: it may still wait on the server, and the next read behind it
+            if reader is not None:
+                self._readers.discard(reader)
+                await reader.stop()
+            if isinstance(error, (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError)):
+                raise _unavailable(error) or error from error
+            raise
+        self._done_with(reader)
+        if not answer:
+            return []
+        ((_, entries),) = answer
+        return [(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in entries if fields is not None]
+
+    async def _idle_reader(self) -> Pipe:
+        while self._idle_readers:
+            reader = self._idle_readers.pop()
+            if not reader.broken:
+                return reader
+            self._readers.discard(reader)
+            await reader.stop()
+        async with self._opening:  # one at a time, or there could be more than allowed, or one that `stop` does not see
+            if len(self._readers) >= CONNECTIONS_MAX:
+                raise redis.ConnectionError(f"{CONNECTIONS_MAX} reads wait on the server already")
+            reader = await self._new_pipe()
+            self._readers.add(reader)
+            return reader
+
+    def _done_with(self, reader: Pipe | None) -> None:
+        if reader is not None and reader in self._readers:
+            self._idle_readers.append(reader)
+
+    async def _within(self, timeout_s: float, start: Callable[[], Awaitable[Answer]]) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await start()
+        except (redis.ConnectionError, redis.TimeoutError, TimeoutError, OSError, redis.ResponseError) as error:
+            raise _unavailable(error) or error from error
+
+    def _client(self) -> redis.Redis:
+        try:
+            pool = redis.BlockingConnectionPool.from_url(
+                self._url,
+                max_connections=CONNECTIONS_MAX,
+                timeout=self._call_timeout_s,
+                socket_connect_timeout=self._call_timeout_s,
+                socket_timeout=None,
+                retry=Retry(NoBackoff(), 0),
+                retry_on_error=[],
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(f"queue.url {self._url!r} must be a redis://, rediss:// or unix:// URL: {error}") from error
+        return redis.Redis.from_pool(pool)
+
+
+def _unavailable(error: Exception) -> Exception | None:
+    """The error for a server that is away, refuses for now or holds what it should not; None for another refusal."""
+    details = {"retry_after_s": f"{RETRY_AFTER_S}"}
+    if not isinstance(error, redis.ResponseError):
+        return Unavailable(f"the queue's server is away: {error!r}", details=details)
+    if str(error).startswith("WRONGTYPE"):
+        return RecordDamaged(f"the queue's server refuses: {error}")
+    if isinstance(error, _AWAY_ERRORS) or str(error).partition(" ")[0] in _AWAY_CODES:
+        return Unavailable(f"the queue's server refuses: {error}", details=details)
+    return None
+
+
+def _queue_full(bound: str, limit: str, held: str = "", frees_after_ms: str = "") -> QueueFull:
+    if held:
+        return bytes_full(bound, int(limit), int(held), int(frees_after_ms) / 1000 if frees_after_ms else None)
+    return QueueFull(f"the queue is full: {limit} live requests of this {bound}", details={"bound": bound, "limit": limit})
+
+
+def _qlm_error(error: redis.ResponseError) -> Exception:
+    code, _, rest = str(error).partition(" ")
+    match code:
+        case "QLMLEASE":
+            return LeaseLost(rest)
+        case "QLMNOTFOUND":
+            return NotFound(rest)
+        case "QLMCONFLICT":
+            return RequestIdConflict(rest)
+        case "QLMFULL":
+            return _queue_full(*rest.split())
+        case "QLMOFFSET":
+            return OffsetOutOfRange("the offset is beyond what was produced", details={"produced": rest})
+        case _:
+            return RecordDamaged(f"a script of the queue failed: {error}")

@@ -1,0 +1,69 @@
+"""An estimator process in virtual time: the live shell, whose loop awaits only the queue and the sleep that it is given."""
+
+from __future__ import annotations
+
+from qlm_estimator.config import EstimatorSettings
+from qlm_estimator.importing import ImportDesk
+from qlm_estimator.machine import EstimatorMachine
+from qlm_estimator.metrics import EstimatorMetrics
+from qlm_estimator.outcomes.report import OutcomesOfTerm
+from qlm_estimator.shell import EstimatorShell
+from qlm_process.queue.clock import ServerClock, TimeSource
+from qlm_queue.values import ESTIMATOR_ROLE
+from qlm_sim.world.leases import election
+from qlm_sim.world.process import Process
+from qlm_sim.world.site import Site
+
+
+class ProcessClock(ServerClock):
+    """The process's own idea of the server's clock."""
+
+    def __init__(self, process: Process, queue: TimeSource) -> None:
+        super().__init__(queue)
+        self._process = process
+
+    def now_s(self) -> float:
+        return self._process.now_s()
+
+
+class QuietShell(EstimatorShell):
+    """Nobody looks at its metrics."""
+
+    def _report(self, machine: EstimatorMachine) -> None:
+        """Most of it would be worked out for them alone."""
+
+
+class SimEstimator:
+    """One process over all its lives."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.process = site.process(name)
+        self._site = site
+
+    def start(self) -> None:
+        """A new process of this name."""
+        site, process = self._site, self.process
+        process.begin()
+        queue = site.link(process)
+        roles = election(
+            process,
+            queue,
+            ESTIMATOR_ROLE,
+            f"{process.name}:0",
+            ttl_s=site.description.lease_ttl_s,
+            renew_s=site.description.lease_renew_s,
+            make_nonce=lambda: f"{process.name}-{site.new_id()}",
+        )
+        shell = QuietShell(
+            queue=queue,
+            clock=ProcessClock(process, queue),
+            election=roles,
+            settings=EstimatorSettings(publish_every_s=site.description.profiles_every_s),
+            catalogue=site.catalogue,
+            shipped=site.shipped,
+            metrics=EstimatorMetrics(),
+            outcomes=OutcomesOfTerm(),
+            imports=ImportDesk(),
+            sleep=process.sleep,
+        )
+        process.spawn(shell.run())

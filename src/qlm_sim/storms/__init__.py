@@ -1,0 +1,1 @@
+"""Faults by seed, and the invariants that hold through them: a seed in, a transcript and violations out."""
