@@ -36,10 +36,10 @@ protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 		--python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src $(PROTOS)
 
 docs: $(STAMP) ## Write docs/reference from the code
-	$(BIN)/python -m qlm_cli.settings_reference > docs/reference/configuration.md
-	$(BIN)/python -m qlm_cli.metrics_reference > docs/reference/metrics.md
-	$(BIN)/python -m qlm_cli.command_reference > docs/reference/cli.md
-	$(BIN)/python -m qlm_cli.api_reference protos > docs/reference/api.md
+	$(BIN)/python -m qlm_cli.reference.settings > docs/reference/configuration.md
+	$(BIN)/python -m qlm_cli.reference.metrics > docs/reference/metrics.md
+	$(BIN)/python -m qlm_cli.reference.commands > docs/reference/cli.md
+	$(BIN)/python -m qlm_cli.reference.api protos > docs/reference/api.md
 
 site: $(STAMP) ## Build the documentation into out/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,7 +1,7 @@
 """A `qlm up` cluster of one agent on vLLM, whose estimator is given the row that was measured just before.
 
-`qlm profile` measures the engine by itself; then a cluster serves a load of other sizes and another seed than what is judged, and
-`qlm profile --serving` says how much slower the engine is there, where it shares its cores with the services. The planner's solver is
+`qlm profile` measures the engine by itself; then a cluster serves a load of other sizes and another seed than what is judged, and the
+estimator learns how much slower the engine is there, where it shares its cores with the services (`serving_load`). The planner's solver is
 compiled before: in the first cluster of a fresh checkout that takes a core for half a minute, and an engine beside it is a fifth slower.
 """
 
@@ -20,14 +20,14 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
+from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
 from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
 from qlm_agent.config import AgentConfig
-from qlm_agent.profiling.rows import SERVING, table_text
+from qlm_agent.profiling.rows import table_text
 from qlm_agent.profiling.session import profile_engine
-from qlm_cli.profiles import read_profiles
-from qlm_cli.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
+from qlm_cli.profiles.exchange import read_profiles
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.shipped_profiles import shipped_snapshot
@@ -129,7 +129,11 @@ async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
             seed=SERVING_SEED + plan.seed,
         )
     plan.say(f"{served.evidence} ({served.completed} requests in all)")
-    return MeasuredAgent(config=config, row=served.row, profiles=parse_profiles(table_text([served], SERVING)), served=served)
+    return MeasuredAgent(config=config, row=served.row, profiles=_snapshot(served.row), served=served)
+
+
+def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
+    return ProfileSnapshot(version=0, made_s=0.0, hardware=(row.as_measured(),))
 
 
 async def taught(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:

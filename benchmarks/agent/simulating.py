@@ -1,4 +1,4 @@
-"""The simulator, given what `qlm profile --serving` measured, against real vLLM: the same requests on a cluster and in virtual time.
+"""The simulator, given a row measured as the engine serves, against real vLLM: the same requests on a cluster and in virtual time.
 
 One agent with SEATS seats; 300 requests of two SLO classes for each of three seeds, and more of them than the row says are served, so that
 the order of the queue decides who is in time. Each seed has a row of its own, which was measured just before on such a cluster under a

@@ -8,14 +8,18 @@ placement of the group to the end of its last request as the queue tells it; vLL
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 
+from scipy.stats import t as student
+
 from benchmarks.agent.bare_engine import BareEngine
-from benchmarks.agent.intervals import LEVEL, ratio_of_pairs
 from benchmarks.agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
 from benchmarks.agent.own_agent import Asked, OwnAgent, own_agent
 from benchmarks.agent.parts import Plan
@@ -106,3 +110,27 @@ async def _agent_s(agent: OwnAgent, asked: list[Asked]) -> float:
     await agent.place(MODEL, group)
     await agent.until_ended(len(group))
     return time.perf_counter() - began_s
+
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """`value`: geometric mean over the pairs; `low` to `high`: its interval at `LEVEL`, by Student's t on the logarithms; `median`: of the
+    pairs' own ratios."""
+
+    value: float
+    low: float
+    high: float
+    median: float
+
+
+def ratio_of_pairs(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ours over theirs, both positive and measured in pairs. Raises ValueError for less than two pairs, or sides of different lengths."""
+    logs = [math.log(own / other) for own, other in zip(ours, theirs, strict=True)]
+    if len(logs) < 2:
+        raise ValueError(f"{len(logs)} pairs give no interval")
+    mean = fmean(logs)
+    half = float(student.ppf((1.0 + LEVEL) / 2.0, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    return Ratio(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), median=math.exp(median(logs)))

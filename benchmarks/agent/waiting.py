@@ -1,6 +1,6 @@
 """What clients are told about their wait, against what comes, on a `qlm up` cluster whose agent runs vLLM.
 
-First the engine is measured as it serves, as `qlm profile --serving` does it, and the estimator of a fresh cluster is given the row. Then
+First the engine is measured as it serves, and the estimator of a fresh cluster is given the row. Then
 more arrives than is served, so that waits grow from nothing to many batches. Predicted: the median of the wait as the gateway told it at
 acceptance. Real: from acceptance until the engine began.
 """

@@ -8,8 +8,7 @@ from collections import Counter
 import click
 
 from qlm_sim.storms.coverage import COMMON, RARE, missing
-from qlm_sim.storms.many_seeds import failure_text, met, run_seeds
-from qlm_sim.storms.seed_run import SeedReport, run_seed
+from qlm_sim.storms.seed_run import SeedReport, failure_text, met, run_seed, run_seeds
 
 LINES_MAX = 10_000_000
 PROGRESS_EVERY = 100

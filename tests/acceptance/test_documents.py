@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qlm_cli import api_reference, command_reference, metrics_reference, settings_reference
+from qlm_cli.reference import api, commands, metrics, settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "load/README.md", *ROOT.glob("docs/**/*.md")])
@@ -25,10 +25,10 @@ DECISION = re.compile(r"\bADR (\d+)|docs/adr/(\d{4})")
 @pytest.mark.parametrize(
     ("page", "reference"),
     [
-        ("configuration", settings_reference.reference),
-        ("metrics", metrics_reference.reference),
-        ("cli", command_reference.reference),
-        ("api", lambda: api_reference.reference(ROOT / "protos")),
+        ("configuration", settings.reference),
+        ("metrics", metrics.reference),
+        ("cli", commands.reference),
+        ("api", lambda: api.reference(ROOT / "protos")),
     ],
 )
 def test_the_reference_is_in_step_with_the_code(page: str, reference: Callable[[], str]) -> None:

@@ -7,15 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from qlm_core.profile import ProfileSnapshot
-from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_process.profile_file import dump_profiles
 from running_cluster import RunningCluster
 
 COMMAND_TIMEOUT_S = 90.0
@@ -53,43 +49,6 @@ def test_an_engine_is_profiled_and_its_rows_reach_a_running_queue(tmp_path: Path
         assert [row["gpu"] for row in shown["hardware"] if row["origin"] == "measured"] == ["H100-80GB"]
         exported = run(*where, "export", folder=tmp_path)
         assert yaml.safe_load(exported.stdout)["hardware"][0]["decode_a_ms"] == entry["decode_a_ms"]
-
-
-def test_an_instance_is_profiled_as_it_serves(tmp_path: Path) -> None:
-    """The queue is told that the engine is twice as fast as it is, and finds out how fast it is."""
-    truth = next(row for row in shipped_snapshot().hardware if row.key == ("H100-80GB", 1, "Mistral-7B"))
-    half = {name: getattr(truth, name) / 2.0 for name in ("decode_a_ms", "decode_b_ms_per_seq", "prefill_base_ms", "prefill_ms_per_token")}
-    believed = replace(truth, origin="measured", **half)
-    (tmp_path / "wrong.yaml").write_text(dump_profiles(ProfileSnapshot(version=0, made_s=0.0, hardware=(believed,))))
-    settings = {"agent.batch_max": "8", "agent.simulated.bias_max": "0.0"}
-    with RunningCluster(tmp_path / "state", settings) as cluster:
-        where = ("--address", cluster.address)
-        taken = run("profiles", *where, "import", "wrong.yaml", folder=tmp_path)
-        assert taken.returncode == 0, taken.stderr
-        words = ("profile", "--serving", *where, "--model", "mistral-7b", "--set", "agent.batch_max=8")
-        nobody = run(*words, "--name", "a100-0", "--limit", "1", folder=tmp_path)
-        assert nobody.returncode == 1
-        assert "the estimator has learned from 0 runs on a100-0" in nobody.stderr
-        assert not (tmp_path / "qlm-profile.yaml").exists()
-        done = run(*words, "--name", "h100-0", "--limit", "12", "--json", folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        (found,) = json.loads(done.stdout)["models"]
-        assert (found["instance"], found["row"]["origin"], found["row"]["slowdown"]) == ("h100-0", "measured", 1.0)
-        assert found["runs"] >= 20
-        assert 1.7 < found["factor"] < 3.0
-        assert found["row"]["decode_a_ms"] == pytest.approx(found["factor"] * believed.decode_a_ms)
-        assert found["row"]["load_cpu_to_gpu_s"] == truth.load_cpu_to_gpu_s
-        waits = json.loads(run("status", *where, "--json", folder=tmp_path).stdout)
-        assert waits["live"] == 0, "what is left of the load is cancelled"
-        again = run("profiles", *where, "import", "qlm-profile.yaml", folder=tmp_path)
-        assert (again.returncode, again.stdout.startswith("1 hardware and 0 workload rows")) == (0, True), again.stderr
-
-
-def test_without_a_queue_nothing_serves(tmp_path: Path) -> None:
-    done = run("profile", "--serving", "--address", "127.0.0.1:9", "--model", "mistral-7b", "--limit", "1", folder=tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_holds_the_row_its_intervals_and_its_errors(tmp_path: Path) -> None:

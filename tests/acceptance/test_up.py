@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import qlm
-from qlm_cli.metrics_reference import SERVICES, documented
+from qlm_cli.reference.metrics import SERVICES, documented
 from running_cluster import RunningCluster, gone, wait_until
 
 MODEL = "mistral-7b"

@@ -6,8 +6,7 @@ from collections import Counter
 
 from qlm_planner.board.tenants import Tenant, Tenants
 from qlm_planner.policy import Policy
-from qlm_sim.storms.many_seeds import failure_text
-from qlm_sim.storms.seed_run import run_seed
+from qlm_sim.storms.seed_run import failure_text, run_seed
 
 POLICY = Policy(
     mega_fraction=0.01,

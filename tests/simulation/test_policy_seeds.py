@@ -6,8 +6,7 @@ import pytest
 
 from qlm_core.overload import Overload
 from qlm_planner.policy import Order, Policy
-from qlm_sim.storms.many_seeds import failure_text
-from qlm_sim.storms.seed_run import run_seed
+from qlm_sim.storms.seed_run import failure_text, run_seed
 
 OTHERS = [order for order in Order if order is not Order.SLO]
 

@@ -12,8 +12,7 @@ import pytest
 
 from qlm_sim.storms import weather
 from qlm_sim.storms.coverage import COMMON, EFFECTS, missing
-from qlm_sim.storms.many_seeds import failure_text, met
-from qlm_sim.storms.seed_run import SeedReport, run_seed
+from qlm_sim.storms.seed_run import SeedReport, failure_text, met, run_seed
 from qlm_sim.storms.weather import Fault
 
 SEEDS = range(1, 65)

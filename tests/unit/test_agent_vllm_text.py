@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from qlm_agent.delivery.stop_strings import TokenStops
 from qlm_agent.engines.vllm.runners.prompts import NewText, eos_ids
-from qlm_agent.engines.vllm.runners.stop_strings import TokenStops
 
 HELLO, X, SPACE_X = 257, 258, 259
 

@@ -7,10 +7,10 @@ import random
 import struct
 
 import pytest
-from benchmarks.agent.intervals import ratio_of_pairs
 from benchmarks.agent.model_config import vllm_settings
 from benchmarks.agent.model_swap import planned_swaps
 from benchmarks.agent.resuming import INSTANCES, LEFT_TOKENS, Evicted, differences, draw_cases
+from benchmarks.agent.throughput import ratio_of_pairs
 from benchmarks.agent.waiting import Wait, tenths
 
 from qlm.internal.v1 import events_pb2

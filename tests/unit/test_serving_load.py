@@ -1,4 +1,4 @@
-"""What `qlm profile --serving` takes from an estimator: the speed of the runs of its load, without those before."""
+"""What the agent's bench takes from an estimator: the speed of the runs of its load, without those before."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
+from benchmarks.agent.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 
 from qlm_agent.config import AgentSettings
-from qlm_cli.serving_load import OUTPUT_TOKENS, PER_SEAT, PROMPT_TOKENS, RUNS_LEAST
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind

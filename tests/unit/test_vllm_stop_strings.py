@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_agent.engines.vllm.runners.stop_strings import TokenStops
+from qlm_agent.delivery.stop_strings import TokenStops
 
 PIECES = ["a", "b", "ab", "ba", "c", "", "bc"]
 """The text of tokens 0, 1, ..."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -20,27 +20,12 @@ _NO_FIGURES = {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prio
 _FIGURES = tuple(field.name for field in fields(HardwareProfile) if field.name not in _NO_FIGURES)
 
 
-ENGINE_ALONE = {
+SOURCE = {
     "from": "qlm profile",
     "licence": "ours",
     "what": "runs of known sizes through the engine itself; figures that it cannot tell are those believed before",
 }
-SERVING = {
-    "from": "qlm profile --serving",
-    "licence": "ours",
-    "what": "runs of a load through a running queue; the row before, with decode and prefill as much slower as these were",
-}
-"""Sources of a file of measured rows."""
-
-
-class MeasuredRow(Protocol):
-    """A row for a file. `evidence`: what it rests on, in a line."""
-
-    @property
-    def row(self) -> HardwareProfile: ...
-
-    @property
-    def evidence(self) -> str: ...
+"""Of a file of measured rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +69,11 @@ def profiled(
     return ProfiledModel(row=row, before=before, fitted=fitted, measured=measured)
 
 
-def table_text(models: Sequence[MeasuredRow], source: Mapping[str, str] = ENGINE_ALONE) -> str:
+def table_text(models: Sequence[ProfiledModel]) -> str:
     """A file in the format of the shipped table (qlm_core/data/hardware_profiles.yaml), which `qlm profiles import` takes."""
     parts = ("decode", "prefill", "load", "memory")
     document = {
-        "sources": {"profiling_run": dict(source)},
+        "sources": {"profiling_run": dict(SOURCE)},
         "profiles": [
             {
                 "gpu": model.row.gpu,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,3 +91,29 @@ def _weight_files(model: str, path: Path) -> tuple[Path, ...]:
         return tuple(path / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadFailed(f"model {model}: {index} cannot be read: {error!r}") from error
+
+
+CHUNK_BYTES = 8 << 20
+
+
+async def read_ahead(files: Sequence[Path]) -> int:
+    """Returns the bytes read; ends soon after it is cancelled. Raises OSError."""
+    stop = threading.Event()
+    reading = asyncio.ensure_future(asyncio.to_thread(_read, files, stop))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([reading])
+        raise
+
+
+def _read(files: Sequence[Path], stop: threading.Event) -> int:
+    total = 0
+    buffer = bytearray(CHUNK_BYTES)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            while not stop.is_set() and (count := file.readinto(buffer)):
+                total += count
+    return total

@@ -21,12 +21,11 @@ import structlog
 
 from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 from qlm_agent.engines.simulated.host_memory import HostWeights
-from qlm_agent.engines.vllm.folder import ModelFolder
+from qlm_agent.engines.vllm.folder import ModelFolder, read_ahead
 from qlm_agent.engines.vllm.plans import VllmModel, load_plan
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.template import Template
-from qlm_agent.engines.vllm.read_ahead import read_ahead
 from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError, QlmError

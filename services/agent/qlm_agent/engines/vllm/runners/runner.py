@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qlm_agent.delivery.logprobs import Records
+from qlm_agent.delivery.stop_strings import TokenStops
 from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt
-from qlm_agent.engines.vllm.runners.stop_strings import TokenStops
 from qlm_core.chat import ChatPrompt
 
 TOKEN_TYPE = "I"  # four bytes on all platforms that vLLM has

@@ -1,4 +1,4 @@
-"""The command `qlm profile`: of an engine by itself here, of one that serves in `profile_serving`."""
+"""The command `qlm profile`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from qlm_cli.console import plain_console
-from qlm_cli.options import address_option, config_option, default_config_path, set_option
+from qlm_cli.options import config_option, default_config_path, set_option
 from qlm_core.errors import QlmError
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_process.config import load_config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qlm_agent.profiling.rows import ProfiledModel
 
 OUTPUT = "qlm-profile.yaml"
-LIMIT_S, SERVING_S = 300.0, 60.0
+LIMIT_S = 300.0
 
 
 @click.command()
@@ -36,18 +36,13 @@ LIMIT_S, SERVING_S = 300.0, 60.0
 @click.option("--name", metavar="NAME", help="Which of the agents of the file; without it, an agent as the section agent has it.")
 @click.option("--model", "-m", "models", multiple=True, metavar="NAME", help="Which model; may be repeated. Default: one of each profile.")
 @click.option(
-    "--serving",
-    is_flag=True,
-    help="Measure the instance while it serves: send a load through the gateway, and take what the estimator learns of it.",
-)
-@address_option
-@click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1, max=3600),
+    default=LIMIT_S,
+    show_default=True,
     metavar="SECONDS",
-    help="Of the engine's time for one model; what is not begun by then is left out. With --serving: how long the load goes on. "
-    f"[default: {LIMIT_S:g}; {SERVING_S:g} with --serving]",
+    help="Of the engine's time for one model; what is not begun by then is left out.",
 )
 @click.option(
     "--output",
@@ -64,9 +59,7 @@ def profile(
     overrides: Mapping[str, str],
     name: str | None,
     models: tuple[str, ...],
-    serving: bool,
-    addresses: tuple[str, ...],
-    limit_s: float | None,
+    limit_s: float,
     output: str,
     as_json: bool,
 ) -> None:
@@ -75,8 +68,7 @@ def profile(
     The engine is that of an agent of the configuration, by itself: no queue is needed, and none of its requests are served meanwhile. Takes
     half a minute of an A100 with a 7B model, longer for larger ones. `qlm profiles import FILE` gives the rows to a running queue.
 
-    With --serving the agent is one that runs, with its queue: it shares its machine with the services there, and is measured as it serves.
-    Requests of others are served before those of the load, which is cancelled at the end.
+    An engine that shares its cores with the services is slower than its row; the estimator learns by how much as it serves.
 
     Exit codes: 0 done; 1 the engine failed or the run was interrupted, and nothing was written; 2 wrong use or configuration.
     """
@@ -86,17 +78,12 @@ def profile(
 
     config = load_config(AgentConfig, config_path or default_config_path(), "agents" if name else None, name, overrides)
     configure_logging(config.telemetry, "profile", config.agent.name)
-    if serving:
-        from qlm_cli.profile_serving import profile_serving
-
-        profile_serving(config, models, addresses, load_s=limit_s or SERVING_S, output=output, as_json=as_json)
-        return
     found: list[ProfiledModel] = []
     failed: list[QlmError] = []
 
     async def session(stop: asyncio.Event) -> None:
         try:
-            found.extend(await until_stopped(config, shipped_snapshot(), models, limit_s=limit_s or LIMIT_S, say=_say, stop=stop))
+            found.extend(await until_stopped(config, shipped_snapshot(), models, limit_s=limit_s, say=_say, stop=stop))
         except QlmError as error:
             failed.append(error)
 

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md, written from the commands: `python -m qlm_cli.command_reference > docs/reference/cli.md`."""
+"""docs/reference/cli.md, written from the commands: `python -m qlm_cli.reference.commands > docs/reference/cli.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/api.md, written from the protos and the error classes: `python -m qlm_cli.api_reference protos`."""
+"""docs/reference/api.md, written from the protos and the error classes: `python -m qlm_cli.reference.api protos`."""
 
 from __future__ import annotations
 

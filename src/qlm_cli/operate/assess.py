@@ -13,9 +13,9 @@ from rich.text import Text
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.request_pb2 import SloKind
 from qlm_cli.console import plain_console
-from qlm_cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm_cli.json_text import json_text
 from qlm_cli.options import address_option
+from qlm_cli.profiles.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 
 GROUPS_SHOWN = 20
 

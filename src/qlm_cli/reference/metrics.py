@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md, written from the metrics classes: `python -m qlm_cli.metrics_reference > docs/reference/metrics.md`."""
+"""docs/reference/metrics.md, written from the metrics classes: `python -m qlm_cli.reference.metrics > docs/reference/metrics.md`."""
 
 from __future__ import annotations
 

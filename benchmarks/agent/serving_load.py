@@ -72,7 +72,7 @@ class ServedRow:
     def evidence(self) -> str:
         """What the row rests on, in a line."""
         took = f"{self.runs} runs on {self.instance} took {self.factor:.3f} times as long as the row before says"
-        return f"measured by qlm profile --serving: {took}"
+        return f"measured as it serves: {took}"
 
 
 async def measure_serving(

@@ -12,8 +12,8 @@ from rich.table import Table
 import qlm
 from qlm_cli.console import plain_console
 from qlm_cli.json_text import json_text
+from qlm_cli.operate.status import due, request_table
 from qlm_cli.options import address_option, tenant_option
-from qlm_cli.status import due, request_table
 from qlm_core.errors import NotFound
 
 PAGE = 500

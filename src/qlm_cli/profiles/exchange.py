@@ -14,8 +14,8 @@ from rich.table import Table
 
 from qlm.api.v1 import estimator_pb2
 from qlm_cli.console import plain_console
-from qlm_cli.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm_cli.options import address_option
+from qlm_cli.profiles.estimator_calls import CALL_TIMEOUT_S, asked, estimator_option
 from qlm_core.errors import InvalidRequest
 from qlm_core.hardware_profile import TIMED_OPERATIONS, HardwareProfile, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot

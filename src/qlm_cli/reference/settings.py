@@ -1,4 +1,4 @@
-"""docs/reference/configuration.md, written from the settings classes: `python -m qlm_cli.settings_reference`."""
+"""docs/reference/configuration.md, written from the settings classes: `python -m qlm_cli.reference.settings`."""
 
 from __future__ import annotations
 

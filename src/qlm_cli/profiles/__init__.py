@@ -1,0 +1,1 @@
+"""Commands of profiles: an engine measured here; a queue's rows shown, exported and imported."""
