@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from openai.types.chat import ChatCompletionMessageParam
 
 import qlm
 from qlm_cli.reference.metrics import SERVICES, documented
@@ -99,6 +101,18 @@ def test_the_sdk_gets_an_answer(cluster: RunningCluster) -> None:
         assert list(stored.token_ids) == ids
         second = client.generate(MODEL, "The same prompt.", slo_s=30, max_tokens=30)
         assert [token for chunk in second for token in chunk.token_ids] == ids
+
+
+def test_the_openai_client_gets_an_answer(cluster: RunningCluster) -> None:
+    (gateway,) = cluster.state.of("gateway")
+    wait_until(lambda: f"OpenAI API on {gateway.http}/v1." in cluster.log(), 30.0, "the URL")
+    with openai.OpenAI(base_url=f"{gateway.http}/v1", api_key="none", timeout=ANSWER_S) as client:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "The same prompt."}]
+        chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=30, service_tier="priority")
+        assert chat.service_tier == "priority"
+        chunks = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=30, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+        assert MODEL in [model.id for model in client.models.list()]
 
 
 def test_the_command_line_gets_an_answer(cluster: RunningCluster) -> None:

@@ -25,6 +25,7 @@ class GatewayProcess:
 
     process: asyncio.subprocess.Process
     address: str
+    http_url: str
     metrics_port: int
 
     @property
@@ -60,7 +61,7 @@ async def gateway_process(rig: Rig, folder: Path, *, context_tokens_max: int = 8
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
         ready = await asyncio.wait_for(_ready(process), START_TIMEOUT_S)
-        yield GatewayProcess(process, str(ready["address"]), int(str(ready["metrics_port"])))
+        yield GatewayProcess(process, str(ready["address"]), str(ready["http"]), int(str(ready["metrics_port"])))
     finally:
         with suppress(ProcessLookupError):
             process.kill()

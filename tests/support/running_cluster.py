@@ -17,7 +17,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
-FREE_PORT_GATEWAY = 'gateways=[{name: gateway-0, listen: "127.0.0.1:0"}]'
+FREE_PORT_GATEWAY = 'gateways=[{name: gateway-0, listen: "127.0.0.1:0", http: {listen: "127.0.0.1:0"}}]'
 
 
 class RunningCluster:

@@ -26,7 +26,7 @@ async def _serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     gateway = Gateway(config, queue, provider, lambda: uuid4().hex, metrics)
 
     def on_ready(address: str) -> None:
-        structlog.get_logger().info("ready", address=address, metrics_port=endpoint.port, gateway=gateway.gateway_id)
+        structlog.get_logger().info("ready", address=address, http=gateway.http_url, metrics_port=endpoint.port, gateway=gateway.gateway_id)
 
     try:
         await gateway.run(stop, on_ready)
@@ -36,7 +36,7 @@ async def _serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         await asyncio.to_thread(provider.shutdown)
 
 
-TEXT = """Take requests over gRPC, put them in the queue and stream their tokens back.
+TEXT = """Take requests over gRPC and HTTP, put them in the queue and stream their tokens back.
 
 Stops on SIGTERM or SIGINT: refuses new requests, lets open streams go on for gateway.drain_grace_s seconds, then ends them so that
 clients go on at another gateway."""

@@ -29,6 +29,9 @@ class GatewayMetrics(Metrics):
         self.open_readers = Gauge(
             "qlm_gateway_open_readers", "Calls that follow a request: streams, and waits for its end.", registry=self.registry
         )
+        self.http_answers = Counter(
+            "qlm_gateway_http_answers_total", "Answers over HTTP, by route and status.", ("route", "status"), registry=self.registry
+        )
         self.frames = Counter("qlm_gateway_frames_total", "Token frames read from the queue.", registry=self.registry)
         self.frames_unreadable = Counter(
             "qlm_gateway_frames_unreadable_total", "Entries of the frame stream that could not be parsed.", registry=self.registry

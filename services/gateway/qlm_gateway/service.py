@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
-
-import grpc.aio
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from qlm.api.v1.gateway_pb2 import (
     Accepted,
@@ -56,7 +54,13 @@ from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, TerminalRecord
 WAIT_S_MAX = 3_600.0
 CANCELLED_RESULT = ResultMessage(error=ResultError(reason="CANCELLED", message="a client cancelled it")).SerializeToString()
 
-Context = grpc.aio.ServicerContext[Any, Any]
+
+class CallContext(Protocol):
+    """The part of gRPC's context that calls use; other fronts have one of their own, which writes messages in another form."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+    async def write(self, message: StreamResponse) -> None: ...
 
 
 class GatewayService(GatewayServicer):
@@ -84,7 +88,7 @@ class GatewayService(GatewayServicer):
 
     # The two streams write to the context themselves: half the cost of a generator, and they end where they are cancelled.
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
+    async def Generate(self, request: GenerateRequest, context: CallContext) -> None:  # type: ignore[override]
         every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
         stream = self._hub.expect()
@@ -99,7 +103,7 @@ class GatewayService(GatewayServicer):
         finally:
             self._hub.close(stream)
 
-    async def Stream(self, request: StreamRequest, context: Context) -> None:  # type: ignore[override]
+    async def Stream(self, request: StreamRequest, context: CallContext) -> None:  # type: ignore[override]
         key = request_key(request.tenant, request.request_id)
         every_s = checked_every_s(request.outlook_every_s)
         self._hub.check_room()
@@ -109,13 +113,13 @@ class GatewayService(GatewayServicer):
         finally:
             self._hub.close(stream)
 
-    async def Submit(self, request: SubmitRequest, context: Context) -> SubmitResponse:
+    async def Submit(self, request: SubmitRequest, context: CallContext) -> SubmitResponse:
         self._hub.check_open()
         # Nobody reads its tokens yet, so they are sent nowhere.
         entered = await self._entry.enter(request.request, _metadata(context), "")
         return SubmitResponse(accepted=await self._told(entered))
 
-    async def Result(self, request: ResultRequest, context: Context) -> ResultResponse:
+    async def Result(self, request: ResultRequest, context: CallContext) -> ResultResponse:
         key = request_key(request.tenant, request.request_id)
         if not 0.0 <= request.wait_s <= WAIT_S_MAX:
             raise invalid_field("wait_s", f"from 0 to {WAIT_S_MAX:g}")
@@ -129,14 +133,14 @@ class GatewayService(GatewayServicer):
         result.output_text = "".join(result.output_pieces) if result.output_pieces else text.decode(result.output_token_ids)
         return ResultResponse(state=result.state, result=result)
 
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:
+    async def Cancel(self, request: CancelRequest, context: CallContext) -> CancelResponse:
         key = request_key(request.tenant, request.request_id)
         return CancelResponse(state=STATES[await self._queue.cancel(key, CANCELLED_RESULT)])
 
-    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
+    async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsResponse:
         return ListModelsResponse(models=models_message(self._catalogue, self._watch.outlook))
 
-    async def QueueStatus(self, request: QueueStatusRequest, context: Context) -> QueueStatusResponse:
+    async def QueueStatus(self, request: QueueStatusRequest, context: CallContext) -> QueueStatusResponse:
         key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
         outlook = await self._watch.fresh()
         planner, estimator, refusal, held, loss = await asyncio.gather(
@@ -151,16 +155,16 @@ class GatewayService(GatewayServicer):
             response.request.CopyFrom(await request_message(self._queue, key, outlook))
         return response
 
-    async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
+    async def ListRequests(self, request: ListRequestsRequest, context: CallContext) -> ListRequestsResponse:
         return await listed(self._queue, request, await self._watch.fresh())
 
-    async def Pause(self, request: PauseRequest, context: Context) -> PauseResponse:
+    async def Pause(self, request: PauseRequest, context: CallContext) -> PauseResponse:
         kind, name = _whose(request)
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
         return PauseResponse(changed=await self._queue.pause(kind, name))
 
-    async def Resume(self, request: PauseRequest, context: Context) -> PauseResponse:
+    async def Resume(self, request: PauseRequest, context: CallContext) -> PauseResponse:
         return PauseResponse(changed=await self._queue.resume(*_whose(request)))
 
     async def _told(self, entered: Entered) -> Accepted:
@@ -171,7 +175,7 @@ class GatewayService(GatewayServicer):
                 entered.message.prediction.CopyFrom(outlook.prediction)
         return entered.message
 
-    async def _follow(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
+    async def _follow(self, stream: ReaderStream, context: CallContext, key: RequestKey, every_s: float) -> None:
         """Writes what the reader is given, up to the result, and while it waits, also again, its outlook every so often (0: never). Raises
         what ends it early."""
         detokenizer = None
@@ -208,7 +212,7 @@ class GatewayService(GatewayServicer):
             await context.write(StreamResponse(result=without_output(stream.result)))
             return
 
-    async def _tell_outlooks(self, stream: ReaderStream, context: Context, key: RequestKey, every_s: float) -> None:
+    async def _tell_outlooks(self, stream: ReaderStream, context: CallContext, key: RequestKey, every_s: float) -> None:
         """Until there is something else to tell."""
         while not stream.ready:
             try:
@@ -249,5 +253,5 @@ def _whose(request: PauseRequest) -> tuple[PauseKind, str]:
     return PauseKind.MODEL, request.model
 
 
-def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
+def _metadata(context: CallContext) -> tuple[tuple[str, str | bytes], ...]:
     return tuple(context.invocation_metadata() or ())

@@ -16,6 +16,7 @@ from qlm_core.overload import Overload
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.config import GatewayConfig, catalogue_of, open_texts
 from qlm_gateway.entry import Entry
+from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.outlook_updates import OutlookUpdates
@@ -80,6 +81,20 @@ class Gateway:
             [SERVICE_NAME],
             settings.grpc,
         )
+        self._http = HttpFront(
+            settings.http,
+            service,
+            texts,
+            self.metrics,
+            new_id,
+            is_serving=lambda: not self._watch.away and not self._hub.draining,
+            is_draining=lambda: self._hub.draining,
+        )
+
+    @property
+    def http_url(self) -> str:
+        """Where the OpenAI API is served; empty where it is off, and before the start."""
+        return self._http.url
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
         """Starts, calls `on_ready` with the address, and serves until `stop` is set; then drains. Raises ConfigError."""
@@ -89,6 +104,8 @@ class Gateway:
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._server.start()
+            if self._settings.http.listen:
+                await self._http.start()
             await self._server.set_serving(True)
             on_ready(self._server.address)
             both: list[asyncio.Task[Any]] = [background, stopping]
@@ -99,6 +116,7 @@ class Gateway:
         finally:
             stopping.cancel()
             await self._server.stop(0.0)  # first: calls in progress use what runs in the background
+            await self._http.stop()
             background.cancel()
             await asyncio.wait([background])
             await self._clock.stop()
@@ -108,6 +126,7 @@ class Gateway:
             tasks.create_task(self._hub.run())
             tasks.create_task(self._watch.run())
             tasks.create_task(self._keep_health())
+            tasks.create_task(self._http.run())
 
     async def _drain(self) -> None:
         """Nothing new is taken; open streams go on up to the grace, then end with DRAINING."""
@@ -118,6 +137,7 @@ class Gateway:
             async with asyncio.timeout(grace_s + FAREWELL_S):
                 await self._hub.drained()
         await self._server.stop(STOP_GRACE_S)
+        await self._http.stop()
 
     async def _keep_health(self) -> None:
         """Says NOT_SERVING while the queue is away: then another gateway, or none, can take requests."""

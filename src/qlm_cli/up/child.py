@@ -50,6 +50,7 @@ class Child:
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._address = ""
+        self._http = ""
         self._metrics_port = 0
         self._restart_times_s: deque[float] = deque(maxlen=settings.restarts_max + 1)
         self._restarts = 0
@@ -71,6 +72,7 @@ class Child:
             service=self.spec.service,
             pid=process.pid if running and process is not None else 0,
             address=self._address,
+            http=self._http,
             metrics_port=self._metrics_port,
             restarts=self._restarts,
             serving=self.serving,
@@ -142,11 +144,15 @@ class Child:
             self._enter(Phase.STOPPED)
 
     async def _started(self, output: int) -> asyncio.subprocess.Process:
-        sticky = ("--set", f"gateway.listen={self._address}") if self._address and self.spec.service == "gateway" else ()
+        sticky: tuple[str, ...] = ()
+        if self._address and self.spec.service == "gateway":
+            sticky = ("--set", f"gateway.listen={self._address}")
+            if self._http:
+                sticky += ("--set", f"gateway.http.listen={self._http.removeprefix('http://')}")
         return await asyncio.create_subprocess_exec(
             *launcher(),
             *self.spec.command,
-            *sticky,  # its clients know it by the port that it got at first
+            *sticky,  # its clients know it by the ports that it got at first
             env={**os.environ, **self.spec.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
@@ -185,6 +191,7 @@ class Child:
             event = _parsed(line)
             if event.get("event") == "ready":
                 self._address = str(event.get("address", ""))
+                self._http = str(event.get("http", ""))
                 port = event.get("metrics_port", 0)
                 self._metrics_port = port if isinstance(port, int) else 0
                 self.ready.set()

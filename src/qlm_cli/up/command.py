@@ -105,8 +105,10 @@ class _Run:
         await ready.wait()
         console = plain_console()
         console.print(_table(self._cluster.state))
-        gateways = ", ".join(process.address for process in self._cluster.state.of("gateway"))
-        click.echo(f"Ready. Gateway on {gateways}. Ctrl-C drains and stops.")
+        gateways = self._cluster.state.of("gateway")
+        urls = ", ".join(f"{process.http}/v1" for process in gateways if process.http)
+        http = f" OpenAI API on {urls}." if urls else ""
+        click.echo(f"Ready. Gateway on {', '.join(process.address for process in gateways)}.{http} Ctrl-C drains and stops.")
 
 
 def _table(state: ClusterState) -> Table:

@@ -16,12 +16,14 @@ STATE_FILE = "up.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
     """One process. `service`: "gateway", "planner", "estimator", "agent" or "server" (the embedded server). `address`: "host:port" of its
-    gRPC server once it is known, else "". `restarts`: how often it was started again. `serving`: it was seen SERVING since its start."""
+    gRPC server once it is known, else "". `http`: "http://host:port" of a gateway that serves HTTP, else "". `restarts`: how often it was
+    started again. `serving`: it was seen SERVING since its start."""
 
     name: str
     service: str
     pid: int = 0
     address: str = ""
+    http: str = ""
     metrics_port: int = 0
     restarts: int = 0
     serving: bool = False

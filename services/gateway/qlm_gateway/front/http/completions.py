@@ -1,0 +1,165 @@
+"""Chats and completions: waited for, streamed, resumed or enqueued, by the calls of the gateway's service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import quote
+
+import structlog
+from aiohttp import web
+
+from qlm.api.v1.gateway_pb2 import CancelRequest, GenerateRequest, ResultRequest, StreamRequest, SubmitRequest
+from qlm_core.errors import NotFound, QlmError
+from qlm_gateway.front.http.answers import TextOf, accepted_document, completion, created_of, usage_of
+from qlm_gateway.front.http.calls import Call
+from qlm_gateway.front.http.collected_choice import CollectedChoice
+from qlm_gateway.front.http.event_stream import EventStream, Metadata, StreamedChoice, answer_headers
+from qlm_gateway.front.http.joint_acceptance import JointAcceptance
+from qlm_gateway.front.http.responses import json_response, logged_error
+from qlm_gateway.service import CallContext, GatewayService
+
+CANCEL_TIMEOUT_S = 2.0
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Completions:
+    """Answers of all kinds. `text_of`: the text of a model's tokens, by its name. `cancels_abandoned`: a client that leaves while it waits
+    cancels its requests."""
+
+    def __init__(self, service: GatewayService, text_of: Callable[[str], TextOf], cancels_abandoned: Callable[[], bool]) -> None:
+        self._service = service
+        self._text_of = text_of
+        self._cancels_abandoned = cancels_abandoned
+        self._streams: set[EventStream] = set()
+
+    async def answer(self, http: web.Request, call: Call) -> web.StreamResponse:
+        """Raises QlmError for what is refused or fails before the head of an answer is sent."""
+        if call.enqueue:
+            return await self._enqueue(http, call)
+        return await (self._stream(http, call) if call.stream else self._collect(http, call))
+
+    async def keep_alive(self) -> None:
+        """Gives silent streams a comment line."""
+        for stream in tuple(self._streams):
+            await stream.keep_alive()
+
+    async def _enqueue(self, http: web.Request, call: Call) -> web.StreamResponse:
+        submitted = await self._service.Submit(SubmitRequest(request=call.requests[0]), UnaryContext(_metadata(http)))
+        accepted = submitted.accepted
+        headers = {"Location": f"/v1/requests/{quote(call.request_id, safe='')}", **answer_headers(call, [accepted])}
+        return json_response(accepted_document(accepted, call.model), status=202, headers=headers)
+
+    async def _collect(self, http: web.Request, call: Call) -> web.StreamResponse:
+        metadata, acceptance = _metadata(http), JointAcceptance(len(call.requests))
+        choices = [CollectedChoice(index, metadata, acceptance) for index in range(len(call.requests))]
+        try:
+            await self._generate(call, choices, acceptance)
+        except asyncio.CancelledError:
+            if self._cancels_abandoned():
+                await self._withdraw(call)
+            raise
+        text_of = self._text_of(call.model)
+        document = completion(
+            request_id=call.request_id,
+            created=created_of(acceptance.accepted[0]),
+            model=call.model,
+            tier=call.tier,
+            choices=[each.document(text_of, chat=call.chat) for each in choices],
+            usage=usage_of(call, [each.result.usage for each in choices if each.result is not None]),
+            chat=call.chat,
+        )
+        return json_response(document, headers=answer_headers(call, acceptance.accepted))
+
+    async def _stream(self, http: web.Request, call: Call) -> web.StreamResponse:
+        stream = EventStream(http, call, self._text_of(call.model))
+        choices = stream.choices(_metadata(http))
+        self._streams.add(stream)
+        try:
+            if call.resume is None:
+                await self._generate(call, choices, stream.acceptance)
+            else:
+                await self._resume(call, stream, choices)
+            await stream.end([each.usage for each in choices])
+        except ConnectionError:
+            pass  # the client left; the request goes on
+        except Exception as error:
+            if not stream.is_open:
+                raise
+            await stream.fail(error if isinstance(error, QlmError) else logged_error(error))
+        finally:
+            self._streams.discard(stream)
+        return stream.response
+
+    async def _generate(self, call: Call, choices: Sequence[CallContext], acceptance: JointAcceptance) -> None:
+        """All choices side by side. Raises the first error. Where one was refused, the others are cancelled, unless the client named the
+        call: then it may send it again."""
+        try:
+            await _side_by_side(
+                [
+                    acceptance.run(self._service.Generate(GenerateRequest(request=each), to))
+                    for each, to in zip(call.requests, choices, strict=True)
+                ]
+            )
+        except QlmError:
+            if acceptance.refusal is not None and acceptance.accepted and not call.keyed:
+                await self._withdraw(call)
+            raise
+
+    async def _resume(self, call: Call, stream: EventStream, choices: Sequence[StreamedChoice]) -> None:
+        """Goes on behind the event that the client has. One that is not known is refused before the answer's head."""
+        assert call.resume is not None, "the call names an event"
+        for request_id in call.ids:
+            await self._service.Result(ResultRequest(request_id=request_id), choices[0])
+        await stream.open(call.resume.created)
+        await _side_by_side(
+            [
+                self._service.Stream(StreamRequest(request_id=request_id, offset=offset), to)
+                for request_id, offset, to in zip(call.ids, call.resume.offsets, choices, strict=True)
+            ]
+        )
+
+    async def _withdraw(self, call: Call) -> None:
+        """Cancels those that were accepted, as far as the queue answers."""
+        for name in call.ids:
+            try:
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._service.Cancel(CancelRequest(request_id=name), UnaryContext())
+            except NotFound:
+                pass  # refused
+            except (QlmError, TimeoutError) as error:
+                structlog.get_logger().warning("not_cancelled", request_id=name, error=str(error))
+
+
+class UnaryContext:
+    """The context of a call that is answered with one message."""
+
+    def __init__(self, metadata: Metadata = ()) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
+
+    async def write(self, message: object) -> None:
+        raise AssertionError("the call streams nothing")
+
+
+async def _side_by_side(calls: Sequence[Awaitable[None]]) -> None:
+    """Raises the first error, with the others cancelled."""
+    if len(calls) == 1:
+        await calls[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for call in calls:
+                tasks.create_task(_awaited(call))
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def _awaited(call: Awaitable[None]) -> None:
+    await call
+
+
+def _metadata(http: web.Request) -> Metadata:
+    return [(name, http.headers[name]) for name in _TRACE_HEADERS if name in http.headers]

@@ -1,0 +1,96 @@
+"""Errors as the OpenAI API has them: a status, a body, and headers that say whether and when to try again."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from qlm.api.v1.request_pb2 import Result
+from qlm_core.errors import (
+    CallDeadlineExceeded,
+    GatewayFull,
+    InvalidRequest,
+    NotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    QlmError,
+    QueueFull,
+    RequestEnded,
+    RequestIdConflict,
+    Unavailable,
+)
+
+_STATUS: tuple[tuple[type[QlmError], int], ...] = (
+    (InvalidRequest, 400),
+    (OffsetOutOfRange, 400),
+    (NotFound, 404),
+    (RequestIdConflict, 409),
+    (PreconditionFailed, 409),
+    (QueueFull, 429),
+    (GatewayFull, 503),
+    (Unavailable, 503),
+    (CallDeadlineExceeded, 504),
+)
+_STATUS_OF_END = {"CANCELLED": 409, "EXPIRED": 504, "SHED": 503, "KV_CAPACITY_EXCEEDED": 400}
+"""By reason; of any other 500."""
+_CODES = {"UNKNOWN_MODEL": "model_not_found", "PROMPT_TOO_LONG": "context_length_exceeded"}
+"""By reason, where the API has its own; of any other the reason in small letters."""
+_PARAMS = {
+    "request_id": "Idempotency-Key",
+    "tokens.ids": "prompt",
+    "slo.seconds": "x-qlm-slo-seconds",
+    "chat.messages": "messages",
+    "chat.messages.role": "messages",
+    "sampling.json_schema": "response_format",
+}
+
+
+class HttpError(QlmError):
+    """A call that breaks a rule of HTTP or of the front, which gRPC has not."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message, reason=code.upper())
+        self.status = status
+
+
+def ended_error(result: Result) -> RequestEnded:
+    """The error of a request that did not complete."""
+    return RequestEnded(result.error.message or "the request did not complete", reason=result.error.reason or None)
+
+
+def status_of(error: QlmError) -> int:
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, RequestEnded):
+        return _STATUS_OF_END.get(error.reason, 500)
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def error_body(error: QlmError, *, chat: bool = False) -> bytes:
+    """`chat`: the prompt is the parameter `messages`."""
+    status = status_of(error)
+    field = error.details.get("field", "")
+    param = _PARAMS.get(field, field.removeprefix("sampling."))
+    message = error.message.replace(field, param, 1) if field else error.message
+    if error.reason in ("EMPTY_PROMPT", "PROMPT_TOO_LONG"):
+        param = "prompt"
+    elif error.reason == "UNKNOWN_MODEL":
+        param = "model"
+    if chat and param == "prompt":
+        param = "messages"
+    body: dict[str, Any] = {
+        "message": message,
+        "type": "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error",
+        "param": param or None,
+        "code": _CODES.get(error.reason) or error.reason.lower(),
+    }
+    return json.dumps({"error": body}).encode()
+
+
+def error_headers(error: QlmError) -> dict[str, str]:
+    """Retry hints, and for what ends the same way again that there is no use in it."""
+    retry_after_s = error.retry_after_s
+    if retry_after_s is not None:
+        return {"Retry-After": str(math.ceil(retry_after_s)), "retry-after-ms": str(math.ceil(retry_after_s * 1000))}
+    return {"x-should-retry": "false"} if isinstance(error, (RequestEnded, RequestIdConflict, PreconditionFailed)) else {}

@@ -1,0 +1,28 @@
+"""Answers as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from qlm_core.errors import InternalError, QlmError
+from qlm_gateway.front.http.errors import error_body, error_headers, status_of
+
+
+def json_response(document: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=json.dumps(document).encode(), status=status, headers=headers, content_type="application/json")
+
+
+def error_response(error: QlmError, *, chat: bool = False, request_id: str = "") -> web.Response:
+    headers = {**error_headers(error), **({"x-request-id": request_id} if request_id else {})}
+    return web.Response(body=error_body(error, chat=chat), status=status_of(error), headers=headers, content_type="application/json")
+
+
+def logged_error(error: Exception) -> InternalError:
+    """An error that is not ours: the log has it, without the call's body, and the client only that it happened."""
+    structlog.get_logger().error("http_call_failed", exc_info=error)
+    return InternalError("the call failed; the gateway's log says why")

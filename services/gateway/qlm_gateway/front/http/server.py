@@ -1,0 +1,240 @@
+"""The OpenAI API over HTTP: routes, limits and errors, on top of the gateway's service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from qlm.api.v1.gateway_pb2 import CancelRequest, ListModelsRequest, QueueStatusRequest, ResultRequest
+from qlm.api.v1.request_pb2 import RequestState, Result
+from qlm_core.errors import ConfigError, NotFound, QlmError
+from qlm_gateway.front.http.answers import (
+    TextOf,
+    choice,
+    completion,
+    finish_reason,
+    logprobs_of,
+    model_document,
+    models_document,
+    state_name,
+    status_document,
+    usage,
+)
+from qlm_gateway.front.http.bodies import Body, ChatBody, CompletionBody, read_body
+from qlm_gateway.front.http.calls import read_call
+from qlm_gateway.front.http.completions import Completions, UnaryContext
+from qlm_gateway.front.http.errors import HttpError
+from qlm_gateway.front.http.event_stream import ESTIMATED_WAIT
+from qlm_gateway.front.http.responses import error_response, json_response, logged_error
+from qlm_gateway.front.http.settings import HttpSettings, is_loopback
+from qlm_gateway.metrics import GatewayMetrics
+from qlm_gateway.model_text import ApproximateText, ModelText
+from qlm_gateway.service import GatewayService
+
+STOP_GRACE_S = 0.5
+"""For answers in progress, once the gateway has drained."""
+BACKLOG = 1_024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpFront:
+    """Serves `settings.listen`. `is_serving`: the queue is there, and this process is not stopping. `is_draining`: it is stopping.
+    `new_id`: of a call without an idempotency key. One start and one stop."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        service: GatewayService,
+        texts: Mapping[str, ModelText],
+        metrics: GatewayMetrics,
+        new_id: Callable[[], str],
+        *,
+        is_serving: Callable[[], bool],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._texts = texts
+        self._metrics = metrics
+        self._new_id = new_id
+        self._is_serving = is_serving
+        self._completions = Completions(service, self._text_of, lambda: settings.cancel_on_disconnect and not is_draining())
+        self._calls = 0
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """ "http://host:port"; empty before the start."""
+        return f"http://{self._settings.listen.rpartition(':')[0]}:{self._port}" if self._port else ""
+
+    async def start(self) -> None:
+        """Binds and serves. Raises ConfigError where the address cannot be bound."""
+        app = web.Application(middlewares=[self._answer], client_max_size=self._settings.body_bytes_max)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completion),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{model}", self._model),
+                web.get("/v1/requests/{id}", self._request),
+                web.delete("/v1/requests/{id}", self._cancel),
+                web.get("/health", self._health),
+                web.get("/readiness", self._readiness),
+            ]
+        )
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,
+            shutdown_timeout=STOP_GRACE_S,
+            max_line_size=self._settings.header_bytes_max,
+            max_field_size=self._settings.header_bytes_max,
+        )
+        await runner.setup()
+        self._runner = runner
+        try:
+            await web.TCPSite(runner, self._settings.host, self._settings.port, backlog=BACKLOG).start()
+        except OSError as error:
+            raise ConfigError(f"gateway.http.listen: cannot bind {self._settings.listen}: {error}") from error
+        self._port = runner.addresses[0][1]
+
+    async def run(self) -> None:
+        """Keeps streams alive until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.keep_alive_s)
+            await self._completions.keep_alive()
+
+    async def stop(self) -> None:
+        """Takes no more calls and ends those in progress. Safe unstarted and twice."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    # Every call -------------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Bounds calls, and gives errors their form. Those that are not ours are logged, without the call's body."""
+        self._calls += 1
+        try:
+            response = await self._checked(request, handler)
+        except QlmError as error:
+            response = error_response(error)
+        except web.HTTPException as error:
+            response = error_response(HttpError(error.status, error.reason.replace(" ", "_"), error.reason))
+            response.headers.update({name: value for name, value in error.headers.items() if name == "Allow"})
+        except ConnectionError:  # the client left
+            raise
+        except Exception as error:
+            response = error_response(logged_error(error))
+        finally:
+            self._calls -= 1
+        route = request.match_info.route.resource
+        self._metrics.http_answers.labels(route.canonical if route is not None else "none", str(response.status)).inc()
+        return response
+
+    async def _checked(self, http: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._calls > self._settings.calls_max:
+            raise HttpError(503, "calls_full", f"this gateway has {self._settings.calls_max} calls in progress and takes no more")
+        if not self._settings.no_auth and not is_loopback(_host_of(http.host)):
+            # A page of another site that has its name resolve to this machine.
+            raise HttpError(403, "wrong_host", "without keys only this machine is served: the header Host names another")
+        return await handler(http)
+
+    async def _body(self, http: web.Request, cls: type[Body]) -> Body:
+        if http.content_type != "application/json":  # another site's page may send other types without asking
+            raise HttpError(415, "unsupported_media_type", "Content-Type must be application/json")
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                body = await http.read()
+        except TimeoutError:
+            raise HttpError(408, "body_timeout", "the body did not arrive in time") from None
+        return read_body(cls, body, refuse_unknown=self._settings.unknown_fields == "refuse")
+
+    # Completions ------------------------------------------------------------------------------------------------------
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._complete(http, ChatBody)
+
+    async def _completion(self, http: web.Request) -> web.StreamResponse:
+        return await self._complete(http, CompletionBody)
+
+    async def _complete(self, http: web.Request, cls: type[Body]) -> web.StreamResponse:
+        request_id = ""
+        try:
+            body = await self._body(http, cls)
+            call = read_call(body, http.headers, self._settings, self._new_id())
+            request_id = call.request_id
+            return await self._completions.answer(http, call)
+        except QlmError as error:
+            return error_response(error, chat=cls is ChatBody, request_id=request_id)
+
+    def _text_of(self, model: str) -> TextOf:
+        text = self._texts.get(model) or ApproximateText()
+        return lambda token: text.decode([token])
+
+    # The rest ---------------------------------------------------------------------------------------------------------
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        return json_response(models_document((await self._service.ListModels(ListModelsRequest(), UnaryContext())).models))
+
+    async def _model(self, http: web.Request) -> web.StreamResponse:
+        name = http.match_info["model"]
+        for model in (await self._service.ListModels(ListModelsRequest(), UnaryContext())).models:
+            if model.name == name:
+                return json_response(model_document(model))
+        raise NotFound(f"model {name[:128]!r} is not served here", reason="UNKNOWN_MODEL")
+
+    async def _request(self, http: web.Request) -> web.StreamResponse:
+        request_id = http.match_info["id"]
+        status = (await self._service.QueueStatus(QueueStatusRequest(request_id=request_id), UnaryContext())).request
+        result = None
+        if status.state == RequestState.REQUEST_STATE_COMPLETED:
+            result = self._result((await self._service.Result(ResultRequest(request_id=request_id), UnaryContext())).result)
+        headers = {"x-request-id": request_id}
+        if status.HasField("prediction"):
+            headers[ESTIMATED_WAIT] = f"{status.prediction.wait_p50_s:.3f}"
+        return json_response(status_document(request_id, status, result), headers=headers)
+
+    def _result(self, result: Result) -> dict[str, Any]:
+        """As a chat completion."""
+        logprobs = None
+        if result.HasField("logprobs"):
+            logprobs = logprobs_of(result.logprobs, result.output_token_ids, self._text_of(result.model), chat=True)
+        return completion(
+            request_id=result.request_id,
+            created=int(result.timing.accepted_s),
+            model=result.model,
+            tier="default",
+            choices=[choice(0, result.output_text, finish_reason(result), logprobs, chat=True)],
+            usage=usage(result.usage.prompt_tokens, result.usage.output_tokens),
+            chat=True,
+        )
+
+    async def _cancel(self, http: web.Request) -> web.StreamResponse:
+        request_id = http.match_info["id"]
+        answer = await self._service.Cancel(CancelRequest(request_id=request_id), UnaryContext())
+        document = {"id": request_id, "object": "qlm.request", "state": state_name(answer.state)}
+        return json_response(document, headers={"x-request-id": request_id})
+
+    async def _health(self, http: web.Request) -> web.StreamResponse:
+        return json_response({"status": "ok"})
+
+    async def _readiness(self, http: web.Request) -> web.StreamResponse:
+        if not self._is_serving():
+            raise HttpError(503, "not_ready", "the queue is away, or this gateway is stopping")
+        return json_response({"status": "ready"})
+
+
+def _host_of(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

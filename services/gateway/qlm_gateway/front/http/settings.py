@@ -1,0 +1,59 @@
+"""Settings of the OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from qlm_core.slo_rules import SECONDS_MIN, SLO_S_MAX
+from qlm_process.settings import PORT, Count, Seconds, Section
+
+HttpAddress = Annotated[str, Field(pattern=rf"^$|^.+:{PORT}$")]
+
+
+class HttpSettings(Section):
+    """Its limits, and which objectives its tiers stand for."""
+
+    listen: HttpAddress = Field("", description='"host:port" (port 0: any free one). Empty: no HTTP. `qlm up`: 127.0.0.1:8080.')
+    no_auth: bool = Field(False, description="Serves other hosts, though requests carry no keys. Else it listens on loopback only.")
+    priority_slo_s: float = Field(20.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: priority`, in seconds.")
+    flex_slo_s: float = Field(600.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: flex`, in seconds.")
+    unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/reference/http.md does not name.")
+    cancel_on_disconnect: bool = Field(
+        False, description="A client that leaves before its answer, unless it is streamed, cancels its request. Default: it goes on."
+    )
+    choices_max: Count = Field(16, description="Most answers of one call: `n`, times the prompts of a completion.")
+    calls_max: Count = Field(20_000, description="Calls in progress; more are refused with 503.")
+    body_bytes_max: Count = Field(8 << 20, description="Largest body of a call.")
+    body_timeout_s: Seconds = Field(30.0, description="How long a body may take to arrive.")
+    header_bytes_max: Count = Field(8190, description="Longest header, and longest request line.")
+    keep_alive_s: Seconds = Field(15.0, description="Silence of an event stream after which it gets a comment line.")
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @model_validator(mode="after")
+    def _keyless_is_local(self) -> HttpSettings:
+        if self.listen and not self.no_auth and not is_loopback(self.host):
+            raise ValueError(
+                f"listen: other hosts reach {self.host}, and requests carry no keys: "
+                "listen on 127.0.0.1, or set no_auth=true to serve anyone"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    if host in ("localhost", "127.0.0.1"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

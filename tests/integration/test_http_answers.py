@@ -1,0 +1,197 @@
+"""The OpenAI API over HTTP on a real queue, with the official client: answers, modes and objectives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from yarl import URL
+
+from qlm_core.group import slo_class as class_of
+from qlm_core.request import RequestKey, RequestState
+from qlm_gateway.wire import admission_of
+from qlm_queue.values import LiveRequest
+
+from .gateway_rig import MODEL, PATIENCE_S, Rig, expected_tokens
+from .http_rig import (
+    CHAT,
+    USAGE,
+    chat_text,
+    http_gateway,
+    opened,
+    state_of,
+    text_of,
+    until_state,
+)
+
+
+async def test_a_chat_is_answered_and_streamed_with_the_same_text(rig: Rig) -> None:
+    rig.serve()
+    async with opened(rig) as (client, _):
+        answer = await client.chat.completions.with_raw_response.create(**CHAT, extra_headers={"Idempotency-Key": "c1"})
+        chat = ChatCompletion.model_validate(json.loads(answer.text))  # the client itself checks nothing
+        assert chat.choices[0].message.content == chat_text(6)
+        assert (chat.id, chat.choices[0].finish_reason, chat.service_tier, chat.model) == ("c1", "length", "default", MODEL)
+        assert chat.usage is not None
+        assert (chat.usage.completion_tokens, chat.usage.total_tokens) == (6, chat.usage.prompt_tokens + 6)
+        assert answer.headers["x-request-id"] == "c1"
+        assert float(answer.headers["x-qlm-estimated-wait-seconds"]) >= 0.0
+
+        chunks = [
+            ChatCompletionChunk.model_validate(chunk.model_dump()) async for chunk in await client.chat.completions.create(**CHAT, **USAGE)
+        ]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == chat_text(6)
+        assert [chunk.choices[0].finish_reason for chunk in chunks[-2:-1]] == ["length"]
+        assert chunks[-1].choices == []
+        assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert chunks[-1].usage == chat.usage
+        assert {chunk.created for chunk in chunks} == {chunks[0].created}
+        without = [chunk async for chunk in await client.chat.completions.create(**CHAT, stream=True)]
+        assert all(chunk.usage is None and chunk.choices for chunk in without)
+
+
+async def test_the_sync_client_is_served_alike(rig: Rig) -> None:
+    rig.serve()
+    url = (await http_gateway(rig)).gateway.http_url
+
+    def calls() -> tuple[str | None, str, list[str]]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+            chat = client.chat.completions.create(**CHAT)
+            parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**CHAT, stream=True)]
+            return chat.choices[0].message.content, "".join(parts), [model.id for model in client.models.list()]
+
+    assert await asyncio.to_thread(calls) == (chat_text(6), chat_text(6), [MODEL])
+
+
+async def test_completions_take_texts_and_token_ids_and_count_a_prompt_once(rig: Rig) -> None:
+    rig.serve()
+    async with opened(rig) as (client, _):
+        one = Completion.model_validate((await client.completions.create(model=MODEL, prompt=[5, 6, 7])).model_dump())
+        assert one.choices[0].text == text_of(expected_tokens([5, 6, 7], 16))  # max_tokens of the API
+        many = await client.completions.create(model=MODEL, prompt=["a", "bb"], n=2, max_tokens=3, seed=1)
+        assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
+        assert [choice.text for choice in many.choices] == [text_of(expected_tokens([length], 3)) for length in (1, 1, 2, 2)]
+        assert many.usage is not None
+        assert (many.usage.prompt_tokens, many.usage.completion_tokens) == (2, 12)
+        streamed: dict[int, str] = {}
+        async for chunk in await client.completions.create(model=MODEL, prompt=["a", "bb"], max_tokens=3, stream=True):
+            streamed[chunk.choices[0].index] = streamed.get(chunk.choices[0].index, "") + chunk.choices[0].text
+        assert streamed == {0: text_of(expected_tokens([1], 3)), 1: text_of(expected_tokens([2], 3))}
+
+
+async def test_logprobs_have_the_form_of_their_route(rig: Rig) -> None:
+    rig.serve()
+    async with opened(rig) as (client, _):
+        chat = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2)
+        tokens = expected_tokens([0], 6)
+        logprobs = ChatCompletion.model_validate(chat.model_dump()).choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert [(each.token, each.logprob) for each in logprobs.content] == [(f" t{token}", -token / 8) for token in tokens]
+        assert [each.token for each in logprobs.content[0].top_logprobs] == [f" t{tokens[0]}", f" t{tokens[0] + 1}"]
+        streamed = [
+            each.token
+            async for chunk in await client.chat.completions.create(**CHAT, logprobs=True, stream=True)
+            if chunk.choices[0].logprobs is not None
+            for each in chunk.choices[0].logprobs.content or ()
+        ]
+        assert streamed == [f" t{token}" for token in tokens]
+
+        text = (await client.completions.create(model=MODEL, prompt="a", logprobs=1, max_tokens=3)).choices[0]
+        assert text.logprobs is not None
+        assert text.logprobs.text_offset is not None
+        assert [
+            text.text[at:].startswith(token) for at, token in zip(text.logprobs.text_offset, text.logprobs.tokens or (), strict=True)
+        ] == [True] * 3
+
+
+async def test_stop_seed_and_the_like_reach_the_request(rig: Rig) -> None:
+    async with opened(rig) as (_, session):
+        body = {
+            **CHAT, "max_completion_tokens": 9, "temperature": 0.5, "top_p": 0.25, "presence_penalty": 1, "frequency_penalty": -1,
+            "seed": 7, "stop": ["end"],
+            "messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        }  # fmt: skip
+        async with session.post("/v1/chat/completions", json=body, headers={"x-qlm-mode": "enqueue"}) as answer:
+            assert answer.status == 202
+        await rig.agent.start_all()
+        ((_, running),) = rig.agent.running.items()
+        sampling = running.request.sampling
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (9, 0.5, 0.25, 7)
+        assert (sampling.presence_penalty, sampling.frequency_penalty, list(sampling.stop)) == (1.0, -1.0, ["end"])
+        assert [(each.role, each.content) for each in running.request.chat.messages] == [("system", "a\nb")]
+
+
+async def test_enqueue_poll_and_delete(rig: Rig) -> None:
+    async with opened(rig) as (_, session):
+        async with session.post("/v1/chat/completions", json=CHAT, headers={"x-qlm-mode": "enqueue", "Idempotency-Key": "a/b c"}) as answer:
+            accepted = await answer.json()
+            assert answer.status == 202
+            assert (accepted["id"], accepted["state"], answer.headers["x-request-id"]) == ("a/b c", "accepted", "a/b c")
+            location = answer.headers["Location"]
+        async with session.post(
+            "/v1/chat/completions", json=CHAT, headers={"x-qlm-mode": "enqueue", "Idempotency-Key": "second"}
+        ) as answer:
+            assert answer.status == 202
+        await rig.agent.place()
+        async with session.get("/v1/requests/second") as answer:
+            placed = await answer.json()
+        assert (placed["state"], placed["result"], placed["position"]) == ("placed", None, 1)
+        assert placed["estimated_wait_seconds"].keys() == {"p50", "p90"}
+        async with session.delete("/v1/requests/second") as answer:
+            assert (answer.status, (await answer.json())["state"]) == (200, "cancelled")
+        assert await state_of(rig, "second") is RequestState.CANCELLED
+        rig.serve()
+        await until_state(rig, "a/b c", RequestState.COMPLETED)
+        async with session.get(URL(location, encoded=True)) as answer:
+            ended = await answer.json()
+        assert ended["state"] == "completed"
+        result = ChatCompletion.model_validate(ended["result"])
+        assert (result.id, result.choices[0].message.content) == ("a/b c", chat_text(6))
+        async with session.get("/v1/requests/second") as answer:
+            assert (await answer.json())["error"]["code"] == "cancelled"
+        async with session.delete("/v1/requests/unknown") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_request")
+
+
+async def test_a_resent_key_is_the_same_request_and_another_body_is_refused(rig: Rig) -> None:
+    rig.serve()
+    async with opened(rig) as (client, _), opened(rig) as (other, _):
+        key = {"Idempotency-Key": "same"}
+        first = await client.chat.completions.create(**CHAT, extra_headers=key)
+        again = await other.chat.completions.create(**CHAT, extra_headers=key)
+        assert again.model_dump() == first.model_dump()
+        streamed = [chunk async for chunk in await other.chat.completions.create(**CHAT, stream=True, extra_headers=key)]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == first.choices[0].message.content
+        with pytest.raises(openai.ConflictError) as conflict:
+            await client.chat.completions.create(**{**CHAT, "max_tokens": 7}, extra_headers=key)
+        assert conflict.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "slo_class", "tier"),
+    [
+        ({}, {}, "64s", "default"),
+        ({"service_tier": "auto"}, {}, "64s", "default"),
+        ({"service_tier": "priority"}, {}, "32s", "priority"),
+        ({"service_tier": "flex"}, {}, "1024s", "flex"),
+        ({"service_tier": "flex"}, {"x-qlm-slo-seconds": "2", "x-qlm-slo-kind": "first_token"}, "2s", "default"),
+        ({}, {"x-qlm-priority": "-3"}, "p-3", "default"),
+    ],
+)
+async def test_objectives(rig: Rig, body: dict[str, str], headers: dict[str, str], slo_class: str, tier: str) -> None:
+    async with opened(rig) as (client, _):
+        answering = asyncio.create_task(
+            client.chat.completions.create(**CHAT, extra_body=body, extra_headers={**headers, "Idempotency-Key": "o"})
+        )
+        await until_state(rig, "o", RequestState.ACCEPTED)
+        found = await rig.queue.find(RequestKey("default", "o"))
+        assert isinstance(found, LiveRequest)
+        rig.serve()
+        assert (await answering).service_tier == tier
+        assert class_of(admission_of(found.body)[1]) == slo_class
