@@ -27,7 +27,7 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`values` by key; `details` are told in the context."""
+    """`values` by key; `details`: for the report's context."""
 
     values: Values
     details: Mapping[str, object] = field(default_factory=dict)
@@ -35,8 +35,7 @@ class Measured:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What came of the parts that were wanted: `values` by key; `details` and `failures` by part. `only`: the keys that were asked for, ()
-    for all."""
+    """Results of the selected parts: `values` by key; `details` and `failures` by part. `only`: the selected keys, () for all."""
 
     title: str
     figures: Sequence[Figure]
@@ -47,8 +46,8 @@ class Parts:
     failures: dict[str, str] = field(default_factory=dict)
 
     def measure(self, name: str, measured: Callable[[Plan], Measured], plan: Plan) -> None:
-        """One part, if a key of it was asked for. A part that fails, however it does, is told and the others go on; raises UsageError for
-        what could not be measured with any patience."""
+        """Measures one part, if a key of it is selected. A failed part is reported and the others run; raises UsageError for wrong
+        settings."""
         if not any(figure.part == name for figure in self.figures if not self.only or figure.key in self.only):
             return
         began_s = time.monotonic()
@@ -59,7 +58,7 @@ class Parts:
         except QlmError as error:
             self._failed(name, error.message)
             return
-        except Exception as error:  # whatever an engine raises, or the end of its process: what was measured before is not lost
+        except Exception as error:  # any error of an engine, or the end of its process: earlier results are kept
             traceback.print_exc()
             self._failed(name, f"{type(error).__name__}: {error}")
             return
@@ -70,8 +69,8 @@ class Parts:
         self.failures[name] = why
         self.progress.say(f"{name} FAILED: {why}")
 
-    def tell(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
-        """On stdout, beside the `context` what the machine is and the versions of `packages`. Ends the process with 1 where a part
+    def print_results(self, context: Mapping[str, object], packages: Sequence[str], *, as_json: bool) -> None:
+        """Prints on stdout, with the `context`, facts of the machine and the versions of `packages`. Ends the process with 1 if a part
         failed."""
         if as_json:
             whole = {

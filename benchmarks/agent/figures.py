@@ -1,4 +1,4 @@
-"""The figures of `benchmarks agent`: their names and what they are to be."""
+"""The figures of `benchmarks agent`: their names and targets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What it costs a request to give way: its KV to host memory and back, or all of it computed again, by its context.
+"""Cost of making room to a request: its KV to host memory and back, or all of it computed again, by its context.
 
-Both ways are measured on one run in an otherwise idle engine, from the decision until it has made its next token, without the time of a
-decode step, which it needs in any case. (There and back is one figure, as it is what QLM compares: `qlm_core.preemption`.)
+Both ways are measured on one run in an otherwise idle engine, from the decision to its next token, without the time of a decode step, which
+it needs in any case. (There and back is one figure, as QLM compares it: `qlm_core.preemption`.)
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from benchmarks.parts import Measured
 
 REPETITIONS = 20
 PRODUCED = 8
-"""Tokens that a run has made when it gives way."""
+"""Tokens of a run before it is offloaded or evicted."""
 DECODE_STEPS = 20
 ANSWER_TOKENS = PRODUCED + DECODE_STEPS + 20
 KV_BYTES = 512 << 20
 
 
 @dataclass(slots=True)
-class Times:
-    """Milliseconds at one context, by repetition: until the next token after a swap there and back, after computing it all again, and of a
-    decode step."""
+class KvTimes:
+    """Milliseconds at one context, by repetition: until the next token after a KV swap there and back, after computing it all again, and of
+    a decode step."""
 
     swap: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ def measure(plan: Plan) -> Measured:
 
 
 def switch_over(swap: tuple[float, float], recompute: tuple[float, float]) -> int | None:
-    """The context from which on KV swap is cheaper; each way is (milliseconds at no context, milliseconds a token). None for never."""
+    """The least context at which KV swap is cheaper; each way is (milliseconds at no context, milliseconds a token). None for never."""
     ahead_ms, gain_ms = swap[0] - recompute[0], recompute[1] - swap[1]
     if gain_ms <= 0.0:
         return 0 if ahead_ms < 0.0 and gain_ms == 0.0 else None
@@ -86,18 +86,18 @@ def _line(medians_ms: Sequence[float]) -> tuple[float, float]:
     return float(base), float(slope)
 
 
-def _times_of(engine_plan: EnginePlan, repetitions: int) -> dict[int, Times]:
+def _times_of(engine_plan: EnginePlan, repetitions: int) -> dict[int, KvTimes]:
     engine = SteppedEngine(engine_plan)
-    _give_way(engine, CONTEXTS[-1], 0, Times())  # warm-up
-    times = {context: Times() for context in CONTEXTS}
+    _make_room(engine, CONTEXTS[-1], 0, KvTimes())  # warm-up
+    times = {context: KvTimes() for context in CONTEXTS}
     for repetition in range(1, repetitions + 1):
         for context in CONTEXTS:
-            _give_way(engine, context, repetition, times[context])
+            _make_room(engine, context, repetition, times[context])
     return times
 
 
-def _give_way(engine: SteppedEngine, context: int, repetition: int, times: Times) -> None:
-    """One run gives way both ways, one after the other."""
+def _make_room(engine: SteppedEngine, context: int, repetition: int, times: KvTimes) -> None:
+    """One run is offloaded and evicted, one after the other."""
     engine.clear()
     name = f"r-{context}-{repetition}"
     prompt = engine.prompt(context + 10_000 * repetition, context - PRODUCED)
@@ -106,7 +106,7 @@ def _give_way(engine: SteppedEngine, context: int, repetition: int, times: Times
 
     out_ms = _timed_ms(lambda: _leave(engine, name))
     engine.forget_prefixes()
-    times.swap.append(out_ms + _timed_ms(lambda: _come_back(engine, name)))
+    times.swap.append(out_ms + _timed_ms(lambda: _restore(engine, name)))
     times.decode.append(median(_timed_ms(engine.step) for _ in range(DECODE_STEPS)))
 
     engine.abort(name)
@@ -122,7 +122,7 @@ def _leave(engine: SteppedEngine, name: str) -> None:
     engine.until(lambda: name in engine.scheduler.offloaded())
 
 
-def _come_back(engine: SteppedEngine, name: str) -> None:
+def _restore(engine: SteppedEngine, name: str) -> None:
     made = engine.produced[name]
     assert engine.scheduler.restore([name]) == [name]
     engine.until(lambda: engine.produced[name] > made)

@@ -1,6 +1,6 @@
-"""A `qlm up` cluster of one agent on vLLM, whose estimator is given the row that was measured just before.
+"""A `qlm up` cluster of one agent on vLLM, whose estimator gets the row measured just before.
 
-`qlm profile` measures the engine by itself; then a cluster serves a load of other sizes and another seed than what is judged, and the
+`qlm profile` measures the engine alone; then a cluster serves a load with other sizes and another seed than the judged one, and the
 estimator learns how much slower the engine is there, where it shares its cores with the services (`serving_load`). The planner's solver is
 compiled before: in the first cluster of a fresh checkout that takes a core for half a minute, and an engine beside it is a fifth slower.
 """
@@ -20,7 +20,7 @@ import yaml
 from benchmarks.agent.model_config import INSTANCE, agent_config, made_up_prompt, settings_of, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan, apart
-from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, settled
+from benchmarks.agent.serving_load import RUNS_LEAST, Learned, ServedRow, learned_row, measure_serving, wait_until_settled
 from qlm import AsyncClient
 from qlm.api.v1 import estimator_pb2
 from qlm.api.v1.estimator_pb2_grpc import EstimatorStub
@@ -46,9 +46,9 @@ PROFILE_LIMIT_S = 60.0
 PROFILE_LIMIT_LEAST_S = 30.0
 SERVING_LOAD_S = 90.0
 SERVING_LOAD_LEAST_S = 15.0
-"""However few repetitions are asked for."""
+"""A minimum for any number of repetitions."""
 SERVING_SEED = 10_000
-"""Above the seeds of what is judged."""
+"""Above the seeds of the judged runs."""
 START_S = 240.0
 CALL_S = 20.0
 WARM_UP_TOKENS, WARM_UP_S = 50, 300.0
@@ -59,8 +59,8 @@ FILE = "cluster.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAgent:
-    """An agent's settings, and what was measured of its engine. `served`: how the row followed from that of the engine by itself, which a
-    cluster starts from where it is None."""
+    """An agent's settings, and its engine's measurements. `served`: the row from serving; a cluster starts from the engine's own row if it
+    is None."""
 
     config: AgentConfig
     row: HardwareProfile
@@ -69,21 +69,21 @@ class MeasuredAgent:
 
     @property
     def request_s(self) -> float:
-        """The engine's time for a request, of a full batch's: seconds between two ends at saturation."""
+        """The engine's time for a request, in a full batch: seconds between two ends at saturation."""
         mean_tokens = sum(OUTPUT_TOKENS) / 2
         step_s = self.row.decode_step_s(SEATS, SEATS * (PROMPT_TOKENS + mean_tokens / 2))
         return mean_tokens * step_s / SEATS + self.row.prefill_work_s(PROMPT_TOKENS)
 
     @property
     def calibration(self) -> dict[str, object]:
-        """Where the row comes from, for a report."""
+        """Origin of the row, for a report."""
         if self.served is None:
             return {"profile": asdict(self.row)}
         served = {"runs": self.served.runs, "times_as_slow_as_by_itself": self.served.factor, "load_s": SERVING_LOAD_S}
         return {"profile": asdict(self.row), "by_itself": asdict(self.served.before), "serving": served}
 
     def write(self, folder: Path) -> Path:
-        """The cluster's file, in a folder that is made. Its path."""
+        """Writes the cluster's file, in a new folder. Its path."""
         agent = self.config.agent.model_dump(mode="json", include={"name", "gpu", "engine", "batch_max", "vllm"})
         document = {
             "queue": {"name": self.config.queue.name},
@@ -107,12 +107,12 @@ class RunningCluster:
 
     @property
     def learned(self) -> Learned:
-        """Asks its estimator."""
+        """Reads from its estimator."""
         return lambda: asyncio.to_thread(read_profiles, self.estimator, ())
 
 
 async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
-    """Measures the engine as `qlm profile` does it, first by itself and then in a cluster in `folder`, which is stopped."""
+    """Measures the engine as `qlm profile` does, first alone and then in a cluster in `folder`, which is stopped."""
     await asyncio.to_thread(apart, _compile_solver)
     config = agent_config({MODEL: plan.model}, CONTEXT_TOKENS, SEATS, settings_of(plan, kv_cache_gb=KV_GB))
     limit_s = max(PROFILE_LIMIT_LEAST_S, PROFILE_LIMIT_S * plan.scale)
@@ -136,9 +136,9 @@ def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
     return ProfileSnapshot(version=0, made_s=0.0, hardware=(row.as_measured(),))
 
 
-async def taught(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
-    """The row of `measured`, as slow as the runs of the cluster were that started from it; None where they were fewer than RUNS_LEAST."""
-    row = learned_row(await settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
+async def slowed_row(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
+    """The row of `measured`, scaled by the slowness of the cluster's runs that started from it; None if they were fewer than RUNS_LEAST."""
+    row = learned_row(await wait_until_settled(cluster.learned), INSTANCE, measured.config.models[0].spec())
     return None if row is None or row.samples < RUNS_LEAST else row.as_measured()
 
 
@@ -158,7 +158,7 @@ async def serving(measured: MeasuredAgent, folder: Path, vocabulary: int) -> Asy
 
 
 def _compile_solver() -> None:
-    """For all processes to come that read this code."""
+    """Compiles for all later processes with this code."""
     search.warm_up()
 
 

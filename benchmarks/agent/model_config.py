@@ -1,4 +1,4 @@
-"""The settings of an agent on engine vllm that serves folders of weights: what its file of settings would say, and what runs it."""
+"""The settings of an agent on engine vllm that serves folders of weights, as in its settings file, and a runner for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 1.0
 
 
 def vllm_settings(**fields: Any) -> VllmSettings:
-    """Raises ConfigError for what a setting cannot be."""
+    """Raises ConfigError for an invalid setting."""
     try:
         return VllmSettings(**fields)
     except ValidationError as error:
@@ -38,7 +38,7 @@ def vllm_settings(**fields: Any) -> VllmSettings:
 
 
 def settings_of(plan: Plan, **fields: Any) -> VllmSettings:
-    """As the plan says; `fields` win. Raises ConfigError for what a setting cannot be."""
+    """Settings from the plan; `fields` win. Raises ConfigError for an invalid setting."""
     return vllm_settings(**{"dtype": plan.dtype, "device": plan.device, "enforce_eager": plan.device == "cpu", **fields})
 
 
@@ -56,7 +56,7 @@ def engine_models(folders: Mapping[str, Path], context_tokens: int) -> dict[str,
 
 
 def agent_config(folders: Mapping[str, Path], context_tokens: int, seats: int, vllm: VllmSettings) -> AgentConfig:
-    """One agent that serves these models, with what their shapes say of them in the place of a profile."""
+    """One agent that serves these models, with figures from their shapes instead of a profile."""
     return AgentConfig.model_validate(
         {
             "queue": {"name": QUEUE},
@@ -88,7 +88,7 @@ def _model(name: str, folder: Path, context_tokens: int) -> dict[str, object]:
 
 
 def made_up_prompt(vocabulary: int, number: int, tokens: int) -> list[int]:
-    """Another number is another prompt."""
+    """Prompts of different numbers differ."""
     return [10 + (number * 7919 + place * 104_729 + number * place * 31) % (vocabulary - 10) for place in range(tokens)]
 
 
@@ -98,7 +98,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def run_quietly(main: Coroutine[Any, Any, Found]) -> Found:
-    """Runs it on an agent's event loop, SIGTERM ends it as Ctrl-C does; of its log only warnings are told, on standard error."""
+    """Runs it on an agent's event loop; SIGTERM ends it as Ctrl-C does. Of its log only warnings are printed, on standard error."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)

@@ -1,10 +1,10 @@
-"""Model swaps by tier on engine vllm, and whether an agent hides the warming of the next model behind the batch that runs.
+"""Model swaps by tier on engine vllm, and whether an agent hides the warming of the next model behind the running batch.
 
 The times are those of the engine's own `load_model`, with nothing running: two models of one shape take turns. On CUDA a model that was
-warmed beside another has its files in host memory alone, so becoming active from there has a time of its own; and "in place" is a wake from
+warmed beside another has its files in host memory alone, so activating it from there has a time of its own; and "in place" is a wake from
 sleep level 2. For the share, an agent serves more models than host memory holds, so that each has to be warmed anew before its turn; its
-virtual queue names them one after the other, each with work for about `TURN_S`. A warming is hidden if it was done before the last request
-of the model before had ended.
+virtual queue names them one after the other, each with work for about `TURN_S`. A warming is hidden if it is done before the end of the
+last request of the model before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.agent.model_config import (
     vocabulary_of,
     weights_gb_of,
 )
-from benchmarks.agent.own_agent import Asked, own_agent
+from benchmarks.agent.own_agent import GreedyRequest, own_agent
 from benchmarks.agent.parts import Plan
 from benchmarks.agent.port_runs import PortRuns
 from benchmarks.figures import Values
@@ -40,7 +40,7 @@ from qlm_agent.engines.vllm.process.template import Template
 
 REPETITIONS = 12
 SWAPS = 20
-"""Planned swaps of which the share is told, with a warming each."""
+"""Planned model swaps in the share, with a warming each."""
 MODELS = 4
 TURN_S = 10.0
 TURN_MIN_S = 1.0
@@ -55,9 +55,9 @@ HELD = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSwap:
-    """From one model to the next, on the queue's clock. `warmed_s`: when the model's last warming before it was done, None for none;
-    `emptied_s`: when the last request of the model before had ended; `swapped_s`: when the model was active."""
+class PlannedModelSwap:
+    """From one model to the next, on the queue's clock. `warmed_s`: end of the model's last earlier warming, None for none; `emptied_s`:
+    end of the last request of the model before; `swapped_s`: when the model was active."""
 
     model: str
     warmed_s: float | None
@@ -70,12 +70,12 @@ class PlannedSwap:
 
     @property
     def gap_ms(self) -> float:
-        """For how long the GPU had nothing to do."""
+        """Seconds without work for the GPU."""
         return 1e3 * (self.swapped_s - self.emptied_s)
 
 
-def planned_swaps(events: Sequence[events_pb2.RequestEvent]) -> list[PlannedSwap]:
-    """All swaps from one model to another, of one agent's events in their order; each needs a warming of its own."""
+def planned_model_swaps(events: Sequence[events_pb2.RequestEvent]) -> list[PlannedModelSwap]:
+    """All model swaps in one agent's events, in order; each needs a warming of its own."""
     warmed_s: dict[str, float] = {}
     ended_s: dict[str, float] = {}
     found = []
@@ -89,7 +89,7 @@ def planned_swaps(events: Sequence[events_pb2.RequestEvent]) -> list[PlannedSwap
                 warmed = warmed_s.pop(event.model, None)
                 if event.from_model and event.from_model in ended_s:
                     emptied_s = ended_s[event.from_model]
-                    found.append(PlannedSwap(model=event.model, warmed_s=warmed, emptied_s=emptied_s, swapped_s=event.finished_s))
+                    found.append(PlannedModelSwap(model=event.model, warmed_s=warmed, emptied_s=emptied_s, swapped_s=event.finished_s))
     return found
 
 
@@ -99,7 +99,7 @@ def measure(plan: Plan) -> Measured:
         plan.say(f"model swap, {name}: {1e3 * spread(each)['median']:.1f} ms")
     swaps = run_quietly(_in_a_row(plan, step_s))
     share = sum(swap.hidden for swap in swaps) / len(swaps)
-    plan.say(f"model swap: the warming of {share:.0%} of {len(swaps)} planned swaps was hidden")
+    plan.say(f"model swap: the warming of {share:.0%} of {len(swaps)} planned model swaps was hidden")
     values: Values = {
         "swap_ms": {
             "active_from_warm": 1e3 * spread(times["active_from_warm"])["median"],
@@ -178,7 +178,7 @@ async def _step_s(plan: Plan, engine: VllmEngine) -> float:
 # An agent with more models than host memory holds ------------------------------------------------------------------------------
 
 
-async def _in_a_row(plan: Plan, step_s: float) -> list[PlannedSwap]:
+async def _in_a_row(plan: Plan, step_s: float) -> list[PlannedModelSwap]:
     names = [f"m{number}" for number in range(MODELS)]
     folders = dict.fromkeys(names, plan.model)
     settings = settings_of(plan, kv_cache_gb=KV_GB, host_memory_gb=HELD * weights_gb_of(plan.model))
@@ -187,20 +187,20 @@ async def _in_a_row(plan: Plan, step_s: float) -> list[PlannedSwap]:
     turn_s = max(TURN_MIN_S, TURN_S * plan.scale)
     tokens = round(turn_s / step_s)
     waves = -(-tokens // OUTPUT_TOKENS_MAX)
-    asked = SEATS * waves
+    count = SEATS * waves
     with TemporaryDirectory(prefix="qlm-bench-queue-") as scratch:
         async with own_agent(config, Path(scratch)) as agent:
             placed = 0
             for turn in range(plan.some(SWAPS) + 1):
                 model = names[turn % MODELS]
                 requests = [
-                    Asked(
+                    GreedyRequest(
                         prompt=made_up_prompt(vocabulary, 1 + turn * 1_000 + number, PROMPT_TOKENS),
                         output_tokens=max(2, tokens // waves),
                     )
-                    for number in range(asked)
+                    for number in range(count)
                 ]
                 await agent.place(model, await agent.accept(model, requests))
                 placed += len(requests)
             await agent.until_ended(placed)
-            return planned_swaps(agent.events)
+            return planned_model_swaps(agent.events)

@@ -24,11 +24,11 @@ from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PLANNER_ROLE, Acceptance, GroupPlacement, Lease, RequestPlacement, StepStatus
 
 SLO_S, SLO_CLASS = 36_000.0, "32768s"
-"""So far away that nobody makes room for anybody."""
+"""So far ahead that no request is evicted."""
 LEASE_S = 7_200.0
 READY_S = 300.0
 SILENCE_S = 120.0
-"""Longest time in which nothing happens."""
+"""Longest time without an event."""
 READ_S, READ_MAX = 1.0, 1_000
 PLACED_MAX = 100
 """Requests of one call to the queue."""
@@ -37,13 +37,13 @@ ENDS = frozenset({events_pb2.EVENT_KIND_COMPLETED, events_pb2.EVENT_KIND_FAILED}
 
 
 class NotServed(QlmError):
-    """A request of the bench failed, or nothing came for long."""
+    """A request of the bench failed, or no event arrived for long."""
 
     default_reason = "ENGINE_FAILURE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GreedyRequest:
     """A greedy request that makes exactly so many tokens."""
 
     prompt: Sequence[int]
@@ -51,7 +51,7 @@ class Asked:
 
 
 class OwnAgent:
-    """`events`: all that were read from the queue's event stream."""
+    """`events`: all events read from the queue's event stream."""
 
     def __init__(self, queue: RedisQueue, lease: Lease) -> None:
         self.events: list[events_pb2.RequestEvent] = []
@@ -61,12 +61,12 @@ class OwnAgent:
         self._number = 0
         self._ended = 0
 
-    async def accept(self, model: str, asked: Sequence[Asked]) -> list[RequestPlacement]:
+    async def accept(self, model: str, requests: Sequence[GreedyRequest]) -> list[RequestPlacement]:
         """Takes requests into the queue; they wait there for `place`. One call's are a group."""
         self._number += 1
         group = f"g{self._number}"
         found = []
-        for each in asked:
+        for each in requests:
             self._number += 1
             key = RequestKey("bench", f"r{self._number}")
             acceptance = Acceptance(
@@ -91,7 +91,7 @@ class OwnAgent:
             assert set(done) == {StepStatus.DONE}
 
     async def until_ended(self, requests: int) -> None:
-        """Until so many more have ended. Raises NotServed."""
+        """Waits until so many more have ended. Raises NotServed."""
         wanted = self._ended + requests
         loop = asyncio.get_running_loop()
         heard_s = loop.time()
@@ -99,10 +99,10 @@ class OwnAgent:
             if await self.read_events():
                 heard_s = loop.time()
             elif loop.time() - heard_s > SILENCE_S:
-                raise NotServed(f"{wanted - self._ended} of {requests} requests did not end; nothing came for {SILENCE_S:g} s")
+                raise NotServed(f"{wanted - self._ended} of {requests} requests did not end; no event for {SILENCE_S:g} s")
 
     async def read_events(self) -> int:
-        """What has happened, or the next thing that does within a second; how many events. Raises NotServed for a request that failed."""
+        """Reads past events, or the next one within a second; returns their number. Raises NotServed for a request that failed."""
         entries = await self._queue.read_events(self._after, READ_S, READ_MAX)
         before = len(self.events)
         for entry in entries:
@@ -117,7 +117,7 @@ class OwnAgent:
 
 @asynccontextmanager
 async def own_agent(config: AgentConfig, scratch: Path) -> AsyncIterator[OwnAgent]:
-    """Starts a queue and the agent, and stops both. Raises ConfigError, and NotServed where the agent ends."""
+    """Starts a queue and the agent, and stops both. Raises ConfigError, and NotServed if the agent ends."""
     server = EmbeddedServer(scratch / "queue")
     await server.start()
     queue = RedisQueue(server.url, QUEUE)
@@ -147,13 +147,13 @@ async def _registered(process: AgentProcess, running: asyncio.Task[None]) -> Non
             await asyncio.sleep(0.02)
 
 
-def _body(model: str, key: RequestKey, asked: Asked) -> bytes:
+def _body(model: str, key: RequestKey, request: GreedyRequest) -> bytes:
     slo = request_pb2.Slo(kind=request_pb2.SLO_KIND_COMPLETION, seconds=SLO_S)
     return request_pb2.Request(
         model=model,
-        tokens=request_pb2.TokenPrompt(ids=asked.prompt),
+        tokens=request_pb2.TokenPrompt(ids=request.prompt),
         sampling=request_pb2.SamplingParams(temperature=0.0, ignore_eos=True),
         tenant=key.tenant,
         request_id=key.request_id,
-        admission=request_pb2.Admission(prompt_tokens=len(asked.prompt), output_tokens_max=asked.output_tokens, slo=slo),
+        admission=request_pb2.Admission(prompt_tokens=len(request.prompt), output_tokens_max=request.output_tokens, slo=slo),
     ).SerializeToString()

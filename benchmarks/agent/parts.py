@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is measured. `model`: folder of the model; `device`: "cpu" or "cuda"; `scale`: share of the repetitions, 1 for figures to
+    """Amount of measurement. `model`: folder of the model; `device`: "cpu" or "cuda"; `scale`: share of the repetitions, 1 for figures to
     report."""
 
     model: Path
@@ -34,7 +34,7 @@ class Plan:
 
 
 def apart(measure: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
-    """Calls it in a fresh process: engines leave much behind in theirs."""
+    """Calls it in a fresh process, since engines leave much state in theirs."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *args, **kwargs).result()
 
@@ -48,7 +48,7 @@ MODULES: Mapping[str, str] = {
     figures.WAIT: "waiting",
     figures.SIMULATOR: "simulating",
 }
-"""By part, the module whose `measure` measures it."""
+"""By part, the module with its `measure`."""
 
 
 def measure(part: str, plan: Plan) -> Measured:

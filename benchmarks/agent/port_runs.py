@@ -1,4 +1,4 @@
-"""Greedy runs on an engine behind its port, and their output as it comes."""
+"""Greedy runs on an engine behind its port, and their output."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ SILENCE_S = 120.0
 
 
 class RunFailed(QlmError):
-    """The engine failed a run, or made nothing for long."""
+    """The engine failed a run, or made no output for long."""
 
     default_reason = "ENGINE_FAILURE"
 
 
 @dataclass(slots=True)
 class PortRun:
-    """`made`: token ids as little-endian uint32, those of earlier attempts not counted."""
+    """`output`: token ids as little-endian uint32, without those of earlier attempts."""
 
     run_id: str
-    made: bytes = b""
+    output: bytes = b""
     ended: bool = False
     failure: str = ""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def tokens(self) -> int:
-        return len(self.made) // TOKEN_BYTES
+        return len(self.output) // TOKEN_BYTES
 
     async def until(self, tokens: int) -> None:
-        """Until it has made so many, or has ended. Raises RunFailed."""
+        """Waits until it has so many tokens, or has ended. Raises RunFailed."""
         while self.tokens < tokens and not self.ended:
             self.news.clear()
             try:
                 async with asyncio.timeout(SILENCE_S):
                     await self.news.wait()
             except TimeoutError:
-                raise RunFailed(f"run {self.run_id} made nothing for {SILENCE_S:g} s") from None
+                raise RunFailed(f"run {self.run_id} made no output for {SILENCE_S:g} s") from None
         if self.failure:
             raise RunFailed(f"run {self.run_id}: {self.failure}")
 
     async def end(self) -> None:
-        """Until it has ended. Raises RunFailed."""
+        """Waits until it has ended. Raises RunFailed."""
         while not self.ended:
             await self.until(self.tokens + 1)
 
@@ -74,7 +74,7 @@ class PortRuns:
             await asyncio.wait([reader])
 
     async def start(self, prompt: Sequence[int], output_tokens: int, produced: bytes = b"") -> PortRun:
-        """`output_tokens`: of all attempts together, exactly so many; `produced`: what earlier ones made."""
+        """`output_tokens`: of all attempts together, exactly so many; `produced`: the output of earlier ones."""
         self._number += 1
         run = PortRun(f"{self._prefix}-{self._number}")
         self._runs[run.run_id] = run
@@ -92,7 +92,7 @@ class PortRuns:
         return run
 
     async def abort(self, run: PortRun) -> bool:
-        """Whether it was still running; what it made is all there is, then."""
+        """Whether it was still running; its output is then complete."""
         await self._engine.abort([run.run_id])
         return self._runs.pop(run.run_id, None) is not None
 
@@ -102,7 +102,7 @@ class PortRuns:
                 run = self._runs.get(output.run_id)
                 if run is None:
                     continue
-                run.made += output.token_ids
+                run.output += output.token_ids
                 if output.finish is not None or output.failure is not None:
                     run.ended = True
                     run.failure = "" if output.failure is None else output.failure.message

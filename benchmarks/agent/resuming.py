@@ -1,7 +1,7 @@
 """Evicted requests against undisturbed ones: aborted at a random token, resumed on a random instance as prompt + produced tokens.
 
 Two instances of one model in float32, greedy. First all requests are answered undisturbed; then the engines are loaded anew, so that no
-prefix cache knows those answers, and each request is evicted once. Batches are full and mixed meanwhile, and never the same in the two
+prefix cache has those answers, and each request is evicted once. Batches are full and mixed meanwhile, and never the same in the two
 rounds.
 """
 
@@ -35,7 +35,7 @@ AT_ONCE = 2 * INSTANCES * SEATS
 PROMPT_TOKENS = (16, 200)
 OUTPUT_TOKENS = (24, 96)
 LEFT_TOKENS = 4
-"""An eviction comes at least so long before the end that it comes before the end."""
+"""Least tokens between an eviction and the end, so that it precedes the end."""
 TRIES_MAX = 5
 CONTEXT_TOKENS = 1024
 KV_GB = 0.3
@@ -43,8 +43,8 @@ MODEL = "m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A request, and where it is evicted: after how many tokens, from which instance, and where it goes on."""
+class EvictionCase:
+    """A request, and its eviction: after how many tokens, from which instance, and to which one."""
 
     number: int
     prompt: Sequence[int]
@@ -55,20 +55,20 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evicted:
-    """What became of a case: the whole answer, of which `produced` bytes are from before the eviction; 0 where none took place."""
+class EvictionResult:
+    """Result of a case: the whole answer, of which `produced` bytes precede the eviction; 0 without one."""
 
     answer: bytes
     produced: int
 
 
-def draw_cases(seed: int, count: int, vocabulary: int) -> list[Case]:
+def draw_cases(seed: int, count: int, vocabulary: int) -> list[EvictionCase]:
     dice = random.Random(seed)
     cases = []
     for number in range(count):
         output_tokens = dice.randint(*OUTPUT_TOKENS)
         cases.append(
-            Case(
+            EvictionCase(
                 number=number,
                 prompt=made_up_prompt(vocabulary, number, dice.randint(*PROMPT_TOKENS)),
                 output_tokens=output_tokens,
@@ -80,9 +80,9 @@ def draw_cases(seed: int, count: int, vocabulary: int) -> list[Case]:
     return cases
 
 
-def differences(undisturbed: Sequence[bytes], evicted: Sequence[Evicted]) -> list[dict[str, int]]:
-    """Cases whose answer is not the undisturbed one, by number: the first token that differs (where one answer is a part of the other, the
-    end of the shorter), and how many were made before the eviction."""
+def differences(undisturbed: Sequence[bytes], evicted: Sequence[EvictionResult]) -> list[dict[str, int]]:
+    """Cases whose answer is not the undisturbed one, by number: the first token that differs (if one answer is a part of the other, the end
+    of the shorter), and the number of tokens before the eviction."""
     found = []
     for number, (expected, case) in enumerate(zip(undisturbed, evicted, strict=True)):
         if expected == case.answer:
@@ -116,7 +116,7 @@ def measure(plan: Plan) -> Measured:
     return Measured(values=values, details=details)
 
 
-async def _both_rounds(plan: Plan, cases: Sequence[Case]) -> tuple[list[bytes], list[Evicted]]:
+async def _both_rounds(plan: Plan, cases: Sequence[EvictionCase]) -> tuple[list[bytes], list[EvictionResult]]:
     settings = settings_of(plan, dtype=DTYPE, kv_cache_gb=KV_GB)
     models = engine_models({MODEL: plan.model}, CONTEXT_TOKENS)
     template = Template(settings.python, environment(settings), settings.load_timeout_s)
@@ -148,19 +148,19 @@ async def _at_once(cases: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
     return list(await asyncio.gather(*(one(case) for case in cases)))
 
 
-async def _undisturbed(runs: Sequence[PortRuns], case: Case) -> bytes:
+async def _undisturbed(runs: Sequence[PortRuns], case: EvictionCase) -> bytes:
     run = await runs[case.first].start(case.prompt, case.output_tokens)
     await run.end()
-    return run.made
+    return run.output
 
 
-async def _evicted(runs: Sequence[PortRuns], case: Case) -> Evicted:
-    """An answer that was there before its eviction is asked for again."""
+async def _evicted(runs: Sequence[PortRuns], case: EvictionCase) -> EvictionResult:
+    """A request that ended before its eviction is run again."""
     for _ in range(TRIES_MAX):
         run = await runs[case.first].start(case.prompt, case.output_tokens)
         await run.until(case.evict_at)
-        if await runs[case.first].abort(run) and run.made:
-            again = await runs[case.then].start(case.prompt, case.output_tokens, run.made)
+        if await runs[case.first].abort(run) and run.output:
+            again = await runs[case.then].start(case.prompt, case.output_tokens, run.output)
             await again.end()
-            return Evicted(answer=run.made + again.made, produced=len(run.made))
-    return Evicted(answer=run.made, produced=0)
+            return EvictionResult(answer=run.output + again.output, produced=len(run.output))
+    return EvictionResult(answer=run.output, produced=0)

@@ -1,9 +1,9 @@
-"""Measures an instance that serves: a load through the gateway, and what the estimator learns of its runs meanwhile.
+"""Measures a serving instance: a load through the gateway, and the estimator's findings about its runs.
 
-An engine that has its machine to itself is quicker than one that shares it with the services that feed it and store its tokens. So the load
-goes the whole way, as requests of any client do, and enough of it waits that no seat of the instance is empty for want of work. A run is
-measured from its first token to its end as the queue tells them. The first runs of an engine are slow, and so is a queue that has just
-begun: by the end of the load the estimator has forgotten them.
+An engine alone on its machine is quicker than one that shares it with the services that feed it and store its tokens. So the load passes
+through all services, as any client's does, and enough of it waits that no seat of the instance is empty for want of work. A run is measured
+from its first token to its end by the queue's events. The first runs of an engine are slow, and so is a new queue: by the end of the load
+the estimator has forgotten them.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ PER_SEAT = 8
 """Requests that wait or run, for each seat."""
 OUTSTANDING_MAX = 1_024
 SLO_S = 86_400.0
-"""So far away that the load makes room for everybody else's requests."""
+"""So far ahead that the load is evicted for all other requests."""
 EXPIRES_S = 120.0
-"""After the end of the load its requests are gone, if nobody was left to cancel them."""
+"""Expiry of the load's requests after its end, if no client cancels them."""
 WARM_UP_S = 15.0
 WARM_UP_SHARE_MAX = 0.25
-"""So much of the load goes by before what is measured begins, at most so much of all of it."""
+"""Warm-up before the measured part: seconds, and most of the whole load."""
 RUNS_LEAST = 20
-"""Learned from fewer, a row is nobody's."""
+"""Least runs behind a learned row."""
 LOOK_S = 1.5
 SETTLES_S = 20.0
-"""The estimator has read all ends when two looks, so far apart, see the same; it is given so long."""
+"""The estimator has read all ends when two readings, so far apart, agree; the most time for that."""
 
 Learned = Callable[[], Awaitable[ProfileSnapshot]]
 
 
 class NotMeasured(QlmError):
-    """The load was not served, or nothing was learned from it."""
+    """The load was not served, or no row was learned from it."""
 
     default_reason = "ENGINE_FAILURE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRow:
-    """What was learned of a model on an instance. `before`: the row of the pair that its runs were held against; `row`: that row, as slow
-    as they were; `runs`: that say so; `completed`: requests of the load."""
+    """A learned row of a model on an instance. `before`: the row of the pair that its runs were compared with; `row`: that row, scaled by
+    their slowness; `runs`: their number; `completed`: requests of the load."""
 
     model: str
     instance: str
@@ -65,12 +65,12 @@ class ServedRow:
 
     @property
     def factor(self) -> float:
-        """How many times as long as the row before says the runs took."""
+        """Duration of the runs over that of the row before."""
         return self.row.decode_a_ms / self.before.decode_a_ms
 
     @property
     def evidence(self) -> str:
-        """What the row rests on, in a line."""
+        """The row's evidence, in a line."""
         took = f"{self.runs} runs on {self.instance} took {self.factor:.3f} times as long as the row before says"
         return f"measured as it serves: {took}"
 
@@ -78,9 +78,9 @@ class ServedRow:
 async def measure_serving(
     client: AsyncClient, learned: Learned, spec: ModelSpec, *, instance: str, seats: int, load_s: float, seed: int
 ) -> ServedRow:
-    """Keeps `seats` seats full for `load_s`, and asks what was learned of the model on the instance meanwhile, but for the beginning of the
-    load; runs of others count as well. Where the estimator remembers more runs from before than the load had, all of them count. The load
-    is of no more use afterwards: what did not end is cancelled. Raises QlmError."""
+    """Keeps `seats` seats full for `load_s`, and reads the row learned meanwhile for the model on the instance, without the beginning of
+    the load; runs of others count as well. If the estimator remembers more earlier runs than the load had, all of them count. Unfinished
+    requests are cancelled. Raises QlmError."""
     try:
         async with asyncio.TaskGroup() as group:
             warm = group.create_task(_after(min(WARM_UP_S, WARM_UP_SHARE_MAX * load_s), learned))
@@ -88,7 +88,7 @@ async def measure_serving(
     except ExceptionGroup as failed:
         _raise_first(failed)
     completed = load.result()
-    rows = await settled(learned)
+    rows = await wait_until_settled(learned)
     row = learned_row(rows, instance, spec)
     if row is None or row.samples < RUNS_LEAST:
         runs = 0 if row is None else row.samples
@@ -103,7 +103,7 @@ async def measure_serving(
 
 
 def learned_row(rows: ProfileSnapshot, instance: str, spec: ModelSpec) -> HardwareProfile | None:
-    """What was learned of the model on the instance, if anything was."""
+    """The learned row of the model on the instance, None without one."""
     return next((row for row in rows.hardware if row.instance == instance and row.model == spec.profile), None)
 
 
@@ -112,8 +112,8 @@ async def _after(seconds: float, learned: Learned) -> ProfileSnapshot:
     return await learned()
 
 
-async def settled(learned: Learned) -> ProfileSnapshot:
-    """What is learned once the estimator has read all ends, or after SETTLES_S."""
+async def wait_until_settled(learned: Learned) -> ProfileSnapshot:
+    """The learned rows once the estimator has read all ends, or after SETTLES_S."""
     before = await learned()
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLES_S):
@@ -123,11 +123,11 @@ async def settled(learned: Learned) -> ProfileSnapshot:
                 if now.hardware == before.hardware:
                     return now
                 before = now
-    return before  # others are served as well, and are learned from
+    return before  # other clients' runs are learned from too
 
 
 async def _load(client: AsyncClient, spec: ModelSpec, seats: int, load_s: float, dice: random.Random) -> int:
-    """How many requests completed in time."""
+    """Returns the number of requests completed in time."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + load_s
     longest = PROMPT_TOKENS[-1] + OUTPUT_TOKENS[-1]
@@ -173,7 +173,7 @@ async def _load(client: AsyncClient, spec: ModelSpec, seats: int, load_s: float,
 
 
 def _raise_first(failed: ExceptionGroup[Exception]) -> NoReturn:
-    """The error that a user is told, where there is one."""
+    """The error for the user, if there is one."""
     ours, _ = failed.split(QlmError)
     if ours is None:
         raise failed

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process that the bench steps itself, so that what is timed is the engine and nothing around it."""
+"""A vLLM engine in this process that the bench steps itself, so that only the engine is timed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """What the engine is like. `scheduler`: "qlm", or vLLM's own with the policy "fcfs" or "priority"."""
+    """Properties of the engine. `scheduler`: "qlm", or vLLM's own with the policy "fcfs" or "priority"."""
 
     model: Path
     dtype: str
@@ -37,7 +37,7 @@ class EnginePlan:
 
 
 class SteppedEngine:
-    """Greedy runs over made-up prompts that make exactly as many tokens as asked for."""
+    """Greedy runs over invented prompts that make exactly the given number of tokens."""
 
     def __init__(self, plan: EnginePlan) -> None:
         os.environ.update(ENVIRONMENT)
@@ -74,7 +74,7 @@ class SteppedEngine:
         """All runs that have not ended."""
 
     def prompt(self, number: int, tokens: int) -> list[int]:
-        """Another number is another prompt."""
+        """Prompts of different numbers differ."""
         return [10 + (number * 7919 + place * 104_729 + number * place * 31) % (self._vocabulary - 10) for place in range(tokens)]
 
     def add(self, run_id: str, prompt: list[int], answer: int, *, priority: int = 0) -> None:
@@ -97,7 +97,7 @@ class SteppedEngine:
                 self.running.discard(output.request_id)
 
     def until(self, done: Callable[[], bool]) -> float:
-        """Steps until then; the seconds it took."""
+        """Steps until `done`; returns the seconds."""
         began_s = time.perf_counter()
         for _ in range(STEPS_MAX):
             if done():

@@ -1,8 +1,8 @@
-"""Tokens a second at saturation: an agent that pulls from its virtual queue, over vLLM by itself that is handed everything at once.
+"""Tokens a second at saturation: an agent that pulls from its virtual queue, over vLLM alone with all requests at once.
 
-Both have the same settings of vLLM, and each pair the same requests, with prompts never seen before; who goes first changes from pair to
-pair. The agent is the whole of its process: it pulls with lookahead 0, and every token is stored in the queue. Its time is from the
-placement of the group to the end of its last request as the queue tells it; vLLM's from the first request handed over to the last token.
+Both have the same settings of vLLM, and each pair the same requests, with prompts never seen before; the first of a pair alternates. The
+agent is the whole of its process: it pulls with lookahead 0, and every token is stored in the queue. Its time is from the placement of the
+group to the end of its last request by the queue's events; vLLM's from the first submission to the last token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.stats import t as student
 
 from benchmarks.agent.bare_engine import BareEngine
 from benchmarks.agent.model_config import agent_config, made_up_prompt, run_quietly, settings_of, spread, vocabulary_of
-from benchmarks.agent.own_agent import Asked, OwnAgent, own_agent
+from benchmarks.agent.own_agent import GreedyRequest, OwnAgent, own_agent
 from benchmarks.agent.parts import Plan
 from benchmarks.agent.stepped_engine import EnginePlan
 from benchmarks.figures import Values
@@ -86,25 +86,27 @@ async def _in_turns(plan: Plan, agent: OwnAgent, bare: BareEngine) -> list[tuple
     vocabulary = vocabulary_of(plan.model)
     rates: list[tuple[float, float]] = []
     for pair in range(-1, plan.some(PAIRS)):  # the first is a warm-up
-        asked = [
-            Asked(prompt=made_up_prompt(vocabulary, 1_000 * (pair + 2) + number, PROMPT_TOKENS), output_tokens=dice.randint(*OUTPUT_TOKENS))
+        requests = [
+            GreedyRequest(
+                prompt=made_up_prompt(vocabulary, 1_000 * (pair + 2) + number, PROMPT_TOKENS), output_tokens=dice.randint(*OUTPUT_TOKENS)
+            )
             for number in range(plan.some(REQUESTS))
         ]
-        tokens = sum(each.output_tokens for each in asked)
+        tokens = sum(each.output_tokens for each in requests)
         if pair % 2:
-            bare_s = await asyncio.to_thread(bare.seconds_for, asked)
-            agent_s = await _agent_s(agent, asked)
+            bare_s = await asyncio.to_thread(bare.seconds_for, requests)
+            agent_s = await _agent_s(agent, requests)
         else:
-            agent_s = await _agent_s(agent, asked)
-            bare_s = await asyncio.to_thread(bare.seconds_for, asked)
+            agent_s = await _agent_s(agent, requests)
+            bare_s = await asyncio.to_thread(bare.seconds_for, requests)
         plan.say(f"throughput, pair {pair + 1}: {tokens / agent_s:.0f} tokens/s pulled, {tokens / bare_s:.0f} by itself")
         if pair >= 0:
             rates.append((tokens / agent_s, tokens / bare_s))
     return rates
 
 
-async def _agent_s(agent: OwnAgent, asked: list[Asked]) -> float:
-    group = await agent.accept(MODEL, asked)
+async def _agent_s(agent: OwnAgent, requests: list[GreedyRequest]) -> float:
+    group = await agent.accept(MODEL, requests)
     await agent.read_events()
     began_s = time.perf_counter()
     await agent.place(MODEL, group)

@@ -1,6 +1,6 @@
-"""The first token of an urgent request while the batch is full, over that of an idle engine: vLLM by itself, and with QLM's scheduler.
+"""The first token of an urgent request while the batch is full, over that of an idle engine: vLLM alone, and with QLM's scheduler.
 
-The batch is kept full of requests of a later band, with `LOOKAHEAD` more of them waiting in the engine; whenever one ends another comes.
+The batch is kept full of requests of a later band, with `LOOKAHEAD` more of them waiting in the engine; each end is followed by a new one.
 Each repetition measures the idle engine and the full one, with prompts never seen before, so the two share the machine's noise.
 """
 
@@ -56,7 +56,7 @@ def measure(plan: Plan) -> Measured:
 
 def _first_tokens_ms(engine_plan: EnginePlan, repetitions: int, seed: int) -> tuple[list[float], list[float]]:
     engine = SteppedEngine(engine_plan)
-    crowd = _Crowd(engine, random.Random(seed))
+    crowd = _Background(engine, random.Random(seed))
     crowd.fill(WARM_UP_STEPS)
     _first_token_ms(engine, "warm-up", 1_000_000)
     idle_ms, full_ms = [], []
@@ -75,8 +75,8 @@ def _first_token_ms(engine: SteppedEngine, run_id: str, number: int) -> float:
     return 1e3 * engine.until(lambda: engine.produced[run_id] > 0)
 
 
-class _Crowd:
-    """Requests of a later band: as many as there are seats, and those of the lookahead."""
+class _Background:
+    """Requests of a later band: one a seat, and those of the lookahead."""
 
     def __init__(self, engine: SteppedEngine, dice: random.Random) -> None:
         self.dice = dice

@@ -1,8 +1,8 @@
-"""What clients are told about their wait, against what comes, on a `qlm up` cluster whose agent runs vLLM.
+"""Predicted waits of clients against real ones, on a `qlm up` cluster whose agent runs vLLM.
 
-First the engine is measured as it serves, and the estimator of a fresh cluster is given the row. Then
-more arrives than is served, so that waits grow from nothing to many batches. Predicted: the median of the wait as the gateway told it at
-acceptance. Real: from acceptance until the engine began.
+First the engine is measured in serving, and the estimator of a fresh cluster gets the row. Then requests exceed capacity, so that waits
+grow from nothing to many batches. Predicted: the median of the wait that the gateway sent at acceptance. Real: from acceptance until the
+engine began.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, taught
+from benchmarks.agent.measured_cluster import MODEL, OUTPUT_TOKENS, PROMPT_TOKENS, SEATS, MeasuredAgent, measured_agent, serving, slowed_row
 from benchmarks.agent.model_config import made_up_prompt, run_quietly, spread, vocabulary_of
 from benchmarks.agent.own_agent import NotServed
 from benchmarks.agent.parts import Plan
@@ -27,14 +27,14 @@ from qlm import AsyncClient, RequestState
 
 REQUESTS = 300
 OVERLOAD = 1.3
-"""Arrivals over what the profile says is served."""
+"""Arrival rate over the profile's capacity."""
 SLO_S = 3_600.0
 ANSWER_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Seconds from acceptance: as told, and as it came. `actual_s`: until the engine began."""
+class WaitSample:
+    """Seconds from acceptance: `predicted_s`, and `actual_s`, until the engine began."""
 
     predicted_s: float
     actual_s: float
@@ -63,9 +63,9 @@ def measure(plan: Plan) -> Measured:
     return Measured(values=values, details=details)
 
 
-def tenths(waits: Sequence[Wait]) -> list[dict[str, float]]:
-    """Means in seconds for each tenth of `waits`, which are in the order of their arrival; ten or as many as there are. They tell a drift
-    from scatter."""
+def tenths(waits: Sequence[WaitSample]) -> list[dict[str, float]]:
+    """Means in seconds for each tenth of `waits`, in the order of their arrival; ten or as many as there are. They separate a drift from
+    scatter."""
     parts = np.array_split(np.array([(wait.predicted_s, wait.actual_s) for wait in waits]).reshape(-1, 2), 10)
     return [
         {
@@ -78,34 +78,34 @@ def tenths(waits: Sequence[Wait]) -> list[dict[str, float]]:
     ]
 
 
-async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None, list[Wait]]:
-    """The row, its decode as the judged runs have it, and the waits."""
+async def _waits(plan: Plan, folder: Path) -> tuple[MeasuredAgent, float | None, list[WaitSample]]:
+    """The row, its decode time by the judged runs, and the waits."""
     measured = await measured_agent(plan, folder / "calibration")
     async with serving(measured, folder / "judged", vocabulary_of(plan.model)) as cluster:
         waits = await _in_an_overload(plan, cluster.client, measured.request_s / OVERLOAD)
-        row = await taught(measured, cluster)
+        row = await slowed_row(measured, cluster)
     return measured, None if row is None else row.decode_a_ms, waits
 
 
-async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[Wait]:
+async def _in_an_overload(plan: Plan, client: AsyncClient, gap_s: float) -> list[WaitSample]:
     dice = random.Random(plan.seed)
     vocabulary = vocabulary_of(plan.model)
-    plan.say(f"waits: the cluster serves; a request every {gap_s:.3f} s comes")
+    plan.say(f"waits: the cluster serves; a request every {gap_s:.3f} s")
     tasks = []
     for number in range(plan.some(REQUESTS)):
         prompt = made_up_prompt(vocabulary, 1_000 + number, PROMPT_TOKENS)
         tasks.append(asyncio.create_task(_wait(client, prompt, dice.randint(*OUTPUT_TOKENS))))
         await asyncio.sleep(dice.expovariate(1.0 / gap_s))
-    waits: Sequence[Wait | None] = await asyncio.gather(*tasks)
+    waits: Sequence[WaitSample | None] = await asyncio.gather(*tasks)
     return [wait for wait in waits if wait is not None]
 
 
-async def _wait(client: AsyncClient, prompt: list[int], output_tokens: int) -> Wait | None:
-    """None where nothing was predicted. Raises NotServed."""
+async def _wait(client: AsyncClient, prompt: list[int], output_tokens: int) -> WaitSample | None:
+    """None without a prediction. Raises NotServed."""
     accepted = await client.submit(MODEL, prompt, slo_s=SLO_S, max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
     result = await client.result(accepted.request_id, ANSWER_S)
     if result is None or result.state is not RequestState.COMPLETED:
         raise NotServed(f"request {accepted.request_id} was not completed: {result and result.error_message}")
     if accepted.prediction is None:
         return None
-    return Wait(predicted_s=accepted.prediction.wait_p50_s, actual_s=result.timing.started_s - result.timing.accepted_s)
+    return WaitSample(predicted_s=accepted.prediction.wait_p50_s, actual_s=result.timing.started_s - result.timing.accepted_s)

@@ -98,9 +98,9 @@ class Follower:
         return None if found is None else self._kept(request, found, now_s)
 
     def predict_placed(self, request: Arrival, now_s: float) -> Prediction | None:
-        """A request that was just put into a group, as the last of it."""
+        """A request that was just put into a group, as the last of its turn: inside a turn the agent pulls in the order of arrival."""
         group_id, instance = self._group_of[request.number], self._instance_of[request.number]
-        view = self._view(self.lines[instance], now_s)
+        view = self._view(self.lines[instance], now_s, group_id)
         place = next(number for number, group in enumerate(view.groups) if group.group_id == group_id)
         ahead = sum(group.waiting for group in view.groups[: place + 1]) - 1
         found = Assessment(self._catalogue, self.snapshot, [view]).waiting(group_id, ahead)
@@ -208,8 +208,8 @@ class Follower:
             ),
         )
 
-    def _view(self, line: Line, now_s: float) -> QueueView:
-        return line.view(now_s, runners(self._runs_of(line.facts.name), self._known))
+    def _view(self, line: Line, now_s: float, last: str = "") -> QueueView:
+        return line.view(now_s, runners(self._runs_of(line.facts.name), self._known), last)
 
     def _operation(self, happened: Happened) -> OperationTold:
         swapped = OperationKind.SWAPPED_WARM if happened.from_warm else OperationKind.SWAPPED_COLD

@@ -44,8 +44,8 @@ class Line:
             self.arrivals_s.popleft()
         return len(self.arrivals_s) / ARRIVALS_OVER_S
 
-    def view(self, now_s: float, runners: tuple[RunningView, ...]) -> QueueView:
-        """The queue now; `runners`: who runs."""
+    def view(self, now_s: float, runners: tuple[RunningView, ...], last: str = "") -> QueueView:
+        """The queue now; `runners`: who runs; `last`: the group that is served last of its turn."""
         groups = tuple(
             GroupView(
                 group_id=group.group_id,
@@ -56,7 +56,7 @@ class Line:
                 waiting_prompt_tokens=group.prompt_tokens,
                 first_deadline_s=group.first_deadline_s,
             )
-            for group in sorted(self.groups.values(), key=lambda group: group.turn)
+            for group in sorted(self.groups.values(), key=lambda group: (group.turn, group.group_id == last))
         )
         return QueueView(
             instance=self.facts,

@@ -65,7 +65,9 @@ def measure_speed(seed: int) -> dict[str, float]:
 def _calibration() -> tuple[CalibrationProfile, ...]:
     """A row for each model and time, as a running cluster has learned them."""
     return tuple(
-        CalibrationProfile(time=time_of, model=model, bias_factor=1.02, samples=500.0) for time_of in CalibratedTime for model in CATALOGUE
+        CalibrationProfile(time=time_of, model=model, bias_factor=1.02, evidence_s=500.0, samples=500.0)
+        for time_of in CalibratedTime
+        for model in CATALOGUE
     )
 
 

@@ -137,13 +137,13 @@ class TrueInstance:
         run = self.runs.get(output.run_id)
         assert run is not None, output.run_id
         number, name = int(output.run_id), self.facts.name
-        self.runs.produced(run, len(output.token_ids) // TOKEN_BYTES)
+        self.runs.add_output(run, len(output.token_ids) // TOKEN_BYTES)
         if not run.started:
             run.started = True
             yield Happened(Kind.STARTED, output.started_s, number, name, run.model, first_token_s=output.first_s)
         if output.finish is not None:
             self.runs.remove(run)
-            self.expected.finished(run)
+            self.expected.record_completion(run)
             yield Happened(Kind.COMPLETED, output.last_s, number, name, run.model)
 
     def _pull(self, now_s: float) -> Iterator[Happened]:

@@ -1,4 +1,4 @@
-"""Runs all checks, or those that are named, and prints what they came to."""
+"""Runs all checks, or the named ones, and prints their results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="gpu_check",
         description="Checks QLM on this machine's GPU.",
-        epilog="Exit codes: 0 nothing failed; 1 a check failed, or none could run; 2 wrong use; 3 no GPU that can be used.",
+        epilog="Exit codes: 0 nothing failed; 1 a check failed, or none could run; 2 wrong use; 3 no usable GPU.",
     )
     parser.add_argument("--out", type=Path, default=Path("out/gpu-check"), help="folder for logs, figures and summary.json")
     parser.add_argument("--cpu", action="store_true", help="a dry run on the CPU with small sizes: shows that the checks work, no more")
     parser.add_argument("--model", type=Path, help="folder of a model to serve; default: a tiny one of noise")
     parser.add_argument("--only", action="append", choices=NAMES, help="a check; may be repeated")
     chosen = parser.parse_args(arguments)
-    found = host.look()
+    found = host.read_host()
     if found.problem and not chosen.cpu:
         sys.stderr.write(f"no GPU: {found.problem}. `--cpu` is a dry run without one.\n")
         return EXIT_NO_GPU
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _model(given: Path | None, found: host.Host, out: Path) -> Path | None:
-    """The given one; else one of noise, where what makes it is there."""
+    """The given one; else one of noise, if its maker is installed."""
     if given is not None or not found.vllm:
         return given
     from qlm_cli.models.random_llama import make_random_model
@@ -57,15 +57,15 @@ def _model(given: Path | None, found: host.Host, out: Path) -> Path | None:
     return folder.resolve()
 
 
-def _against(outcomes: Sequence[checks.Outcome]) -> Mapping[str, Any]:
-    timed = next((outcome.told for outcome in outcomes if outcome.name == "torch_timing" and outcome.told), None)
+def _against(outcomes: Sequence[checks.CheckOutcome]) -> Mapping[str, Any]:
+    timed = next((outcome.report for outcome in outcomes if outcome.name == "torch_timing" and outcome.report), None)
     if timed is None:
         return {}
     try:
-        from benchmarks.gpu.against_profiles import compared
+        from benchmarks.gpu.against_profiles import compare_with_row
     except ImportError as error:
         return {"why": f"QLM's packages are not installed here ({error})"}
-    return compared(timed)
+    return compare_with_row(timed)
 
 
 if __name__ == "__main__":

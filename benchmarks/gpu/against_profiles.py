@@ -1,4 +1,4 @@
-"""What was timed, beside the row that QLM ships for this GPU and model: shipped, or arithmetic on their data sheets."""
+"""Timings beside QLM's row for this GPU and model: shipped, or arithmetic on their data sheets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 
 STEP = (32, 16_000)
-"""Sequences and their context tokens of the decode step that is compared; and a prefill of PROMPT tokens."""
+"""Sequences and context tokens of the compared decode step; and a prefill of PROMPT tokens."""
 PROMPT = 1_000
 RATIO_MAX = 2.0
 """Beyond this factor either way a row would mislead the planner."""
 
 
-def compared(timed: Mapping[str, Any]) -> dict[str, Any]:
-    """Timed over what the row says, for what plans rest on; `why` where there is no row, `off`: those beyond RATIO_MAX."""
+def compare_with_row(timed: Mapping[str, Any]) -> dict[str, Any]:
+    """Timings over the row's figures, for those that plans rest on; `why` without a row, `off`: those beyond RATIO_MAX."""
     gpu, model, figures = profile_name(timed["device"]), timed["model"], timed["figures"]
     row = shipped_snapshot().hardware_of_pair(gpu, 1, ModelSpec(name=model, profile=model))
     if row is None:

@@ -1,4 +1,4 @@
-"""vLLM's own API servers on this machine, for a check: of its process group, which is ended with it (`checks.run`)."""
+"""vLLM's own API servers on this machine, for a check: in its process group, which ends with it (`checks.run`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENVIRONMENT = {
 
 
 class ServerFailed(QlmError):
-    """A server did not start, or did not do what it was asked for."""
+    """A server did not start, or failed a call."""
 
     default_reason = "ENGINE_FAILURE"
 
@@ -68,7 +68,7 @@ class ApiServer:
             raise ServerFailed(f"{self.url}{path} failed")
 
     def stop(self) -> None:
-        """Asks it to end, and waits for that. Safe twice."""
+        """Sends SIGTERM and waits for the end. Safe twice."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The list of checks: what each runs, what it needs, and how it is judged. Each is a process of its own with a log and a time limit."""
+"""The list of checks: command, needs and judgement of each. Each is a process of its own with a log and a time limit."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ NO_TESTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`command`: after the interpreter. `needs`: the reason why it cannot run on this host; "" where it can. `tells`: its last line on
-    stdout is a JSON object. `judge`: a reason why what it told is a failure, "" for none."""
+    """`command`: after the interpreter. `needs`: the reason why it cannot run on this host, or "". `reports`: its last line on stdout is a
+    JSON object. `judge`: the reason why that report is a failure, "" for none."""
 
     name: str
     command: tuple[str, ...]
     needs: Callable[[Host], str]
     limit_s: float
-    tells: bool = True
+    reports: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
-    judge: Callable[[Any], str] = lambda told: ""
+    judge: Callable[[Any], str] = lambda report: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """`status`: passed, failed or skipped; `why`: the reason of the latter two."""
 
     name: str
     status: str
     why: str
     took_s: float
-    told: Any = None
+    report: Any = None
 
 
 def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
-    """All of them; `model`: a folder for those that serve one, None for a tiny one of noise. `small`: a dry run."""
+    """All checks; `model`: a folder for those that serve one, None for a tiny one of noise. `small`: a dry run."""
     quick = ("--quick",) if small else ()
     served = () if model is None else ("--model", str(model))
-    judge = memory_given_back if device == "cuda" else lambda told: ""
+    judge = memory_given_back if device == "cuda" else lambda report: ""
     timing = ("--shape", "tiny", "--dtype", "float32", "--small") if small else ()
     tests = ("-m", "pytest", "-q", "-o", "timeout=600", "-p", "no:cacheprovider")
     return (
@@ -67,7 +67,7 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
                 command=(*tests, "tests/conformance/engine"),
                 needs=_vllm_and_pytest,
                 limit_s=3_600.0,
-                tells=False,
+                reports=False,
                 environment={"QLM_TEST_VLLM": "1", "QLM_TEST_ENGINES": engine, "QLM_TEST_VLLM_DEVICE": device},
             )
             for name, engine in (("conformance", "vllm"), ("conformance_async", "vllm_async"))
@@ -105,12 +105,12 @@ def checks(device: str, model: Path | None, *, small: bool) -> Sequence[Check]:
     )
 
 
-def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Outcome:
-    """Runs it, unless it cannot, and keeps its log and what it told in `out`."""
+def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> CheckOutcome:
+    """Runs it, unless it cannot, and keeps its log and report in `out`."""
     began_s = time.monotonic()
     why = check.needs(host)
     if why:
-        return Outcome(name=check.name, status="skipped", why=why, took_s=0.0)
+        return CheckOutcome(name=check.name, status="skipped", why=why, took_s=0.0)
     paths = [str(ROOT / each) for each in ("src", "load", "services/gateway", "services/planner", "services/estimator", "services/agent")]
     environment = {**os.environ, **check.environment, "PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests/support")])}
     log = out / f"{check.name}.log"
@@ -130,40 +130,41 @@ def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Ou
             code = process.wait(check.limit_s)
         except subprocess.TimeoutExpired:
             pass
-        finally:  # what it left behind too: that would hold memory of the GPU
+        finally:  # its remaining processes too, which would hold memory of the GPU
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     took_s = time.monotonic() - began_s
-    told, why = _told(check, answer)
+    report, why = _report(check, answer)
     if code is None:
         why = f"not done after {check.limit_s:g} s"
     elif code:
         why = f"exit code {code}: {_end(log) or _end(answer)}"
     elif not why:
-        why = check.judge(told)
-    if code != 0 and not isinstance(told, dict):
-        told = None  # a bench of which a part failed tells the others in an object; this was something else
-    if told is not None:
-        (out / f"{check.name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return Outcome(name=check.name, status="failed" if why else "passed", why=why, took_s=took_s, told=told)
+        why = check.judge(report)
+    if code != 0 and not isinstance(report, dict):
+        report = None  # a bench with a failed part reports the others in an object; this was something else
+    if report is not None:
+        (out / f"{check.name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return CheckOutcome(name=check.name, status="failed" if why else "passed", why=why, took_s=took_s, report=report)
 
 
-def memory_given_back(told: Mapping[str, Any]) -> str:
-    """Two models of one size take turns: what is free with one of them active may not shrink from turn to turn, once both had one."""
+def memory_given_back(report: Mapping[str, Any]) -> str:
+    """Two models of one size take turns: free memory with one of them active may not shrink from turn to turn, after the first turn of
+    both."""
     stages: dict[str, list[int]] = {}
-    for event in told["events"]:
+    for event in report["events"]:
         if event["settled"]:
             stages.setdefault(event["stage"], []).append(event["free_bytes"])
     for stage, free in stages.items():
         lost = max(free) - min(free)
         if lost > 0.1 * max(free):
-            return f"{lost:,} bytes of device memory were lost from swap to swap ({stage})"
+            return f"{lost:,} bytes of device memory were lost from model swap to model swap ({stage})"
     return ""
 
 
-def _told(check: Check, answer: Path) -> tuple[Any, str]:
-    if not check.tells:
+def _report(check: Check, answer: Path) -> tuple[Any, str]:
+    if not check.reports:
         return None, ""
     lines = answer.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     try:
@@ -177,7 +178,7 @@ def _end(path: Path) -> str:
     return lines[-1][-LOG_END_CHARACTERS:] if lines else ""
 
 
-# What a check needs ---------------------------------------------------------------------------------------------------
+# Needs of a check -----------------------------------------------------------------------------------------------------
 
 
 def _torch(host: Host) -> str:

@@ -1,7 +1,7 @@
-"""A decoder of a real model's shape in plain PyTorch, with weights of noise: what a step over a batch costs depends on shapes alone.
+"""A decoder of a real model's shape in plain PyTorch, with weights of noise: the cost of a step over a batch depends on shapes alone.
 
 Llama's block: RMS norms, grouped-query attention over a KV cache, and a gated feed-forward layer; one matrix for all of Q, K and V, as in
-serving engines. Positions are not encoded and tokens not looked up: neither costs anything to speak of.
+serving engines. Positions are not encoded and tokens not embedded: both costs are negligible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a model, by its published configuration."""
+    """Shape of a model, by its published configuration."""
 
     layers: int
     hidden: int
@@ -82,7 +82,7 @@ class Decoder:
         return torch.randn((sequences, tokens, self.shape.hidden), device=self.device, dtype=self.dtype)
 
     def decode(self, inputs: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """One token of each sequence over the cache, the last place of which it writes. Returns the next tokens."""
+        """One token of each sequence over the cache, whose last position it writes. Returns the next tokens."""
         shape, sequences = self.shape, inputs.shape[0]
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Decoder:
         return self._forward(inputs, attend)
 
     def prefill(self, inputs: torch.Tensor) -> torch.Tensor:
-        """All tokens of prompts, which see those before them. Returns the first tokens of the answers."""
+        """All tokens of prompts, with causal attention. Returns the first tokens of the answers."""
         group = self.shape.heads // self.shape.kv_heads
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

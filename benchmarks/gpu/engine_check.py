@@ -1,7 +1,7 @@
-"""An agent's vLLM engine with two models that take turns on the device: they sleep and wake at both levels, memory is looked at, and
-answers stay the same. On a CPU the tiers are processes (no sleep), which shows that this check itself works. Prints one JSON object.
+"""An agent's vLLM engine with two models that take turns on the device: they sleep and wake at both levels, memory is read, and answers
+stay the same. On a CPU the tiers are processes (no sleep), which tests this check itself. Prints one JSON object.
 
-Whether a model that leaves keeps its weights follows from the host memory that there is, so each sleep level has an engine of its own.
+Whether a model that leaves keeps its weights depends on the host memory, so each sleep level has an engine of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODELS = ("a", "b")
 
 
 class CheckFailed(QlmError):
-    """Something is not as it has to be."""
+    """A check found a wrong state."""
 
     default_reason = "ENGINE_FAILURE"
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """`held`: models whose weights host memory holds; `was`: where the model comes from that becomes active again."""
+    """`held`: models whose weights host memory holds; `was`: tier of a model before it is active again."""
 
     name: str
     held: float
@@ -95,7 +95,7 @@ async def _checked(folder: Path, device: str, n_gpu: int, dtype: str, runner: Li
 async def _activated(
     engine: VllmEngine, folder: Path, model: str, before: Tier, device: str, first: dict[str, list[bytes]]
 ) -> dict[str, object]:
-    """One swap, with what it took and left. Raises CheckFailed."""
+    """One model swap, with its time and memory. Raises CheckFailed."""
     tier = engine.tier(model)
     if tier is not before:
         raise CheckFailed(f"model {model} is {tier}, and not {before}")
@@ -116,19 +116,19 @@ async def _activated(
 
 
 def check_prompts(folder: Path) -> list[list[int]]:
-    """What each model is asked, every time."""
+    """The prompts of each model, the same every time."""
     return [made_up_prompt(vocabulary_of(folder), number, PROMPT_TOKENS) for number in range(PROMPTS)]
 
 
 async def answers_of(engine: Engine, model: str, prompts: Sequence[list[int]]) -> list[bytes]:
-    """One after the other: in a batch their rounding would depend on who else is in it."""
+    """One after the other: in a batch rounding depends on the other requests."""
     runs = PortRuns(engine, model, f"check-{time.monotonic_ns()}")
     made = []
     async with runs.reading():
         for prompt in prompts:
             run = await runs.start(prompt, OUTPUT_TOKENS)
             await run.end()
-            made.append(run.made)
+            made.append(run.output)
     return made
 
 

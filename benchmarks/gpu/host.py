@@ -1,4 +1,4 @@
-"""What this machine has: GPUs as nvidia-smi tells them, PyTorch, vLLM."""
+"""This machine's GPUs by nvidia-smi, PyTorch and vLLM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """`gpus`: names by the driver. `torch`, `cuda`: versions, "" for none; `torch_gpus`: how many PyTorch can use. `vllm`: "" for none.
-    `memory_mib`: 0 where the driver does not tell. `problem`: why no GPU can be used; "" where one can."""
+    `memory_mib`: 0 if the driver does not report it. `problem`: why no GPU can be used; "" if one can."""
 
     gpus: tuple[str, ...]
     memory_mib: tuple[int, ...]
@@ -43,8 +43,8 @@ class Host:
         return self.gpus[0] if self.gpus else "CPU"
 
 
-def look() -> Host:
-    """Asks the driver and imports PyTorch."""
+def read_host() -> Host:
+    """Reads from the driver and imports PyTorch."""
     rows, problem = _smi()
     torch_version, cuda, torch_gpus, broken = _torch()
     problem = problem or broken
@@ -63,13 +63,13 @@ def look() -> Host:
 
 
 def profile_name(gpu: str) -> str:
-    """The GPU's name in the hardware profiles; that of the driver where none is known."""
+    """The GPU's name in the hardware profiles; the driver's if unknown."""
     return next((name for part, name in NAMES if part in gpu), gpu)
 
 
 def gpu_of(device: str) -> str:
-    """What an agent that computes on "cpu" or "cuda" calls its GPU: the first one of this machine."""
-    return "CPU" if device == "cpu" else profile_name(look().gpu)
+    """An agent's name for the GPU of "cpu" or "cuda": the first one of this machine."""
+    return "CPU" if device == "cpu" else profile_name(read_host().gpu)
 
 
 def _smi() -> tuple[list[list[str]], str]:
@@ -82,7 +82,7 @@ def _smi() -> tuple[list[list[str]], str]:
         return [], f"nvidia-smi does not answer: {error}"
     rows = [[part.strip() for part in line.split(",")] for line in said.stdout.splitlines() if line.strip()]
     if said.returncode or not rows or any(len(row) != len(SMI_FIELDS) for row in rows):
-        return [], f"nvidia-smi tells of no GPU: {(said.stdout + said.stderr).strip()[:300] or 'nothing'}"
+        return [], f"nvidia-smi reports no GPU: {(said.stdout + said.stderr).strip()[:300] or 'nothing'}"
     return rows, ""
 
 
@@ -93,7 +93,7 @@ def _mib(said: str) -> int:
 
 
 def _torch() -> tuple[str, str, int, str]:
-    """Versions of PyTorch and its CUDA, how many GPUs it sees, and why it cannot be loaded where it is there."""
+    """Versions of PyTorch and its CUDA, how many GPUs it sees, and why it cannot be loaded if it is installed."""
     if find_spec("torch") is None:
         return "", "", 0, ""
     try:

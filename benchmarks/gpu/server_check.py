@@ -1,6 +1,6 @@
 """An agent's openai engine over two of vLLM's own API servers that take turns on one GPU: each sleeps while the other serves, at level 1
-and once at level 2, and answers stay the same. On a CPU, where vLLM does not sleep, both are awake all the time; that shows that this
-check itself works. Prints one JSON object."""
+and once at level 2, and answers stay the same. On a CPU, where vLLM does not sleep, both are awake all the time, which tests this check
+itself. Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.gpu.engine_check import (
     check_prompts,
     free_bytes,
 )
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import Tier
@@ -97,7 +97,7 @@ async def _checked(folder: Path, device: str, servers: dict[str, ApiServer]) -> 
 async def _step(
     engine: OpenAiEngine, folder: Path, model: str, tier: Tier, device: str, first: dict[str, list[bytes]]
 ) -> dict[str, object]:
-    """One move, with what it took and left. Raises CheckFailed."""
+    """One move, with its time and memory. Raises CheckFailed."""
     free, began_s = free_bytes(device), time.monotonic()
     await engine.load_model(model, tier)
     took_s = time.monotonic() - began_s

@@ -1,4 +1,4 @@
-"""How long work on a device takes, and what a line through such times says."""
+"""Times of work on a device, and a line through such times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def replayed(work: Callable[[], object], device: str) -> Callable[[], object]:
+def cuda_graph(work: Callable[[], object], device: str) -> Callable[[], object]:
     """The same as a CUDA graph, as serving engines run decode steps: without the time that launching its kernels takes."""
     if device != "cuda":
         return work
@@ -46,7 +46,7 @@ def replayed(work: Callable[[], object], device: str) -> Callable[[], object]:
     return lambda: graph.replay()
 
 
-def fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def fit_line(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     """Coefficients of the least squares of relative errors."""
     weights = torch.tensor([1.0 / value for value in values], dtype=torch.float64)
     matrix = torch.tensor(rows, dtype=torch.float64) * weights[:, None]

@@ -1,4 +1,4 @@
-"""What the checks came to: a table for people, and summary.json."""
+"""Results of the checks: a table for people, and summary.json."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.checks import Outcome
+from benchmarks.gpu.checks import CheckOutcome
 from benchmarks.gpu.host import Host
 
 
-def transfer_share(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
-    """How fast a model comes back from host memory, as a share of what one long copy from pinned memory reaches; nothing where either was
-    not measured."""
-    told = {outcome.name: outcome.told for outcome in outcomes if outcome.told}
+def transfer_share(outcomes: Sequence[CheckOutcome]) -> Mapping[str, float]:
+    """Speed of a model's load from host memory, as a share of one long copy from pinned memory; nothing if either was not measured."""
+    report = {outcome.name: outcome.report for outcome in outcomes if outcome.report}
     try:
-        limit_gb_s = float(told["torch_timing"]["transfers"]["host_to_device_gb_s"])
-        bench = told["bench_agent"]
+        limit_gb_s = float(report["torch_timing"]["transfers"]["host_to_device_gb_s"])
+        bench = report["bench_agent"]
         gb = 1e-3 * float(bench["context"]["parts"]["model_swap"]["weights_mb"])
         swap_gb_s = gb / (1e-3 * float(bench["swap_ms"]["active_from_warm"]))
     except (KeyError, TypeError, ZeroDivisionError):
@@ -26,7 +25,7 @@ def transfer_share(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
     return {"weights_gb": gb, "swap_gb_s": swap_gb_s, "limit_gb_s": limit_gb_s, "share": swap_gb_s / limit_gb_s}
 
 
-def table(host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -> str:
+def table(host: Host, outcomes: Sequence[CheckOutcome], against: Mapping[str, Any]) -> str:
     """Lines of text."""
     lines = [f"{host.gpu}; driver {host.driver or '-'}, PyTorch {host.torch or '-'}, vLLM {host.vllm or '-'}", ""]
     width = max(len(outcome.name) for outcome in outcomes)
@@ -43,7 +42,7 @@ def table(host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -
     return "\n".join(lines)
 
 
-def write(path: Path, host: Host, outcomes: Sequence[Outcome], against: Mapping[str, Any]) -> None:
+def write(path: Path, host: Host, outcomes: Sequence[CheckOutcome], against: Mapping[str, Any]) -> None:
     """`path`: of summary.json."""
     document = {
         "host": asdict(host),

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.gpu.decoder import BYTES_OF, SHAPES, Decoder
-from benchmarks.gpu.stopwatch import fitted, replayed, seconds_of
+from benchmarks.gpu.stopwatch import cuda_graph, fit_line, seconds_of
 
 FREE_SHARE = 0.8
-"""Of the device's free memory that weights and KV may take."""
+"""Share of the device's free memory for weights and KV."""
 CHUNK_BYTES = 1 << 30
 MOVED_TOKENS = 4_096
 SIZES = {
@@ -21,7 +21,7 @@ SIZES = {
     False: ((1, 8, 32, 64), (256, 1024, 4096), (16, 128, 512, 1024, 2048, 4096), 20),
     True: ((1, 4), (32, 128), (16, 64, 128), 3),
 }
-"""By whether the run is a dry one."""
+"""By kind of run: full or dry."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,11 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", choices=tuple(BYTES_OF), default="bfloat16")
     parser.add_argument("--small", action="store_true", help="few sizes and repetitions: the figures mean nothing")
     chosen = parser.parse_args(arguments)
-    sys.stdout.write(json.dumps(measured(chosen.device, chosen.shape, chosen.dtype, small=chosen.small)) + "\n")
+    sys.stdout.write(json.dumps(time_model(chosen.device, chosen.shape, chosen.dtype, small=chosen.small)) + "\n")
     return 0
 
 
-def measured(device: str, shape_name: str, dtype: str, *, small: bool) -> dict[str, object]:
+def time_model(device: str, shape_name: str, dtype: str, *, small: bool) -> dict[str, object]:
     """Figures in the units of the hardware profiles; transfers also in GB/s (10^9 bytes)."""
     free = _free_bytes(device)
     name = shape_name if shape_name != "auto" else _largest(free, dtype)
@@ -55,8 +55,8 @@ def measured(device: str, shape_name: str, dtype: str, *, small: bool) -> dict[s
         transfers = _transfers(device, min(CHUNK_BYTES, int(room / 4)), kv_bytes, shape.layers, repetitions)
         if device == "cuda":
             torch.cuda.synchronize()
-    a, b, c = fitted([(1.0, batch, batch * context) for batch, context, _ in steps], [ms for _, _, ms in steps])
-    base, linear, squared = fitted([(1.0, tokens, tokens**2) for tokens, _ in prefills], [ms for _, ms in prefills])
+    a, b, c = fit_line([(1.0, batch, batch * context) for batch, context, _ in steps], [ms for _, _, ms in steps])
+    base, linear, squared = fit_line([(1.0, tokens, tokens**2) for tokens, _ in prefills], [ms for _, ms in prefills])
     return {
         "model": name,
         "dtype": dtype,
@@ -81,7 +81,7 @@ def measured(device: str, shape_name: str, dtype: str, *, small: bool) -> dict[s
 
 def _step_ms(decoder: Decoder, batch: int, context: int, repetitions: int) -> float:
     inputs, kv = decoder.inputs(batch, 1), decoder.kv(batch, context)
-    return 1e3 * seconds_of(replayed(lambda: decoder.decode(inputs, kv), decoder.device), decoder.device, repetitions)
+    return 1e3 * seconds_of(cuda_graph(lambda: decoder.decode(inputs, kv), decoder.device), decoder.device, repetitions)
 
 
 def _prefill_ms(decoder: Decoder, tokens: int, repetitions: int) -> float:

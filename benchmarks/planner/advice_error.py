@@ -103,7 +103,7 @@ def fleet_advised(scenario: Scenario) -> int:
         machine = next(planner.machine for planner in cluster.planners if planner.machine is not None)
         found.append(advise(question_of(machine.board, machine.changes.table, machine.demand, cluster.schedule.now_s)))
 
-    simulate(_cluster(scenario, scenario.instances), scenario.requests(), looks=[(ASK_S, ask)], limit_s=ASK_S + 1.0, seed=scenario.seed)
+    simulate(_cluster(scenario, scenario.instances), scenario.requests(), probes=[(ASK_S, ask)], limit_s=ASK_S + 1.0, seed=scenario.seed)
     [advice] = found
     added = next((option.instances for option in advice.options if (option.gpu, option.n_gpu) == (scenario.gpu, 1)), 0)
     return scenario.instances + added - len(advice.spare)

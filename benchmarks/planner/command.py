@@ -36,4 +36,4 @@ def planner(traces: Path | None, as_json: bool, seed: int, only: tuple[str, ...]
     for name in MEASURES:
         parts.measure(name, partial(measure, name), plan)
     context = {"seed": seed, "quick": quick, "traces": None if traces is None else traces.name}
-    parts.tell(context, ("numba", "numpy", "pyomo", "highspy"), as_json=as_json)
+    parts.print_results(context, ("numba", "numpy", "pyomo", "highspy"), as_json=as_json)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.figures import Figure
 
-EXACTNESS, GAPS, EDF, EQ13, LIVE, ADVICE = "exactness", "gaps", "edf", "eq13", "live", "advice"
+EXACTNESS, GAPS, EDF, EQ13, LIVE, ADVICE, BATCH = "exactness", "gaps", "edf", "eq13", "live", "advice", "batch"
 
 FIGURES: Sequence[Figure] = (
     Figure(key="exact_hit_rate", part=EXACTNESS, target="1.0", least={"": 1.0}),
@@ -18,6 +18,7 @@ FIGURES: Sequence[Figure] = (
     Figure(key="replan_1x10000_ms", part=LIVE, target="stated"),
     Figure(key="late_vs_edf", part=EDF, target="<= 0.5", most={"": 0.5}),
     Figure(key="late_vs_eq13", part=EQ13, target="<= 0.5", most={"": 0.5}),
+    Figure(key="choose_batch_us", part=BATCH, target="<= 300", most={"": 300.0}),
     Figure(key="advice_error", part=ADVICE, target="within 1 in 90% of cases", least={"": 0.9}),
 )
 BY_KEY: Mapping[str, Figure] = {figure.key: figure for figure in FIGURES}

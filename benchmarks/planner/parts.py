@@ -64,6 +64,7 @@ MEASURES: Mapping[str, str] = {
     figures.EQ13: "rivals.measure_eq13",
     figures.LIVE: "live.measure",
     figures.ADVICE: "advice_error.measure",
+    figures.BATCH: "batch_choice.measure",
 }
 """By part, the module and its function."""
 

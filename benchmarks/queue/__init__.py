@@ -1,1 +1,1 @@
-"""`python -m benchmarks queue`: what the live system costs, measured with real processes and tracing on."""
+"""`python -m benchmarks queue`: costs of the live system, measured with real processes and tracing on."""

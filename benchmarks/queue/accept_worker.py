@@ -12,16 +12,16 @@ import grpc.aio
 from benchmarks.queue.load_client import LoadClient
 from benchmarks.queue.prompts import PromptSource
 from benchmarks.queue.schedule import summary_ms
-from benchmarks.queue.worker import Report, Settings, tell
+from benchmarks.queue.worker import Report, Settings, report_event
 from qlm.api.v1.gateway_pb2 import SubmitRequest, SubmitResponse
 
 TRIES_MAX = 5
 
 
 async def accepts(settings: Settings) -> Report:
-    """`in_flight` callers, each with one Submit after the other for `warmup_s` and then `seconds`. One that is refused as UNAVAILABLE is
-    sent again with its id, as a client does. Reports what was answered within the measured time (`accepted`), all that was
-    (`accepted_in_all`, `queue_ids`: how many different ones), refusals by code, and latencies."""
+    """`in_flight` callers, each with one Submit after the other for `warmup_s` and then `seconds`. One refused as UNAVAILABLE is sent again
+    with its id, as a client does. Reports the answers within the measured time (`accepted`), all answers (`accepted_in_all`, `queue_ids`:
+    how many different ones), refusals by code, and latencies."""
     source = PromptSource(
         seed=settings["seed"],
         run_id=settings["run_id"],
@@ -37,7 +37,7 @@ async def accepts(settings: Settings) -> Report:
     begin_s = time.perf_counter() + settings["warmup_s"]
     end_s = begin_s + settings["seconds"]
 
-    async def call_on_and_on(client: LoadClient) -> None:
+    async def call_repeatedly(client: LoadClient) -> None:
         while (sent_s := time.perf_counter()) < end_s:
             index = next(numbers)
             message = SubmitRequest(request=prompts[index % len(prompts)])
@@ -61,12 +61,12 @@ async def accepts(settings: Settings) -> Report:
     async def mark() -> None:
         for at_s, what in ((begin_s, "begin"), (end_s, "end")):
             await asyncio.sleep(at_s - time.perf_counter())
-            tell(what)
+            report_event(what)
 
     async with LoadClient(settings["address"]) as client, asyncio.TaskGroup() as group:
         group.create_task(mark())
         for _ in range(settings["in_flight"]):
-            group.create_task(call_on_and_on(client))
+            group.create_task(call_repeatedly(client))
     return {
         "accepted": sum(begin_s <= done_s < end_s for done_s, _ in answers),
         "accepted_in_all": len(answers),

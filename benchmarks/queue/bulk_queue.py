@@ -14,14 +14,14 @@ CALLS_MAX = 200
 """Calls under way at a time."""
 CALL_TIMEOUT_S = 30.0
 FULL_BOUNDS = Bounds(queue_max=1_000_000, tenant_max=1_000_000, class_max=1_000_000)
-"""Nothing is refused."""
+"""Bounds that refuse nothing."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class BulkQueue(RedisQueue):
-    """As `RedisQueue`, which writes the calls of one turn together, with the bounds and the patience of a filling."""
+    """As `RedisQueue`, which writes the calls of one turn together, with the bounds and deadlines of a filling."""
 
     def __init__(self, url: str, name: str, bounds: Bounds = FULL_BOUNDS) -> None:
         super().__init__(url, name, bounds=bounds, call_timeout_s=CALL_TIMEOUT_S)

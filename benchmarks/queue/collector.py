@@ -46,7 +46,7 @@ class Collector:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For processes that are to be traced: every trace is sampled, and exported within half a second."""
+        """For traced processes: every trace is sampled, and exported within half a second."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
             "OTEL_TRACES_SAMPLER": "parentbased_always_on",
@@ -55,30 +55,30 @@ class Collector:
 
     async def counts(self) -> dict[str, int]:
         """Spans so far, by name."""
-        found: dict[str, int] = (await self._ask("counts"))["by_name"]
+        found: dict[str, int] = (await self._request("counts"))["by_name"]
         return found
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Keeps the times of requests while the context is open."""
-        await self._ask("follow")
+        await self._request("follow")
         try:
             yield
         finally:
-            await self._ask("rest")
+            await self._request("rest")
 
     async def times(self, request_ids: Collection[str], names: Collection[str], timeout_s: float) -> dict[str, Times]:
-        """The spans of these requests, by request id. Exports lag behind what they tell: waits until those of all `names` have come, or for
-        `timeout_s`; returns those that are complete."""
+        """The spans of these requests, by request id. Exports lag: waits until those of all `names` arrived, or for `timeout_s`; returns
+        the complete ones."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            kept: dict[str, Times] = (await self._ask("times"))["times"]
+            kept: dict[str, Times] = (await self._request("times"))["times"]
             found = {each: kept[each] for each in request_ids if each in kept and kept[each].keys() >= set(names)}
             if len(found) == len(request_ids) or time.monotonic() > deadline_s:
                 return found
             await asyncio.sleep(POLL_S)
 
-    async def _ask(self, what: str) -> dict[str, Any]:
+    async def _request(self, what: str) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(what.encode() + b"\n")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.figures import Figure
 
 LEASE_TTL_S = 3.0
-"""Life of a lease in the clusters of the bench: as by default."""
+"""Life of a lease in the clusters of the bench: the default."""
 
 RATES = ("at_200", "at_400")
 """Requests per second."""

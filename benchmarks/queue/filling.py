@@ -1,4 +1,4 @@
-"""Fills a queue with requests as gateways and planner leave them, without either."""
+"""Fills a queue with requests in the state that gateways and planner leave, without either."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS_EACH_MIN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class FilledRequest:
     """An accepted request: its place in the fill, its key, its id and the bytes of its body."""
 
     index: int
@@ -29,7 +29,7 @@ class Filled:
     body_bytes: int
 
 
-async def accept_all(queue: BulkQueue, source: PromptSource, count: int, gateway: str = "") -> list[Filled]:
+async def accept_all(queue: BulkQueue, source: PromptSource, count: int, gateway: str = "") -> list[FilledRequest]:
     """Accepts requests 0 to `count` of a source, in order."""
     prompts = source.admitted()
     named = slo_class(Slo(kind=SloKind.COMPLETION, seconds=source.slo_s))
@@ -47,7 +47,7 @@ async def accept_all(queue: BulkQueue, source: PromptSource, count: int, gateway
             prompt_tokens=source.prompt_tokens,
         )
 
-    found: list[Filled] = []
+    found: list[FilledRequest] = []
     sizes: list[int] = []
 
     async def accept(index: int) -> AcceptReceipt:
@@ -59,16 +59,16 @@ async def accept_all(queue: BulkQueue, source: PromptSource, count: int, gateway
         for receipt in receipts:
             index = len(found)
             key = RequestKey("default", source.request_id(index))
-            found.append(Filled(index=index, key=key, queue_id=receipt.queue_id, body_bytes=sizes[index]))
+            found.append(FilledRequest(index=index, key=key, queue_id=receipt.queue_id, body_bytes=sizes[index]))
     return found
 
 
-async def place_all(queue: BulkQueue, lease: Lease, instances: Sequence[str], filled: Sequence[Filled]) -> int:
+async def place_all(queue: BulkQueue, lease: Lease, instances: Sequence[str], filled: Sequence[FilledRequest]) -> int:
     """Places requests in groups of at most GROUP_REQUESTS_MAX, the instances in turn. Returns the number of groups."""
     size = min(GROUP_REQUESTS_MAX, -(-len(filled) // (GROUPS_EACH_MIN * len(instances))))
     deadline_s = time.time() + 3_600.0
 
-    async def place(batch: Sequence[Filled]) -> None:
+    async def place(batch: Sequence[FilledRequest]) -> None:
         number = batch[0].index // size
         group = GroupPlacement(
             group_id=f"g{number}",

@@ -18,7 +18,7 @@ from qlm_process.settings import QueueSettings
 IN_FLIGHT = 32
 PROMPT_TOKENS = 64
 FAR_SLO_S = 3_600.0
-"""So far away that no miss is predicted: the planner places, and has no reason to order anew."""
+"""So far ahead that no miss is predicted: the planner places, and has no reason to reorder."""
 NEAR_SLO_S = 20.0
 RATES_PER_S = (200, 400)
 SPANS_TIMEOUT_S = 20.0
@@ -28,7 +28,7 @@ STREAMS = 200
 STEPS_PER_S = 100.0
 """Decode steps of the fan-out's engine, each a token on every stream: 20,000 tokens a second offered."""
 ENGINE_FAST = 4.0
-"""Time scale of the engine under the latency part: steps of 2 ms, so that its own time, which is taken off, is short and exact."""
+"""Time scale of the engine under the latency part: steps of 2 ms, so that its own time, which is subtracted, is short and exact."""
 
 START, END = 0, 1
 Leg = tuple[tuple[str, int], tuple[str, int]]
@@ -42,14 +42,14 @@ LEGS: Mapping[str, Leg] = {
     "agent hears": (("qlm.decode", END), ("qlm.complete", START)),
     "agent completes": (("qlm.complete", START), ("qlm.complete", END)),
 }
-"""The way of a request, by the spans of its trace; the rest of the client's time is on the way from it and, after the completion, to it.
+"""Legs of a request, by the spans of its trace; the rest of the client's time is the way to the gateway and, after the completion, back.
 Processes estimate the server's clock, to a fraction of a millisecond."""
 SPANS = frozenset(name for leg in LEGS.values() for name, _ in leg)
 
 
 async def measure_accepts(bench: Bench) -> None:
     """Unary Submit, closed loop, IN_FLIGHT at a time, beside a planner that places and an instance that serves at its real pace. An accept
-    counts when its answer came; the queue's own acceptance counter must have grown by as many, and all ids must differ."""
+    counts once answered; the queue's own acceptance counter must grow by as many, and all ids must differ."""
     for durability, key in (("process", "accepts_per_s"), ("disk", "accepts_per_s_disk")):
         bench.say(f"accepts: durability {durability}, {IN_FLIGHT} in flight for {bench.sizes.accepts_s:g} s")
         shape = Shape(durability=durability)
@@ -70,8 +70,8 @@ async def measure_accepts(bench: Bench) -> None:
 
 
 async def measure_added(bench: Bench) -> None:
-    """Generate at Poisson times, 16-token answers. Added is from when a request was due to its last token at the client, less what the
-    engine had it, from the start of its prefill to its last token, as the spans of its trace say."""
+    """Generate at Poisson times, 16-token answers. Added is the time from a request's due time to its last token at the client, minus the
+    engine's time, from the start of its prefill to its last token, by the spans of its trace."""
     p50: dict[str, float | int | None] = {}
     p99: dict[str, float | int | None] = {}
     shape = Shape(time_scale=ENGINE_FAST)
@@ -97,11 +97,11 @@ async def measure_added(bench: Bench) -> None:
 
 
 async def _less_engine(bench: Bench, report: Report) -> list[float]:
-    """Seconds added to each request. Takes the requests out of the report, and puts where their time went into it."""
+    """Seconds added to each request. Moves the requests from the report to sums of their legs."""
     ended: dict[str, float] = dict(report.pop("ended"))
     times = await bench.collector.times(ended, SPANS, SPANS_TIMEOUT_S)
     if len(times) < WITH_SPANS_MIN * len(ended):
-        raise Unavailable(f"the spans of only {len(times)} of {len(ended)} requests came")
+        raise Unavailable(f"the spans of only {len(times)} of {len(ended)} requests arrived")
     engine_s = {each: leg_s(spans, ENGINE_LEG) for each, spans in times.items()}
     report["with_spans"] = len(times)
     report["engine_ms"] = summary_ms(list(engine_s.values()))
@@ -116,8 +116,8 @@ def leg_s(spans: Times, leg: Leg) -> float:
 
 
 async def measure_fanout(bench: Bench) -> None:
-    """STREAMS answers at a time from one agent that holds no output back, at a little more than what is asked for. A message counts once,
-    however many tokens it carries."""
+    """STREAMS answers at a time from one agent that holds no output back, slightly above the target rate. A message counts once, with any
+    number of tokens."""
     bench.say(f"fan-out: {STREAMS} streams for {bench.sizes.fanout_s:g} s")
     seconds = bench.sizes.fanout_s + bench.sizes.warmup_s
     output_tokens = round(STEPS_PER_S * (seconds + 10.0))
@@ -148,7 +148,7 @@ async def measure_fanout(bench: Bench) -> None:
 
 
 async def _warm_up(bench: Bench, live: LiveCluster, run_id: str) -> None:
-    """A few requests, so that the model is loaded and every path was gone once."""
+    """Sends a few requests, to load the model and exercise every path once."""
     settings = {
         **_requests(bench, run_id, output_tokens=16, slo_s=NEAR_SLO_S),
         "address": live.gateway,

@@ -1,4 +1,4 @@
-"""A cluster of real processes for one part of the bench, traced, and what its processes cost in CPU time."""
+"""A cluster of real processes for one part of the bench, traced, and the CPU time of its processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGENTS = ("h100-0", "h100-1", "h100-2", "h100-3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a cluster is made of, besides one gateway and one estimator. `time_scale`: of its simulated engines, which have no hidden bias;
+    """The parts of a cluster, besides one gateway and one estimator. `time_scale`: of its simulated engines, which have no hidden bias;
     `agent`, `simulated`: more settings of them; `up`: of the supervision."""
 
     agents: int = 1
@@ -42,7 +42,7 @@ class Shape:
             "queue": {"name": "bench", "durability": self.durability, "lease_ttl_s": LEASE_TTL_S},
             "models": [{"name": MODEL, "profile": PROFILE, "context_tokens_max": CONTEXT_TOKENS_MAX}],
             "gateways": [{"name": "gateway-0", "listen": "127.0.0.1:0"}],
-            # What is left at the end of a part is of no interest.
+            # Work left at the end of a part is dropped.
             "gateway": {"drain_grace_s": 0.1},
             "planners": [{"name": f"planner-{number}"} for number in range(self.planners)],
             "agents": [{"name": name, "gpu": GPU, "n_gpu": 1, "models": [MODEL]} for name in AGENTS[: self.agents]],
@@ -52,7 +52,7 @@ class Shape:
 
 
 class LiveCluster:
-    """A running cluster; an asynchronous context manager, which stops it in order. `state`: as it was when all served."""
+    """A running cluster; an asynchronous context manager, which stops it in order. `state`: its state once all processes served."""
 
     def __init__(self, folder: Path, shape: Shape, seed: int, collector: Collector) -> None:
         """`folder` takes its configuration, state and logs."""
@@ -79,7 +79,7 @@ class LiveCluster:
         return self.state.of("gateway")[0].address
 
     def now(self) -> ClusterState:
-        """Its processes now. Raises Unavailable where `qlm up` is gone."""
+        """Its present processes. Raises Unavailable if `qlm up` has ended."""
         state = self._cluster.state()
         if state is None:
             raise Unavailable(f"`qlm up` ended; see {self._cluster.log_path}")
@@ -87,7 +87,7 @@ class LiveCluster:
 
 
 class CpuMeter:
-    """CPU time of processes between "begin" and "end", which a worker tells."""
+    """CPU time of processes between a worker's "begin" and "end" events."""
 
     def __init__(self, live: LiveCluster) -> None:
         self._pids = {process.name: process.pid for process in live.state.processes}
@@ -103,8 +103,8 @@ class CpuMeter:
             self._end = reading
 
     def summary(self, count: int) -> dict[str, object]:
-        """Cores that each process kept busy (those below 0.01 left out), and microseconds of CPU time for each of `count` things done: the
-        latter hardly depends on what else the machine does."""
+        """Cores that each process kept busy (those below 0.01 left out), and microseconds of CPU time for each of `count` operations: the
+        latter hardly depends on the machine's other load."""
         seconds = max(self._end[0] - self._begin[0], 1e-9)
         used_s = {name: self._end[1].get(name, 0.0) - self._begin[1].get(name, 0.0) for name in self._pids}
         cores = {name: round(each_s / seconds, 2) for name, each_s in used_s.items()}
@@ -115,7 +115,7 @@ class CpuMeter:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, 0 for one that is gone."""
+    """CPU seconds of a process so far, 0 for an ended one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""A load generator's connection to one gateway: plain gRPC with messages as bytes, which costs the client little."""
+"""A load generator's connection to one gateway: plain gRPC with messages as bytes, cheap for the client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadClient:
     """One channel; an asynchronous context manager. Requests and answers are serialized messages."""
 
     def __init__(self, address: str) -> None:
-        # Without serializers messages are bytes, which the type stubs do not know.
+        # Without serializers messages are bytes; the type stubs lack this case.
         self._channel = cast(Any, grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)))
         self._submit = self._channel.unary_unary(SUBMIT)
         self._generate = self._channel.unary_stream(GENERATE)
@@ -37,5 +37,5 @@ class LoadClient:
         return answer
 
     def generate(self, request: bytes) -> Any:
-        """A GenerateRequest -> a call to iterate over, which gives StreamResponses."""
+        """A GenerateRequest -> a call to iterate over, which yields StreamResponses."""
         return self._generate(request, timeout=STREAM_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The parts that kill: the leading planner, agents with running requests, and anybody in a campaign."""
+"""The parts that kill: the leading planner, agents with running requests, and any process in a campaign."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ PLACED_TIMEOUT_S = 120.0
 FAILOVER_TIMEOUT_S = 60.0
 POLL_S = 0.02
 COVERED = 0.99
-"""Share of the waiting requests that a plan over all of them shows: some are pulled between two looks."""
+"""Share of the waiting requests in a plan over all of them: some are pulled between the two readings."""
 
 RECOVER_AGENTS = 3
 RECOVER_BATCH = 32
 RECOVER_TIME_SCALE = 8.0
-"""Loading a model takes 0.6 s: what is measured is how soon requests go elsewhere, not how long weights take to get there."""
+"""Loading a model takes 0.6 s: the figure is the time until requests move, not the time of loading weights."""
 RECOVER_RATE_PER_S = 20.0
 RECOVER_OUTPUT_TOKENS = 2_048
-"""At this rate and length (2.5 s) one agent is too few and two are enough: the others can carry what a killed one ran."""
+"""At this rate and length (2.5 s) one agent is too few and two are enough: the others can carry a killed one's requests."""
 RECOVER_SLO_S = 20.0
 HELD_MIN = 5
 """Requests that an agent runs to be killed, while another one runs as many."""
 KILL_EVERY_MAX_S = 40.0
 KILL_PAUSE_S = (3.0, 6.0)
-"""After the last victim's requests run again, before the next kill: by seed within these."""
+"""Pause between the recovery of a victim's requests and the next kill: by seed within these."""
 RECOVER_TIMEOUT_S = 30.0
 EVENTS_MAX = 2_000
 
@@ -63,11 +63,11 @@ CAMPAIGN_RATE_PER_S = 7.5
 
 async def measure_failover(bench: Bench) -> None:
     """SIGKILL at the leading planner, beside a standby, with a long queue that is all placed. Ends when the new leader answers a call for a
-    replan, which it does when the new order of all groups is applied, and its plan shows the groups and requests that wait."""
+    replan, once the new order of all groups is applied, and its plan has the waiting groups and requests."""
     count = bench.sizes.failover_queued
     shape = Shape(agents=FAILOVER_AGENTS, planners=2, agent={"batch_max": FAILOVER_BATCH})
     async with LiveCluster(bench.out / "failover", shape, bench.seed, bench.collector) as live, _queue_of(live) as queue:
-        bench.say(f"failover: {count:,} requests go to the planner")
+        bench.say(f"failover: placing {count:,} requests")
         for number, slo_s in enumerate(SLOS_S):
             source = PromptSource(seed=bench.seed, run_id=f"failover-{number}", prompt_tokens=64, output_tokens=256, slo_s=slo_s)
             await accept_all(queue, source, -(-count // len(SLOS_S)))
@@ -95,7 +95,7 @@ async def measure_failover(bench: Bench) -> None:
 
 
 async def _first_plan(queue: BulkQueue, old_leader: str, deadline_s: float) -> tuple[float, int, planner_pb2.Plan]:
-    """When another leader was found, and its first plan. Raises Unavailable where there is none by then."""
+    """When another leader was found, and its first plan. Raises Unavailable if there is none by then."""
     while time.monotonic() < deadline_s:
         address = await queue.leader_address(PLANNER_ROLE)
         if address in ("", old_leader):
@@ -117,8 +117,8 @@ async def _first_plan(queue: BulkQueue, old_leader: str, deadline_s: float) -> t
 
 
 async def measure_recovery(bench: Bench) -> None:
-    """SIGKILL at an agent that runs requests, again and again, under a load that the others can carry. For each request that it owned:
-    from the kill to the event that another incarnation has pulled it, both by the server's clock."""
+    """SIGKILL at an agent that runs requests, repeatedly, under a load that the others can carry. For each request that it owned: from the
+    kill to the event of its pull by another incarnation, both by the server's clock."""
     took_s: list[float] = []
     kills: list[dict[str, object]] = []
     choice = random.Random(bench.seed)
@@ -172,7 +172,7 @@ def _several_run(overview: Overview) -> bool:
 
 
 async def _pulled_by_others(queue: BulkQueue, owned: Collection[str], incarnation: str, after: str) -> dict[str, tuple[float, str]]:
-    """When, by the server's clock, and by whom each request was first pulled after the loss of an incarnation."""
+    """When, by the server's clock, and by which incarnation each request was first pulled after the loss of its own."""
     pulled: dict[str, tuple[float, str]] = {}
     deadline_s = time.monotonic() + RECOVER_TIMEOUT_S
     while len(pulled) < len(owned):
@@ -235,7 +235,7 @@ async def _queue_of(live: LiveCluster) -> AsyncIterator[BulkQueue]:
 
 
 async def _until(queue: BulkQueue, holds: Callable[[Overview], bool], timeout_s: float, what: str) -> Overview:
-    """The first overview for which something holds. Raises Unavailable."""
+    """The first overview that satisfies `holds`. Raises Unavailable."""
     deadline_s = time.monotonic() + timeout_s
     while not holds(overview := await queue.overview()):
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""How large each part of the bench is."""
+"""Size of each part of the bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic requests by seed: token prompts that tell a simulated model how long its answer is to be."""
+"""Synthetic requests by seed: token prompts that set the answer's length for a simulated model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTEXT_TOKENS_MAX = 8192
 
 
 PROMPTS = 500
-"""Different prompts of a source; requests take them in turn, so that making one costs a load generator next to nothing."""
+"""Different prompts of a source; requests take them in turn, which costs a load generator next to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class PromptSource:
         ]
 
     def admitted(self) -> Sequence[Request]:
-        """The same as a gateway stores them, but for their ids: for parts that fill the queue without one."""
+        """The same as a gateway stores them, without their ids: for parts that fill the queue directly."""
         found = self.prompts()
         for request in found:
             request.tenant = "default"

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.queue.bulk_queue import FULL_BOUNDS
 from benchmarks.queue.prompts import MODEL
-from benchmarks.queue.worker import Report, Settings, tell
+from benchmarks.queue.worker import Report, Settings, report_event
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.values import PullBudget
 
@@ -33,7 +33,7 @@ async def pulls(settings: Settings) -> Report:
         gc.freeze()
         begin_s = time.perf_counter() + settings["warmup_s"]
         end_s = begin_s + settings["seconds"]
-        tell("begin")
+        report_event("begin")
         while (began_s := time.perf_counter()) < end_s:
             result = await queue.pull(lease, MODEL, budget)
             done_s = time.perf_counter()
@@ -42,7 +42,7 @@ async def pulls(settings: Settings) -> Report:
                 took_s.append(done_s - began_s)
             short += len(result.pulled) != settings["requests"]
             await asyncio.sleep(pauses_s[count % PAUSES])
-        tell("end")
+        report_event("end")
     finally:
         await queue.stop()
     return {"took_s": took_s, "pulls": count, "short": short}

@@ -1,4 +1,4 @@
-"""What all parts of a bench share."""
+"""Shared state of all parts of a bench."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from benchmarks.queue.plan import Sizes
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One run. Parts put what they measured into `values`, and what is worth knowing beside it into `details`, by part. `say`: progress,
-    for people."""
+    """One run. Parts put their figures into `values`, and further findings into `details`, by part. `say`: progress, for people."""
 
     seed: int
     out: Path

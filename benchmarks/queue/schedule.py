@@ -1,4 +1,4 @@
-"""Open-loop schedules, and how samples are summed up."""
+"""Open-loop schedules, and summaries of samples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from qlm_load.replay.ledger import quantile
 
 
 def poisson_times(seed: int, rate_per_s: float, seconds: float) -> list[float]:
-    """Arrival times of a Poisson process, in seconds from its start, all below `seconds`. They are drawn before the run, so that nothing
-    that happens in it moves them: a late answer delays no later request (no coordinated omission)."""
+    """Arrival times of a Poisson process, in seconds from its start, all below `seconds`. They are drawn before the run, so that nothing in
+    it moves them: a late answer delays no later request (no coordinated omission)."""
     if not rate_per_s > 0.0 or not seconds > 0.0:
         raise ValueError(f"rate and seconds are > 0, got {rate_per_s} and {seconds}")
     generator = np.random.Generator(np.random.PCG64([seed, 0x706F69]))

@@ -1,7 +1,7 @@
 """`python -m benchmarks.queue.span_sink`: the collector of a bench, in a process of its own.
 
-It counts the spans that come, by name. Told to `follow`, it also keeps the times of the spans of each request. Its first line is its
-endpoint; each line on stdin is answered by a JSON line.
+It counts spans, by name. After `follow` it also keeps the times of the spans of each request. Its first line is its endpoint; each line on
+stdin is answered by a JSON line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Times = dict[str, tuple[float, float]]
 
 
 class SpanCounts:
-    """What has come."""
+    """The received spans."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -44,14 +44,14 @@ class SpanCounts:
             first_s, last_s = times.get(name, (start_s, end_s))
             times[name] = (min(first_s, start_s), max(last_s, end_s))
 
-    def answer(self, ask: str) -> dict[str, object]:
-        """`ask`: "follow" keeps the times of requests from now on, "times" tells them, "rest" forgets them; otherwise the counts."""
+    def answer(self, command: str) -> dict[str, object]:
+        """`command`: "follow" keeps the times of requests from now on, "times" returns them, "rest" forgets them; otherwise the counts."""
         with self._lock:
-            if ask == "follow":
+            if command == "follow":
                 self._following, self._times = True, {}
-            elif ask == "times":
+            elif command == "times":
                 return {"times": self._times}
-            elif ask == "rest":
+            elif command == "rest":
                 self._following, self._times = False, {}
             return {"by_name": dict(sorted(self._by_name.items()))}
 
@@ -60,7 +60,7 @@ def main() -> None:
     counts = SpanCounts()
     with served_collector(counts.take) as endpoint:
         _write({"endpoint": endpoint})
-        for line in sys.stdin:  # ends with whoever started it
+        for line in sys.stdin:  # ends with the starting process
             _write(counts.answer(line.strip()))
 
 

@@ -14,7 +14,7 @@ from shutil import rmtree
 import redis.asyncio as redis
 
 from benchmarks.queue.bulk_queue import BulkQueue, chunks
-from benchmarks.queue.filling import Filled, accept_all, place_all
+from benchmarks.queue.filling import FilledRequest, accept_all, place_all
 from benchmarks.queue.prompts import MODEL, PromptSource
 from benchmarks.queue.run import Bench
 from benchmarks.queue.schedule import summary_ms
@@ -36,14 +36,14 @@ PROMPT_TOKENS = 100
 OUTPUT_TOKENS = 16
 PULL_REQUESTS = 100
 PULL_PAUSE_S = 0.1
-"""Between an agent's pulls, on average: some 4,000 requests a second in all, far beyond what 4 engines finish."""
+"""Between an agent's pulls, on average: some 4,000 requests a second in all, far more than 4 engines finish."""
 CHURN = 0.9
 """Share of the requests that end, chosen at random."""
 SETTLE_S = 0.5
-"""Between two looks at the server's memory while it still rehashes or rewrites its log."""
+"""Between two readings of the server's memory while it rehashes or rewrites its log."""
 SETTLE_LOOKS_MAX = 60
 SETTLED_BYTES = 1 << 16
-"""Connections come and go."""
+"""Memory that varies with connections."""
 ALL_OF_IT = PullBudget(requests_max=BATCH_MAX, kv_tokens=1 << 40, output_reserve_tokens=0)
 SAMPLED = 500
 """Results read back for their length."""
@@ -77,7 +77,7 @@ async def store(folder: Path) -> AsyncIterator[Store]:
         await client.aclose()
         await queue.stop()
         await server.stop()
-        rmtree(folder, ignore_errors=True)  # its log is as long as all that was written
+        rmtree(folder, ignore_errors=True)  # its log is long
 
 
 async def measure_pulls(bench: Bench) -> None:
@@ -121,7 +121,7 @@ async def measure_pulls(bench: Bench) -> None:
 
 async def measure_bytes(bench: Bench) -> None:
     """used_memory of the server, without its bounded streams, before and after: requests queued, CHURN of them ended at random, and their
-    results deleted. Bodies and Results are taken off as the bytes that they are; what the allocator adds to them counts as ours."""
+    results deleted. Bodies and Results are subtracted at their plain size; the allocator's overhead on them counts as ours."""
     count = bench.sizes.bytes_queued
     choice = random.Random(bench.seed)
     async with store(bench.out / "bytes") as held:
@@ -162,12 +162,12 @@ def _source(bench: Bench) -> PromptSource:
     return PromptSource(seed=bench.seed, run_id="req", prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS, slo_s=3_600.0)
 
 
-def _body_bytes(filled: Sequence[Filled]) -> float:
+def _body_bytes(filled: Sequence[FilledRequest]) -> float:
     return sum(each.body_bytes for each in filled) / len(filled)
 
 
 async def _end(held: Store, choice: random.Random, chosen: frozenset[str]) -> None:
-    """Serves as agents do: each pulls all that its queue holds; the chosen ones are completed in random order, the others given back."""
+    """Serves as agents do: each pulls its whole queue; the chosen requests are completed in random order, the others given back."""
     for incarnation, lease in held.agents.values():
         owned: list[Owned] = []
         while pulled := (await held.queue.pull(lease, MODEL, ALL_OF_IT)).pulled:
@@ -207,7 +207,7 @@ async def _result_bytes(held: Store, keys: Sequence[RequestKey]) -> float:
 
 
 async def _memory(client: redis.Redis) -> int:
-    """Bytes that the server uses, without the streams that are bounded by themselves, whatever there is in the queue."""
+    """Bytes in use by the server, without the streams, which have bounds of their own."""
     await _settled(client)
     used = int((await client.info("memory"))["used_memory"])
     keys = Keys(QUEUE)

@@ -14,7 +14,7 @@ import grpc.aio
 from benchmarks.queue.load_client import TOKENS, LoadClient
 from benchmarks.queue.prompts import PromptSource
 from benchmarks.queue.schedule import poisson_times, summary_ms
-from benchmarks.queue.worker import Report, Settings, tell
+from benchmarks.queue.worker import Report, Settings, report_event
 from qlm.api.v1.gateway_pb2 import GenerateRequest, StreamResponse
 
 LEAD_S = 0.2
@@ -32,7 +32,7 @@ def _source(settings: Settings) -> PromptSource:
 
 
 def _messages(source: PromptSource, count: int) -> list[bytes]:
-    """Made before the run: nothing but sending is left for it."""
+    """Made before the run, which then only sends."""
     prompts = source.prompts()
     messages: list[bytes] = []
     for index in range(count):
@@ -43,8 +43,8 @@ def _messages(source: PromptSource, count: int) -> list[bytes]:
 
 
 async def open_loop(settings: Settings) -> Report:
-    """Generate at Poisson times of `rate_per_s` over `warmup_s` and `seconds`, whatever comes back. Reports for each request that was due
-    in the latter and ended [id, due to last token in s], errors by code, and how late the client itself sent."""
+    """Generate at Poisson times of `rate_per_s` over `warmup_s` and `seconds`, independent of answers. Reports for each request that was
+    due in the latter and ended [id, due to last token in s], errors by code, and how late the client itself sent."""
     source = _source(settings)
     warmup_s = settings["warmup_s"]
     times_s = poisson_times(settings["seed"], settings["rate_per_s"], warmup_s + settings["seconds"])
@@ -73,10 +73,10 @@ async def open_loop(settings: Settings) -> Report:
     async with LoadClient(settings["address"]) as client:
         gc.collect()
         gc.freeze()
-        gc.disable()  # a pause of the load generator is not one of the system
+        gc.disable()  # a pause of the load generator is not the system's
         start_s = time.perf_counter() + LEAD_S
         loop = asyncio.get_running_loop()
-        loop.call_later(LEAD_S + warmup_s, tell, "begin")
+        loop.call_later(LEAD_S + warmup_s, report_event, "begin")
         async with asyncio.TaskGroup() as group:
 
             def send(index: int) -> None:
@@ -89,7 +89,7 @@ async def open_loop(settings: Settings) -> Report:
 
             # A thread's clock is exact to some 0.1 ms, an event loop's to 1 ms.
             await asyncio.to_thread(send_all)
-        tell("end")
+        report_event("end")
     return {
         "requests": sum(at_s >= warmup_s for at_s in times_s),
         "requests_in_all": len(times_s),
@@ -124,10 +124,10 @@ async def fanout(settings: Settings) -> Report:
             await begun.acquire()
         await asyncio.sleep(settings["warmup_s"])
         begin_s = time.perf_counter()
-        tell("begin")
+        report_event("begin")
         await asyncio.sleep(settings["seconds"])
         end_s = time.perf_counter()
-        tell("end")
+        report_event("end")
         unended = [task for task in tasks if not task.done()]
         for task in tasks:
             task.cancel()

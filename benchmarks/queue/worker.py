@@ -1,4 +1,4 @@
-"""Load generators as processes of their own, so that they share no interpreter with what they measure or with each other.
+"""Load generators as processes of their own, so that they share no interpreter with the measured system or each other.
 
 A worker reads its settings as one JSON line from stdin and writes JSON lines to stdout: `{"event": "begin"}` and `"end"` where its measured
 window begins and ends, and last `{"event": "report", ...}`.
@@ -16,15 +16,15 @@ from benchmarks import ROOT
 from qlm_core.errors import Unavailable
 
 Settings = dict[str, Any]
-"""What a worker is told, by name; each worker's docstring says what."""
+"""Settings of a worker, by name; see each worker's docstring."""
 Report = dict[str, Any]
 
 REPORT_BYTES_MAX = 64 << 20
 WORKER_TIMEOUT_S = 90.0
 
 
-def tell(event: str, **fields: object) -> None:
-    """One line to whoever started this worker."""
+def report_event(event: str, **fields: object) -> None:
+    """Writes one line to the starting process."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -36,8 +36,8 @@ async def run_worker(
     *,
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Report:
-    """Runs a worker to its end and returns its report; `on_event` is told "begin" and "end" as they happen. It is killed where this is
-    cancelled. Raises Unavailable where it fails or takes longer than `timeout_s`."""
+    """Runs a worker to its end and returns its report; `on_event` is called with "begin" and "end" as they happen. It is killed if this is
+    cancelled. Raises Unavailable if it fails or takes longer than `timeout_s`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "benchmarks.queue.worker_main", kind),

@@ -13,7 +13,7 @@ import uvloop
 from benchmarks.queue.accept_worker import accepts
 from benchmarks.queue.pull_worker import pulls
 from benchmarks.queue.stream_worker import fanout, open_loop
-from benchmarks.queue.worker import Report, Settings, tell
+from benchmarks.queue.worker import Report, Settings, report_event
 
 KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
     "accepts": accepts,
@@ -25,7 +25,7 @@ KINDS: Mapping[str, Callable[[Settings], Awaitable[Report]]] = {
 
 async def main() -> None:
     report = await KINDS[sys.argv[1]](json.loads(sys.stdin.readline()))
-    tell("report", **report, client_cpu_s=round(time.process_time(), 2))
+    report_event("report", **report, client_cpu_s=round(time.process_time(), 2))
 
 
 if __name__ == "__main__":

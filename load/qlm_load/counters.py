@@ -1,4 +1,4 @@
-"""Counters of processes that may die: each life of a process counts from 0, and the sum over all lives is what happened."""
+"""Sums counters of processes that may die: each life of a process counts from 0."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class CounterSums:
-    """The largest value seen of each counter in each life of each process. What a process counted after the last reading before its
-    death is not seen, so sums are lower bounds."""
+    """The largest value seen of each counter in each life of each process. Counts between the last reading and a death are unseen, so sums
+    are lower bounds."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], float] = {}
 
     def observe(self, process: str, pid: int, counters: Mapping[str, float]) -> None:
-        """One reading of a process's counters; `pid` tells its lives apart."""
+        """Adds a reading of a process's counters; `pid` separates its lives."""
         for name, value in counters.items():
             key = (process, pid, name)
             self._seen[key] = max(value, self._seen.get(key, 0.0))
@@ -25,7 +25,7 @@ class CounterSums:
         return round(sum(value for (_, _, counter), value in self._seen.items() if counter == name or counter.startswith(f"{name}{{")))
 
     def total_beyond_first(self, name: str) -> int:
-        """As `total`, without the first of each life: of a counter of models made active, the swaps of one model for another."""
+        """As `total`, without the first of each life: for a counter of models made active, the number of model swaps."""
         lives: dict[tuple[str, int], float] = {}
         for (process, pid, counter), value in self._seen.items():
             if counter == name or counter.startswith(f"{name}{{"):

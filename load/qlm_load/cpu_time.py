@@ -14,7 +14,7 @@ class CpuTime:
         self._of: dict[int, tuple[float, float]] = {}
 
     def sample(self, pids: Iterable[int]) -> None:
-        """Reads what each process had and waited for until now."""
+        """Reads each process's CPU and waiting time so far."""
         for pid in pids:
             found = [self._read(task) for task in self._proc.glob(f"{pid}/task/*/schedstat")]
             if found:
@@ -27,7 +27,7 @@ class CpuTime:
 
     @property
     def wanted_s(self) -> float:
-        """Had, or waited for."""
+        """CPU time and waiting time together."""
         return self.had_s + sum(waited for _, waited in self._of.values())
 
     def _read(self, task: Path) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A collector of traces on loopback: a real OTLP gRPC service that hands what it receives to its owner."""
+"""A collector of traces on loopback: a real OTLP gRPC service that passes each export to its owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines on stderr that say how far a long measurement is."""
+"""Progress of a long measurement, on stderr."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 The formulas sum independent requests, so their relative error shrinks with the queue. The real one does not: output lengths drift while
 a request waits, and so do engines. A row has a factor on the mean, and quantiles of the errors by horizon, in units of `error_scale_s`.
+The factor rests on waits of some length, and says little of ones that are much longer: `level_s`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ROWS_MAX = 4096
 
 LEVELS = (0.5, 0.9, 0.99)
 """Quantiles that are tracked."""
+MEMORY = 10.0
+"""Independent waits after which an old one weighs 1 / e, and the prior too."""
 HORIZONS = 8
 HORIZON_FACTOR = 4.0
 """Predictions below a second are of the first horizon; each further one reaches so many times as far."""
@@ -35,8 +38,8 @@ PRIOR_SCORE = 3.0
 
 PRIOR_SCORES = tuple(PRIOR_SCORE * normal_quantile(level) for level in LEVELS for _ in range(HORIZONS))
 _Z90 = normal_quantile(0.9)
-FIGURES = 1 + 2 * HORIZONS
-"""Of a row, as `calibrated` takes them: the factor, and the errors of the first two levels by horizon."""
+FIGURES = 2 + 2 * HORIZONS
+"""Of a row, as `calibrated` takes them: the factor, its evidence, and the errors of the first two levels by horizon."""
 
 
 class CalibratedTime(StrEnum):
@@ -51,6 +54,14 @@ def error_scale_s(mean_s: float, variance: float) -> float:
     return math.sqrt(variance + (RELATIVE * mean_s) ** 2 + BASE_S**2)
 
 
+def level_s(bias_factor: float | Floats, evidence_s: float | Floats, mean_s: float | Floats) -> Floats:
+    """A mean without its bias. No bias at all weighs as much as one wait, the one to come, and fades with the independent waits that are
+    known, of which `evidence_s` holds so many as are as long."""
+    waits = evidence_s / (mean_s + BASE_S)
+    level: Floats = mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + np.exp(-waits / MEMORY)))
+    return level
+
+
 def horizon_of(mean_s: float) -> int:
     """The number of the horizon of a predicted time."""
     return int(np.clip(math.ceil(math.log(max(mean_s, 1.0), HORIZON_FACTOR)), 0, HORIZONS - 1))
@@ -59,8 +70,9 @@ def horizon_of(mean_s: float) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProfile:
     """Of a time that the formulas predict with mean m and variance v, the quantile LEVELS[k] is M + scores[k, horizon of M] *
-    error_scale_s(M, v), with M = `bias_factor` * m. `scores` [LEVELS * HORIZONS]. `samples`: independent pairs behind
-    the factor (pairs that waited behind the same requests count as one). `model` "", `gpu` "" with `n_gpu` 0, `instance` "": any."""
+    error_scale_s(M, v), with M = level_s(`bias_factor`, `evidence_s`, m). `scores` [LEVELS * HORIZONS]. `samples`: independent pairs behind
+    the factor (pairs that waited behind the same requests count as one), and `evidence_s`: their seconds. `model` "", `gpu` "" with `n_gpu`
+    0, `instance` "": any."""
 
     time: CalibratedTime = CalibratedTime.WAIT
     model: str = ""
@@ -68,12 +80,14 @@ class CalibrationProfile:
     n_gpu: int = 0
     instance: str = ""
     bias_factor: float = 1.0
+    evidence_s: float = 0.0
     scores: tuple[float, ...] = PRIOR_SCORES
     samples: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.samples) and self.samples >= 0.0 and math.isfinite(self.bias_factor) and self.bias_factor > 0.0):
-            raise ValueError(f"calibration {self.key}: samples is finite and >= 0, bias_factor finite and > 0")
+        sums = math.isfinite(self.samples) and self.samples >= 0.0 and math.isfinite(self.evidence_s) and self.evidence_s >= 0.0
+        if not (sums and math.isfinite(self.bias_factor) and self.bias_factor > 0.0):
+            raise ValueError(f"calibration {self.key}: samples and evidence_s are finite and >= 0, bias_factor finite and > 0")
         if self.n_gpu < 0 or len(self.scores) != len(LEVELS) * HORIZONS or not all(map(math.isfinite, self.scores)):
             raise ValueError(f"calibration {self.key}: n_gpu >= 0, {len(LEVELS) * HORIZONS} finite scores")
 
@@ -84,7 +98,7 @@ class CalibrationProfile:
     @property
     def figures(self) -> Floats:
         """[FIGURES]"""
-        return np.array((self.bias_factor, *self.scores[: 2 * HORIZONS]))
+        return np.array((self.bias_factor, self.evidence_s, *self.scores[: 2 * HORIZONS]))
 
     def applied(self, own: Normal) -> Normal:
         """The normal with the first two quantiles of what a prediction of the formulas stands for."""
@@ -95,21 +109,21 @@ class CalibrationProfile:
 
     def p99_s(self, own: Normal) -> float:
         """The last quantile."""
-        mean_s = self.bias_factor * own.mean
+        mean_s = float(level_s(self.bias_factor, self.evidence_s, own.mean))
         return mean_s + self.scores[2 * HORIZONS + horizon_of(mean_s)] * error_scale_s(mean_s, own.variance)
 
 
 def calibrated(figures: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
     """Means and variances [..., predictions] of the normals with the median and p90 of each, by the figures [FIGURES, predictions]."""
     figures = figures[:FIGURES]
-    level = figures[0] * mean
+    level = level_s(figures[0], figures[1], mean)
     scale = np.sqrt(variance + np.square(RELATIVE * level) + BASE_S**2)
     horizon = np.ceil(np.log(np.maximum(level, 1.0)) / math.log(HORIZON_FACTOR)).astype(np.int64)
     horizon = np.minimum(horizon, HORIZONS - 1)
     shape = (FIGURES, *horizon.shape[:-1], *figures.shape[1:])
     scores = np.broadcast_to(figures.reshape(FIGURES, *([1] * (horizon.ndim - figures.ndim + 1)), *figures.shape[1:]), shape)
-    median = np.take_along_axis(scores, horizon[None] + 1, axis=0)[0]
-    high = np.take_along_axis(scores, horizon[None] + 1 + HORIZONS, axis=0)[0]
+    median = np.take_along_axis(scores, horizon[None] + 2, axis=0)[0]
+    high = np.take_along_axis(scores, horizon[None] + 2 + HORIZONS, axis=0)[0]
     return level + median * scale, np.square((high - median) / _Z90 * scale)
 
 

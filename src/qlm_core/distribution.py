@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-FAR_DEVIATIONS = 8.0
-"""From a bound that is further away a normal is taken to be on one side of it: the error is below 1e-15 of a deviation."""
+import numpy as np
 
-_INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+from qlm_core.normal_arrays import FAR_DEVIATIONS, floored
+
 _INVERSE_SQRT_2 = 1.0 / math.sqrt(2.0)
 _STANDARD = NormalDist()
 
@@ -61,18 +61,10 @@ class Normal:
         """The normal with mean and variance of max(X, low)."""
         if math.isnan(low) or low == math.inf:
             raise ValueError(f"a floor is a number, got {low}")
-        deviation = self.deviation
-        if self.mean - low >= FAR_DEVIATIONS * deviation:
+        if self.mean - low >= FAR_DEVIATIONS * self.deviation:
             return self
-        if deviation == 0.0:
-            return Normal(low, 0.0)
-        z = (self.mean - low) / deviation
-        above = normal_below(z)
-        density = _density(z)
-        # Moments of Y = (X - low) / deviation above zero: E[Y+] and E[Y+^2].
-        first = max(0.0, z, z * above + density)
-        second = (z * z + 1.0) * above + z * density
-        return Normal(low + deviation * first, self.variance * min(1.0, max(0.0, second - first * first)))
+        mean, variance = floored(np.array([self.mean - low]), np.array([self.variance]))
+        return Normal(low + float(mean[0]), float(variance[0]))
 
     def capped(self, high: float) -> Normal:
         """The normal with mean and variance of min(X, high)."""
@@ -100,7 +92,3 @@ def normal_below(z: float) -> float:
 def normal_quantile(probability: float) -> float:
     """The inverse of `normal_below`, for a probability in (0, 1)."""
     return _STANDARD.inv_cdf(probability)
-
-
-def _density(z: float) -> float:
-    return _INVERSE_SQRT_2PI * math.exp(-0.5 * z * z)

@@ -12,21 +12,17 @@ OUTPUT_MARK = "/o"
 PREDICTED_MAX = 1 << 30
 """Greatest predicted output that the name of a class is believed to tell."""
 
-MEGA = "mega"
-"""The cluster of requests of which one alone takes a large part of an engine."""
-
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class GroupKey:
-    """What the requests of a group share. Several groups may share a key (see `Grouping` in the planner). `token_class`: what estimates go
-    by, whoever makes them. `cluster`: the planner's own distinction beside it, "" for none."""
+    """What the requests of a group share. Several groups may share a key (see `GroupAssignment` in the planner). `token_class`: what
+    estimates go by, whoever makes them."""
 
     model: str
     slo_kind: SloKind
     slo_class: str
     token_class: str
     tenant_class: str = "1"
-    cluster: str = ""
 
 
 def slo_class(slo: Slo) -> str:
@@ -79,7 +75,7 @@ def predicted_tokens_of(token_class: str) -> float:
 
 
 def group_key(request: RequestFacts, tenant_class: str = "1") -> GroupKey:
-    """The key of the group that a request may join, without a cluster."""
+    """The key of the group that a request may join."""
     return GroupKey(
         model=request.model,
         slo_kind=request.slo.kind,

@@ -50,30 +50,19 @@ class Efficiency:
     much in all). Shares of its arithmetic: one more sequence in a step (`sequence_share`, above 1: it mostly rides along), a prefill's
     linear part and its attention. `layer_ms`, `reduce_ms`: launch of a layer's kernels, and of its all-reduce where GPUs share it."""
 
-    weights_share: float
-    layer_ms: float
-    reduce_ms: float
-    sequence_share: float
-    sequence_ms: float
-    kv_share: float
-    base_share: float
-    prefill_share: float
-    attention_share: float
-    host_share: float
+    weights_share: float = 0.704
+    layer_ms: float = 0.0508
+    reduce_ms: float = 0.0087
+    sequence_share: float = 1.094
+    sequence_ms: float = 0.0381
+    kv_share: float = 0.611
+    base_share: float = 0.879
+    prefill_share: float = 0.568
+    attention_share: float = 0.454
+    host_share: float = 0.669
 
 
-EFFICIENCY = Efficiency(
-    weights_share=0.704,
-    layer_ms=0.0508,
-    reduce_ms=0.0087,
-    sequence_share=1.094,
-    sequence_ms=0.0381,
-    kv_share=0.611,
-    base_share=0.879,
-    prefill_share=0.568,
-    attention_share=0.454,
-    host_share=0.669,
-)
+EFFICIENCY = Efficiency()
 
 MEMORY_SHARE = 0.9
 """Of the GPU's memory that the engine takes: vLLM's default of `gpu_memory_utilization`."""
@@ -103,7 +92,7 @@ def hardware_prior(
     if kv_capacity_tokens < 1:
         return None
     read_ms = facts.weights_gb / (n_gpu * card.bandwidth_gb_s) * 1e3
-    token_ms = 2.0 * facts.passed_billion / (n_gpu * card.tflops)
+    token_ms = 2.0 * (facts.active_billion or facts.parameters_billion) / (n_gpu * card.tflops)
     pair_ms = 2.0 * facts.layers * facts.hidden_size / (n_gpu * card.tflops * 1e9)
     host_gb_s = efficiency.host_share * card.host_gb_s * math.sqrt(n_gpu)
     layer_ms = efficiency.layer_ms + (efficiency.reduce_ms if n_gpu > 1 else 0.0)

@@ -25,7 +25,7 @@ _SLOWED = (
 )
 """Fields that `slowdown` multiplies."""
 
-_TIMES = (
+TIMES = (
     *_SLOWED,
     "load_disk_to_cpu_s",
     "load_cpu_to_gpu_s",
@@ -100,7 +100,7 @@ class HardwareProfile:
 
     def __post_init__(self) -> None:
         name_of_row = f"hardware profile {self.gpu} x{self.n_gpu} {self.model}"
-        for name in ("weights_gb", *_TIMES):
+        for name in ("weights_gb", *TIMES):
             value = getattr(self, name)
             if not 0.0 <= value <= FIGURE_MAX:  # False for NaN
                 raise ValueError(f"{name_of_row}: {name} is finite and >= 0, got {value}")
@@ -132,12 +132,8 @@ class HardwareProfile:
         each_ms = self.prefill_ms_per_token * prompt_tokens + self.prefill_ms_per_token_squared * prompt_tokens_squared
         return self.slowdown * each_ms * 1e-3
 
-    def kv_swap_s(self, tokens: float) -> float:
-        """Seconds to move the KV of a request of so many tokens between GPU and host memory, one way."""
-        return self.kv_moved_s(1, tokens)
-
-    def kv_moved_s(self, requests: float, tokens: float) -> float:
-        """Seconds to move the KV of so many requests together, one way; `tokens`: of all of them."""
+    def kv_swap_s(self, tokens: float, requests: float = 1.0) -> float:
+        """Seconds to move the KV of so many requests together between GPU and host memory, one way; `tokens`: of all of them."""
         return self.kv_swap.slowdown * (1e3 * self.kv_swap_base_ms * requests + self.kv_swap_us_per_token * tokens) / 1e6
 
     @property
@@ -177,4 +173,4 @@ class HardwareProfile:
             raise ValueError(f"a time scale is finite and > 0, got {time_scale}")
         if time_scale == 1.0:
             return self
-        return replace(self, **{name: min(getattr(self, name) / time_scale, FIGURE_MAX) for name in _TIMES})
+        return replace(self, **{name: min(getattr(self, name) / time_scale, FIGURE_MAX) for name in TIMES})

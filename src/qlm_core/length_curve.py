@@ -115,9 +115,10 @@ class LengthCurve:
         return self.quantile(0.5)
 
     def longest(self) -> FloatArray:
-        """The longest of so many outputs, expected: for the counts of `LONGEST_OF`."""
-        found = [self.quantile((count - 0.375) / (count + 0.25)) for count in LONGEST_OF[1:]]
-        return np.maximum.accumulate(np.array([self.output_tokens.mean, *found]))
+        """The longest of so many outputs, expected: for the counts of `LONGEST_OF`. The sum of P(longest > a) over all a, by trapezoids."""
+        longer = 1.0 - (1.0 - np.minimum(self._above, 1.0)) ** np.array(LONGEST_OF)[:, None]
+        found: FloatArray = 0.5 + ((longer[:, :-1] + longer[:, 1:]) / 2.0) @ _WIDTH
+        return found
 
     def left(self, produced_tokens: float, most: float = math.inf) -> Normal:
         """What a request still makes that made so many tokens and has not ended, `most` >= 1 at the most: mean and variance of
@@ -196,19 +197,19 @@ def survivals(
     return survived
 
 
-def longest_of_counts(table: FloatArray, of: npt.NDArray[np.int64], count: FloatArray) -> FloatArray:
-    """The longest of so many outputs of each class, by what `LengthCurve.longest` found: even between two counts in their logarithms.
-    `table` [curves, len(LONGEST_OF)]; `of` [classes]: the curve of each; `count` [classes]."""
+def longest_of_counts(table: FloatArray, of: npt.NDArray[np.int64], count: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The longest of so many outputs of each class, by what `LengthCurve.longest` found: even between two counts in their logarithms; and
+    how it grows with the natural logarithm of the count, which is the scale of its Gumbel limit. `table` [curves, len(LONGEST_OF)]; `of`
+    [classes]: the curve of each; `count` [classes]."""
     place = np.log2(np.clip(count, 1.0, LONGEST_OF[-1]))
     under = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
     low, high = table[of, under], table[of, under + 1]
-    found: FloatArray = low + (place - under) * (high - low)
-    return found
+    return low + (place - under) * (high - low), (high - low) / math.log(2.0)
 
 
 def longest_among(table: Sequence[float], count: float) -> float:
     """`longest_of_counts` of one."""
-    return float(longest_of_counts(np.array([table]), np.zeros(1, dtype=np.int64), np.array([count]))[0])
+    return float(longest_of_counts(np.array([table]), np.zeros(1, dtype=np.int64), np.array([count]))[0][0])
 
 
 def packed(shares: FloatArray) -> tuple[int, tuple[float, ...]]:

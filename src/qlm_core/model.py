@@ -39,11 +39,6 @@ class ModelFacts:
         """Keys and values of all layers."""
         return 2 * BYTES_PER_VALUE * self.layers * self.kv_heads * self.head_size
 
-    @property
-    def passed_billion(self) -> float:
-        """Parameters that one token passes through, in 10^9."""
-        return self.active_billion or self.parameters_billion
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:

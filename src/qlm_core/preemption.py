@@ -129,31 +129,6 @@ def offload_pays(hardware: HardwareProfile) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def choice_text(hardware: HardwareProfile | None, host_kv_tokens: int) -> str:
-    """How requests give way on this GPU and why, for people. `host_kv_tokens`: host memory that is left, negative where the engine has none
-    for KV."""
-    if host_kv_tokens < 0:
-        return "evict (no host memory for KV)"
-    if hardware is None:
-        return "evict (nobody measured this model on this GPU)"
-    first, last = offload_pays(hardware)
-    if first == last:
-        choice = "evict at any context"
-    elif first == 0.0:
-        choice = "KV swap at any context" if last == math.inf else f"KV swap up to {last:,.0f} tokens, above evict"
-    else:
-        choice = f"KV swap above {first:,.0f} tokens, up to there evict"
-    both_ways = 2.0 * hardware.kv_swap.slowdown
-    there_and_back = _cost_text(both_ways * hardware.kv_swap_base_ms, both_ways * hardware.kv_swap_us_per_token)
-    again = _cost_text(hardware.slowdown * hardware.recompute_base_ms, hardware.slowdown * hardware.recompute_us_per_token)
-    return f"{choice} (there and back {there_and_back}, computed again {again}; host memory left for {host_kv_tokens:,} tokens)"
-
-
-def _cost_text(fixed_ms: float, each_us: float) -> str:
-    """A fixed part of 0 was not measured, or is none."""
-    return f"{fixed_ms:.3g} ms + {each_us:.3g} us a token" if fixed_ms else f"{each_us:.3g} us a token"
-
-
 def way_out(occupant: Occupant, host_kv_tokens: int, hardware: HardwareProfile | None) -> Victim | None:
     """The cheaper way for it to give way on this GPU, None if there is none. Without a measurement an abort: it needs no host memory."""
     ways: list[Way] = []

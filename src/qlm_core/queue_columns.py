@@ -17,9 +17,10 @@ from qlm_core.running_course import COURSE_ROWS
 
 (ENGINE, MODEL, COUNT, SWAP, WARM, DEADLINE, LAST_DEADLINE, BAND, FIRST_TOKEN) = range(9)
 """Rows of what is known of a group."""
-(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT) = range(9, 14)
-"""Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch."""
-SERVICE = 14
+(PREFILL_BASE, PREFILL_TOKEN, PREFILL_SQUARE, PROMPT, LONGEST_OUTPUT, LONGEST_SCALE) = range(9, 15)
+"""Rows of what a prompt of it takes, of its tokens in the mean, and of the tokens of the longest output of those in one batch: mean and
+Gumbel scale."""
+SERVICE = 15
 """The first of the rows of `ServiceFigures`, in the order of its fields."""
 ROWS = SERVICE + 11
 

@@ -36,6 +36,7 @@ from qlm_core.queue_columns import (
     LEAD_MODEL,
     LEAD_ROWS,
     LONGEST_OUTPUT,
+    LONGEST_SCALE,
     MODEL,
     PREFILL_BASE,
     PREFILL_SQUARE,
@@ -128,8 +129,8 @@ class QueueReader:
         return groups, runners
 
     def _engine_row(self, view: QueueView, model: str) -> tuple[float, float, float]:
-        """The engine, the model's number, and whether it is warm."""
-        return self.engine(view, model), self.model_code(model), 1.0 if model in view.warm_models else 0.0
+        """The engine, the model's number, and whether it is warm; the active one is, once another has taken its place."""
+        return self.engine(view, model), self.model_code(model), 1.0 if model in (view.active_model, *view.warm_models) else 0.0
 
     def _group_row(self, engine: tuple[float, float, float], group: GroupView) -> tuple[float, ...]:
         waiting, first_s, last_s = group.waiting, group.first_deadline_s, group.last_deadline_s
@@ -291,19 +292,22 @@ class QueueReader:
         rows[DEADLINE : FIRST_TOKEN + 1] = told[4:8]
         rows[PREFILL_BASE], rows[PREFILL_TOKEN] = engine.prefill_base_s[of], engine.prefill_token_s[of]
         rows[PREFILL_SQUARE], rows[PROMPT] = engine.prefill_square_s[of], told[8]
-        rows[LONGEST_OUTPUT] = np.minimum(self._longest_outputs(served, told[3], told[12]), told[13])
+        longest, rows[LONGEST_SCALE] = self._longest_outputs(served, told[3], told[12])
+        rows[LONGEST_OUTPUT] = np.minimum(longest, told[13])
         rows[SERVICE:] = served.rows
         return rows
 
-    def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> Floats:
-        """Of so many requests of each class, as far as they are in one batch."""
+    def _longest_outputs(self, served: ServiceColumns, count: Floats, of_class: Floats) -> tuple[Floats, Floats]:
+        """Of so many requests of each class, as far as they are in one batch: mean and Gumbel scale."""
         among = np.clip(count, 1.0, np.minimum(served.batch, LONGEST_OF[-1]))
         table = np.array(self._longest) if self._longest else np.zeros((1, len(LONGEST_OF)))
-        found: Floats = np.maximum(longest_of_counts(table, of_class.astype(np.int64), among), served.output)
+        longest, scale = longest_of_counts(table, of_class.astype(np.int64), among)
+        longest = np.maximum(longest, served.output)
         other = of_class == NOT_OF_CLASS
         if other.any():
-            found[other] = longest_of_each(served.output[other], served.output_variance[other], among[other])[0]
-        return found
+            longest[other], variance = longest_of_each(served.output[other], served.output_variance[other], among[other])
+            scale[other] = np.sqrt(6.0 * variance) / math.pi
+        return longest, scale
 
     def _mixed(self, served: ServiceColumns, of: Integers) -> ServiceColumns:
         return served if self._mix is None else mixed(served, of, self._mix)

@@ -13,9 +13,9 @@ import numpy as np
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats
 from qlm_core.prediction_service import ServiceColumns, longest_of_each
-from qlm_core.queue_columns import LONGEST_OUTPUT, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
+from qlm_core.queue_columns import LONGEST_OUTPUT, LONGEST_SCALE, PREFILL_BASE, PREFILL_TOKEN, PROMPT, QueueGroups
 from qlm_core.queue_model import REQUESTS, QueueColumns, RunWaits, run_starts, run_waits
-from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SHARED, STEP, run_lengths
+from qlm_core.run_lengths import BASE, CHUNK, ENDS, LONGEST, SCALE, SHARED, STEP, run_lengths
 
 ARRIVAL_ROUNDS = 3
 """Who comes while a request runs makes it run longer, so that more come: so often that is gone round."""
@@ -77,7 +77,8 @@ def queue_times(groups: QueueGroups) -> QueueTimes:
 def _ends(groups: QueueGroups, served: ServiceColumns) -> Floats:
     """What ends the runs, as `qlm_core.run_lengths` takes it."""
     ends = np.empty((ENDS, groups.count.size))
-    ends[BASE], ends[STEP], ends[LONGEST] = served.step_base_s, served.step_s, groups.rows[LONGEST_OUTPUT]
+    ends[BASE], ends[STEP] = served.step_base_s, served.step_s
+    ends[LONGEST], ends[SCALE] = groups.rows[LONGEST_OUTPUT], groups.rows[LONGEST_SCALE]
     ends[SHARED] = served.output * (served.token_s - served.step_base_s / served.batch)
     ends[CHUNK] = np.maximum(groups.rows[PREFILL_TOKEN] * PREFILL_CHUNK_TOKENS, 1e-12)
     return ends

@@ -8,23 +8,11 @@ from typing import Any
 
 import yaml
 
+from qlm_core.hardware_profile import TIMES
 from qlm_core.profile import HardwareProfile, ProfileSnapshot
 
-_FIGURES = (
-    "weights_gb",
-    "kv_bytes_per_token",
-    "kv_capacity_tokens",
-    "decode_a_ms",
-    "decode_b_ms_per_seq",
-    "decode_c_ms_per_context_token",
-    "prefill_base_ms",
-    "prefill_ms_per_token",
-    "load_disk_to_cpu_s",
-    "load_cpu_to_gpu_s",
-    "kv_swap_us_per_token",
-    "recompute_us_per_token",
-)
 _OPTIONAL = ("prefill_ms_per_token_squared", "kv_swap_base_ms")
+_FIGURES = ("weights_gb", "kv_bytes_per_token", "kv_capacity_tokens", *(name for name in TIMES if name not in _OPTIONAL))
 _DESCRIPTION = frozenset({"gpu", "n_gpu", "model", "evidence", "sources"})
 
 

@@ -58,17 +58,10 @@ def answer_token(digest: int, index: int, vocabulary_size: int) -> int:
     return int.from_bytes(answer_tokens(digest, index, 1, vocabulary_size), "little")
 
 
-def stated_length(prompt_ids: Sequence[int]) -> int | None:
-    """The answer's length that the prompt's last token states, or None; 0 counts as 1."""
-    last = prompt_ids[-1]
-    return max(1, min(last - LENGTH_TOKEN_BASE, ANSWER_TOKENS_MAX)) if last >= LENGTH_TOKEN_BASE else None
-
-
 def answer_length(prompt_ids: Sequence[int]) -> int:
     """Tokens in the whole answer, >= 1, before `output_tokens_max` cuts it. The same for all models."""
-    stated = stated_length(prompt_ids)
-    if stated is not None:
-        return stated
+    if prompt_ids[-1] >= LENGTH_TOKEN_BASE:
+        return max(1, min(prompt_ids[-1] - LENGTH_TOKEN_BASE, ANSWER_TOKENS_MAX))
     quantile = (prompt_digest("", prompt_ids) + 0.5) / 2.0**64
     deviation = NormalDist().inv_cdf(min(max(quantile, 1e-12), 1 - 1e-12))
     return min(max(1, round(ANSWER_TOKENS_MEDIAN * math.exp(ANSWER_LOG_SIGMA * deviation))), ANSWER_TOKENS_MAX)

@@ -108,7 +108,7 @@ def blend_all(rows: Iterable[WorkloadProfile]) -> dict[WorkloadKey, WorkloadProf
 def wider_row(rows: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> WorkloadProfile:
     """What a class leans on: the nearest wider row that there is, else the prior. Where that is of requests whose outputs were not
     predicted, and those of the class were predicted to be far longer, they have the predicted mean and PREDICTED_SPREAD."""
-    found = nearest(rows, wider_keys(key))
+    found = next((rows[each] for each in wider_keys(key) if each in rows), WORKLOAD_PRIOR)
     predicted = predicted_tokens_of(key[2])
     if not _by_prediction(key, found):
         return found
@@ -126,11 +126,6 @@ def wider_row(rows: Mapping[WorkloadKey, WorkloadProfile], key: WorkloadKey) -> 
 
 def _by_prediction(key: WorkloadKey, wider: WorkloadProfile) -> bool:
     return OUTPUT_MARK not in wider.token_class and predicted_tokens_of(key[2]) >= LONG_FACTOR * wider.output_tokens_mean
-
-
-def nearest(rows: Mapping[WorkloadKey, WorkloadProfile], keys: Iterable[WorkloadKey]) -> WorkloadProfile:
-    """The first row that there is, else the prior."""
-    return next((rows[key] for key in keys if key in rows), WORKLOAD_PRIOR)
 
 
 def blended_curve(

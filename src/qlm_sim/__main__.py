@@ -13,19 +13,19 @@ from qlm_sim.storms.seed_run import SeedReport, failure_text, met, run_seed, run
 LINES_MAX = 10_000_000
 PROGRESS_EVERY = 100
 RARE_SEEDS = 1000
-"""From so many seeds on, rare meetings are expected too."""
+"""From this number of seeds on, rare meetings are expected too."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--transcript", is_flag=True, help="Print what happened, line by line.")
+@click.option("--transcript", is_flag=True, help="Print the transcript, line by line.")
 @click.option("--count", default=50, show_default=True, type=click.IntRange(min=1), help="How many seeds to run.")
 @click.option("--start", default=1, show_default=True, help="The first of them.")
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(min=1), help="Processes to run them in.")
-@click.option("--require", is_flag=True, help="Exit with 1, too, where an expected fault did not meet the work that it is for.")
-@click.option("--meetings", is_flag=True, help="Print which fault met which work under way, how often.")
+@click.option("--require", is_flag=True, help="Exit with 1, too, if an expected fault did not hit the work it is for.")
+@click.option("--meetings", is_flag=True, help="Print how often each fault hit each kind of work.")
 def main(seed: int | None, transcript: bool, count: int, start: int, processes: int, require: bool, meetings: bool) -> None:
-    """Runs a cluster in virtual time through storms of faults, by seed. Exits with 1 where an invariant does not hold."""
+    """Runs a cluster in virtual time through storms of faults, by seed. Exits with 1 if an invariant does not hold."""
     if seed is not None:
         report = run_seed(seed, lines_max=LINES_MAX if transcript else 0, hashed=True)
         for line in report.lines:
@@ -51,8 +51,8 @@ def main(seed: int | None, transcript: bool, count: int, start: int, processes: 
             click.echo("these never met: " + ", ".join(absent))
             sys.exit(1)
     states = sum((each.states for each in reports), Counter[str]())
-    told = ", ".join(f"{number:,} {state.lower()}" for state, number in sorted(states.items()))
-    click.echo(f"seeds {start} to {start + count - 1}: every invariant held over {sum(each.events for each in reports):,} events ({told})")
+    ends = ", ".join(f"{number:,} {state.lower()}" for state, number in sorted(states.items()))
+    click.echo(f"seeds {start} to {start + count - 1}: every invariant held over {sum(each.events for each in reports):,} events ({ends})")
 
 
 def summary(report: SeedReport) -> str:

@@ -26,10 +26,10 @@ from qlm_sim.world.site import QUEUE_NAME, Site
 from qlm_sim.world.transcript import Transcript
 
 START_S = 1_700_000_000.0
-"""The server's clock at the start of every run: a time of day, as live, since entry ids are made of it."""
+"""The server's clock at the start of every run: a time of day, as live, since entry ids derive from it."""
 
 EVENTS_AT_ONE_TIME_MAX = 100_000
-"""So many events without time going on are a circle."""
+"""This many events without progress of time are a loop."""
 
 Met = Callable[[str, Process, str], None]
 MakeQueue = Callable[[str, Bounds, Callable[[], float]], MemoryQueue]
@@ -37,7 +37,7 @@ Member = SimAgent | SimPlanner | SimEstimator | SimGateway
 
 
 class Cluster:
-    """`met`: told of every fault of the network and the call that it met. `make_queue`: the server's queue (tests plant faults there)."""
+    """`met`: called for every fault of the network with the affected call. `make_queue`: the server's queue (tests plant faults there)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Cluster:
             shipped=shipped_snapshot() if description.profiles is None else description.profiles,
             planner_policy=policy,
         )
-        self.agents = [SimAgent(self.site, instance, self._tell_planner) for instance in description.instances]
+        self.agents = [SimAgent(self.site, instance, self._send_to_planner) for instance in description.instances]
         self.planners = [SimPlanner(self.site, f"planner-{number}") for number in range(description.planners)]
         self.estimators = [SimEstimator(self.site, f"estimator-{number}") for number in range(description.estimators)]
         self.gateways = [SimGateway(self.site, f"gateway-{number}") for number in range(description.gateways)]
@@ -84,7 +84,7 @@ class Cluster:
 
     def second_process(self, agent: SimAgent) -> SimAgent:
         """Another process with the name of an agent, not started."""
-        second = SimAgent(self.site, agent.description, self._tell_planner)
+        second = SimAgent(self.site, agent.description, self._send_to_planner)
         self._seconds.append(second)
         return second
 
@@ -99,7 +99,7 @@ class Cluster:
             member.process.end()
 
     def step(self, until_s: float) -> bool:
-        """The next event within `until_s` seconds of the start; False where there is none, at that time."""
+        """Runs the next event within `until_s` seconds of the start; False without one, at that time."""
         going = self.schedule.step(START_S + until_s)
         if self.schedule.now_s > self._instant_s:
             self._instant_s = self.schedule.now_s
@@ -110,15 +110,15 @@ class Cluster:
     def _now_s(self) -> float:
         return self.schedule.now_s
 
-    def _tell_planner(self, sender: Process, address: str, event: PlannerEvent) -> None:
+    def _send_to_planner(self, sender: Process, address: str, event: PlannerEvent) -> None:
         planner = self._by_address.get(address)
         if planner is not None and planner.process.alive:
-            self.network.tell(sender, planner.process, type(event).__name__, lambda: planner.tell(event))
+            self.network.send(sender, planner.process, type(event).__name__, lambda: planner.receive(event))
 
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """The services' log lines, which tell real times, go nowhere meanwhile."""
+    """Drops the services' log lines, which carry real times, meanwhile."""
     before = structlog.get_config()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), processors=[_drop], cache_logger_on_first_use=False)
     try:

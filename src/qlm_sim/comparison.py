@@ -25,16 +25,16 @@ from qlm_sim.world.network import Command
 from qlm_sim.world.server import READ_ONLY
 
 SUBMIT_RETRY_S = 1.0
-"""A request that is refused because the queue is full is sent again after this."""
+"""A request refused by a full queue is sent again after this."""
 
 COARSE_S = 0.1
-"""Comparison runs look at engines, and report their tokens, this often, in seconds of an engine that is as fast as real ones."""
+"""Comparison runs poll engines, and report their tokens, this often, in seconds of an engine at real speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKill:
-    """SIGKILL of an agent, planner or estimator ("a100-0", "planner-0"; "planner": the one that leads then, if any) `at_s` after the start;
-    it is started again `down_s` later."""
+    """SIGKILL of an agent, planner or estimator ("a100-0", "planner-0"; "planner": the leader at that time, if any) `at_s` after the start;
+    it is restarted `down_s` later."""
 
     process: str
     at_s: float
@@ -45,21 +45,21 @@ RESULT_KEPT_S = 60.0
 """The queue keeps results so long: they are judged at once."""
 
 GARBAGE_OBJECTS = 50_000
-"""New objects after which a run looks for garbage: most of them are no cycles."""
+"""New objects between two garbage collections: most of them are no cycles."""
 
 PROFILES_EVERY_S = 5.0
-"""How often the estimator's findings are published and read in comparison runs, where nobody waits for them."""
+"""How often the estimator's findings are published and read in comparison runs, where no reader waits for them."""
 
 
-GAVE_WAY = (("qlm_agent_returned_requests_total", {"cause": "evicted"}), ("qlm_agent_lso_total", {"lso": "kv_offload"}))
-"""Counters of agents: requests that made room for others."""
+DISPLACED = (("qlm_agent_returned_requests_total", {"cause": "evicted"}), ("qlm_agent_lso_total", {"lso": "kv_offload"}))
+"""Counters of agents: evicted and offloaded requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """How a request ended. Times in seconds after the start; 0 for what did not happen, infinite `finished_s` where it did not end.
-    `refused`: it would have been late, and never came in (`Overload.REFUSE`). `told_wait_s`: the median of its wait as it was told at its
-    acceptance, None where nothing was."""
+    """How a request ended. Times in seconds after the start; 0 for events that did not happen, infinite `finished_s` without an end.
+    `refused`: it would have been late, and was not accepted (`Overload.REFUSE`). `predicted_wait_s`: the median wait predicted at its
+    acceptance, None without a prediction."""
 
     request_id: str
     model: str
@@ -73,7 +73,7 @@ class RequestOutcome:
     output_tokens: int
     instance: str
     refused: bool = False
-    told_wait_s: float | None = None
+    predicted_wait_s: float | None = None
 
     @property
     def in_time(self) -> bool:
@@ -105,13 +105,13 @@ class QueueSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: of one model for another, by
-    instance. `gave_way`: evictions and KV swaps. `ended_s`: when the last request ended."""
+    """`outcomes`: in the order of the workload. `history`: all queues at each sample. `swaps`: model swaps, by instance. `displaced`:
+    evictions and KV swaps. `ended_s`: end of the last request."""
 
     outcomes: tuple[RequestOutcome, ...]
     history: tuple[QueueSample, ...]
     swaps: dict[str, int]
-    gave_way: int
+    displaced: int
     ended_s: float
     events: int
 
@@ -124,21 +124,21 @@ def simulate(
     seed: int = 1,
     sample_every_s: float = 5.0,
     limit_s: float = 86_400.0,
-    look_every_s: float = COARSE_S,
+    poll_every_s: float = COARSE_S,
     kills: Sequence[PlannedKill] = (),
-    looks: Sequence[tuple[float, Callable[[Cluster], None]]] = (),
+    probes: Sequence[tuple[float, Callable[[Cluster], None]]] = (),
 ) -> SimulationResult:
-    """Runs until every request has ended or was refused for being late, at most `limit_s` virtual seconds. `planner_policy`: a policy, or
-    the name of an order ("slo", "fcfs"). `look_every_s`: least time between two looks at an engine; waits are exact to that. `looks`: what
-    is called with the cluster, so many seconds after the start. The same arguments give the same result, everywhere. Raises ValueError for
-    a kill of an unknown process."""
+    """Runs until every request has ended or was refused as late, at most `limit_s` virtual seconds. `planner_policy`: a policy, or the name
+    of an order ("slo", "fcfs"). `poll_every_s`: least time between two polls of an engine; waits are exact to that. `probes`: (seconds
+    after the start, function called with the cluster). The same arguments give the same result, everywhere. Raises ValueError for a kill of
+    an unknown process."""
     policy = planner_policy if isinstance(planner_policy, Policy) else replace(Policy(), order=Order(planner_policy))
     with quiet_logs(), _old_objects_apart():
-        run = _Comparison(cluster, workload, policy, seed, sample_every_s, look_every_s)
+        run = _Comparison(cluster, workload, policy, seed, sample_every_s, poll_every_s)
         for kill in kills:
             run.plan(kill)
-        for at_s, look in looks:
-            run.look(at_s, look)
+        for at_s, probe in probes:
+            run.probe(at_s, probe)
         try:
             return run.result(limit_s)
         finally:
@@ -155,9 +155,9 @@ class _Comparison:
         policy: Policy,
         seed: int,
         sample_every_s: float,
-        look_every_s: float,
+        poll_every_s: float,
     ) -> None:
-        coarse = tuple(_coarse(each, look_every_s) for each in description.instances)
+        coarse = tuple(_coarse(each, poll_every_s) for each in description.instances)
         self._workload = workload
         self._sample_every_s = sample_every_s
         bounds = replace(description.bounds, result_ttl_s=RESULT_KEPT_S)
@@ -167,7 +167,7 @@ class _Comparison:
         self._ended: dict[RequestKey, Result] = {}
         self._states: dict[RequestKey, RequestState] = {}
         self._refused: set[RequestKey] = set()
-        self._told_wait_s: dict[RequestKey, float] = {}
+        self._predicted_wait_s: dict[RequestKey, float] = {}
         self._history: list[QueueSample] = []
 
     def plan(self, kill: PlannedKill) -> None:
@@ -185,8 +185,8 @@ class _Comparison:
 
         cluster.schedule.at(START_S + kill.at_s, end)
 
-    def look(self, at_s: float, look: Callable[[Cluster], None]) -> None:
-        self._cluster.schedule.at(START_S + at_s, lambda: look(self._cluster))
+    def probe(self, at_s: float, probe: Callable[[Cluster], None]) -> None:
+        self._cluster.schedule.at(START_S + at_s, lambda: probe(self._cluster))
 
     def result(self, limit_s: float) -> SimulationResult:
         cluster = self._cluster
@@ -201,7 +201,7 @@ class _Comparison:
             outcomes=tuple(map(self._outcome, self._workload)),
             history=tuple(self._history),
             swaps={agent.process.name: agent.swaps for agent in cluster.agents},
-            gave_way=round(sum(cluster.site.agent_metrics.registry.get_sample_value(*counter) or 0.0 for counter in GAVE_WAY)),
+            displaced=round(sum(cluster.site.agent_metrics.registry.get_sample_value(*counter) or 0.0 for counter in DISPLACED)),
             ended_s=cluster.elapsed_s,
             events=cluster.schedule.happened,
         )
@@ -216,15 +216,15 @@ class _Comparison:
             elif error is not None:
                 self._cluster.schedule.after(error.retry_after_s or SUBMIT_RETRY_S, lambda: self._send(request, gateway))
             elif response is not None and response.accepted.HasField("prediction"):
-                self._told_wait_s[request.key] = response.accepted.prediction.wait_p50_s
+                self._predicted_wait_s[request.key] = response.accepted.prediction.wait_p50_s
 
         submit = SubmitRequest(request=message(request, self._cluster.site.catalogue[request.model]))
         gateway.serve(submit, ServerCall(gateway.process, answered))
 
-    # What happened ----------------------------------------------------------------------------------------------------
+    # Events of the server ------------------------------------------------------------------------------------------------
 
     def before(self, process: str, command: Command) -> None:
-        """Nothing is of interest yet."""
+        """Ignored."""
 
     def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
         """Keeps the ends of requests."""
@@ -253,7 +253,7 @@ class _Comparison:
             output_tokens=0 if result is None else result.usage.output_tokens,
             instance="" if result is None else result.incarnation.rpartition("/")[0],
             refused=request.key in self._refused,
-            told_wait_s=self._told_wait_s.get(request.key),
+            predicted_wait_s=self._predicted_wait_s.get(request.key),
         )
 
     def _sample(self) -> None:
@@ -267,8 +267,8 @@ class _Comparison:
                 QueueSample(
                     at_s=at_s,
                     instance=name,
-                    active_model=agent.machine.swapping.active,
-                    swapping_to=agent.machine.swapping.swapping_to,
+                    active_model=agent.machine.model_swap.active,
+                    swapping_to=agent.machine.model_swap.swapping_to,
                     running=agent.machine.runs.running,
                     groups=tuple(
                         GroupSample(group_id=group.group_id, model=group.meta.get("model", ""), waiting=len(group.members))
@@ -279,19 +279,19 @@ class _Comparison:
         self._cluster.schedule.after(self._sample_every_s, self._sample)
 
 
-def _coarse(instance: InstanceDescription, look_every_s: float) -> InstanceDescription:
+def _coarse(instance: InstanceDescription, poll_every_s: float) -> InstanceDescription:
     agent = instance.agent
     changed = instance.changed(
-        {"coalesce_s": max(agent.coalesce_s, 10 * look_every_s)}, {"tell_every_s": max(agent.simulated.tell_every_s, look_every_s)}
+        {"coalesce_s": max(agent.coalesce_s, 10 * poll_every_s)}, {"tell_every_s": max(agent.simulated.tell_every_s, poll_every_s)}
     )
-    return replace(changed, wake_min_s=max(instance.wake_min_s, look_every_s))
+    return replace(changed, wake_min_s=max(instance.wake_min_s, poll_every_s))
 
 
 @contextmanager
 def _old_objects_apart() -> Iterator[None]:
-    """What was there before the run, and stays, is not looked through for garbage meanwhile, and the rest seldom."""
+    """Exempts older objects from garbage collection meanwhile, and collects the rest rarely."""
     thresholds = gc.get_threshold()
-    gc.collect()  # a run before this one
+    gc.collect()  # of an earlier run
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
     try:

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of."""
+"""Describes a simulated cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qlm_queue.values import Bounds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDescription:
     """One agent and its engine. `agent`: its settings, as a live one reads them, `models` named. `owned_check_s`: as in MachineSettings.
-    `wake_min_s`: least time between two looks at the engine."""
+    `wake_min_s`: least time between two polls of the engine."""
 
     agent: AgentSettings
     owned_check_s: float = 15.0
@@ -32,10 +32,10 @@ class InstanceDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """`planners`, `estimators`: processes of each role, of which one leads. `clock_skew_max_s`: how far a process may be off in what it
-    takes for the server's clock. `profiles`: of its GPUs, None for those that come with QLM. `stream_buffer_tokens_max`: of a gateway, for
-    a reader that is slow. `predictions`: whether clients are told their expected wait. It decides only what is refused as late, and
-    takes up to a third of a run's time."""
+    """`planners`, `estimators`: processes of each role, with one leader. `clock_skew_max_s`: largest error of a process's estimate of the
+    server's clock. `profiles`: of its GPUs, None for those shipped with QLM. `stream_buffer_tokens_max`: of a gateway, for a slow reader.
+    `predictions`: whether clients get their expected wait. It decides only refusals for lateness, and takes up to a third of a run's
+    time."""
 
     models: tuple[ModelSpec, ...]
     instances: tuple[InstanceDescription, ...]

@@ -1,4 +1,4 @@
-"""Requests of a simulated workload, and what clients send for them."""
+"""Requests of a simulated workload, and the messages that clients send for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from qlm_process.wire.slo import SLO_KIND_NUMBERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
-    """`arrival_s`: seconds after the start at which its client sends it. `output_tokens`: length of its answer, which the prompt asks a
-    simulated model for; `output_tokens_max`: what its client names as the most, 0 for nothing. `content`: requests of other content have
-    other prompts, and so other answers. `resumable`: its sampling can be continued after an abort (else it names a seed, which a simulated
-    model ignores). `greedy`: it asks for temperature 0, which a simulated model ignores and those who expect its length know."""
+    """`arrival_s`: seconds after the start at which its client sends it. `output_tokens`: length of its answer, which the prompt sets for a
+    simulated model; `output_tokens_max`: the client's limit, 0 for none. `content`: requests of other content have other prompts, and so
+    other answers. `resumable`: its sampling can be continued after an abort (else it names a seed, which a simulated model ignores).
+    `greedy`: it sets temperature 0, which a simulated model ignores and length predictions use."""
 
     request_id: str
     arrival_s: float
@@ -40,14 +40,14 @@ class SimRequest:
 
 
 def prompt_ids(request: SimRequest, spec: ModelSpec) -> list[int]:
-    """Random tokens by content, and last the one that asks for `output_tokens`."""
+    """Random tokens by content, and last the one that sets `output_tokens`."""
     content = prompt_digest(request.tenant + request.request_id, [request.content])
     packed = answer_tokens(content, 0, request.prompt_tokens - 1, spec.vocabulary_size)
     return [*np.frombuffer(packed, dtype="<u4").tolist(), LENGTH_TOKEN_BASE + request.output_tokens]
 
 
 def answer(request: SimRequest, spec: ModelSpec) -> array[int]:
-    """What a simulated model must answer, undisturbed or not: a function of model and prompt alone."""
+    """A simulated model's answer, undisturbed or not: a function of model and prompt alone."""
     packed = answer_tokens(prompt_digest(spec.name, prompt_ids(request, spec)), 0, request.output_tokens, spec.vocabulary_size)
     return array("I", np.frombuffer(packed, dtype="<u4").astype(np.uint32).tobytes())
 

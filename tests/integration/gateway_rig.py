@@ -92,7 +92,7 @@ class ScriptedAgent:
         self.queue = queue
         self.running: dict[str, Running] = {}
         self.answer_of = answer_of
-        self.tells_text = False
+        self.text_output = False
         self._groups = itertools.count()
         self._planner: Lease | None = None
         self._lease: Lease | None = None
@@ -135,7 +135,7 @@ class ScriptedAgent:
             frame = Frame(queue_id=running.pulled.queue_id, attempt=running.pulled.attempt, offset=running.sent, token_ids=tokens)
             progress = b"".join(token.to_bytes(4, "little") for token in tokens)
             offset = running.sent * 4
-            if self.tells_text:
+            if self.text_output:
                 frame = Frame(
                     queue_id=frame.queue_id, attempt=frame.attempt, offset=running.sent, pieces=[piece_of(each) for each in tokens]
                 )
@@ -148,7 +148,7 @@ class ScriptedAgent:
                 offset=offset,
                 progress=progress,
                 frame=frame.SerializeToString() + records,
-                text=self.tells_text,
+                text=self.text_output,
                 logprobs=records,
             )
             if running.sent + len(tokens) < len(running.answer):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import EngineOutput, EngineRequest, Prompt, TextPrompt

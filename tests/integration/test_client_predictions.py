@@ -180,7 +180,7 @@ async def test_a_hint_of_the_command_line_reaches_the_gateway_and_is_cut_to_the_
 async def test_pieces_of_text_are_counted_as_tokens(rig: Rig) -> None:
     """From an engine that tells only text: what is stored of it is no four bytes a token."""
     gateway = await looking(rig)
-    rig.agent.tells_text = True
+    rig.agent.text_output = True
     async with qlm.AsyncClient(gateway.address) as client:
         await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=300, request_id="r")
         await rig.agent.start_all()

@@ -147,7 +147,7 @@ async def test_without_logprobs_there_are_none(rig: Rig) -> None:
 async def test_text_is_read_from_any_piece(rig: Rig) -> None:
     """From an engine that tells only text: as it comes, from stored output in the middle, and after the end."""
     gateway = await rig.gateway()
-    rig.agent.tells_text = True
+    rig.agent.text_output = True
     pieces = [piece_of(token) for token in expected_tokens(PROMPT, 40)]
     async with qlm.AsyncClient(gateway.address) as client:
         stream = client.generate(MODEL, PROMPT, max_tokens=40, request_id="r")

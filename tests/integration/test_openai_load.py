@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp
 import pytest
 
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.load_watch import Load, LoadWatch
 from qlm_agent.engines.openai.server import OpenAiServer, Timeouts
 from qlm_agent.engines.openai.settings import OpenAiSettings
@@ -62,11 +62,11 @@ async def test_what_runs_and_waits_there_beyond_ones_own_is_of_others(
 ) -> None:
     watch = watch_of(Load(runs=2, kv_tokens=600))
     await say(server, running=4, waiting=3, kv_usage=0.5)
-    await watch.look()
-    await watch.look()
+    await watch.poll()
+    await watch.poll()
     assert watch.others == Load(runs=5, kv_tokens=KV_TOKENS // 2 - 600 - 2 * 31)  # a block of 32 may hold one token
     await say(server, running=1, waiting=0, kv_usage=0.0)  # it lags
-    await watch.look()
+    await watch.poll()
     assert watch.others == Load()
 
 
@@ -76,7 +76,7 @@ async def test_what_one_reading_alone_says_is_a_run_that_just_ended(
     watch = watch_of(Load())
     for running in (0, 3, 0):
         await say(server, running=running, waiting=0, kv_usage=running / 10)
-        await watch.look()
+        await watch.poll()
         assert watch.others == Load()
 
 
@@ -85,13 +85,13 @@ async def test_kv_that_nobody_else_runs_for_is_the_rounding_of_blocks(
 ) -> None:
     watch = watch_of(Load(runs=2, kv_tokens=600))
     await say(server, running=2, waiting=0, kv_usage=0.5)
-    await watch.look()
+    await watch.poll()
     assert watch.others == Load()
 
 
 async def test_without_metrics_nobody_else_is_there(server: RunningTextServer, watch_of: Callable[[Load], LoadWatch]) -> None:
     watch = watch_of(Load(runs=2, kv_tokens=600))
-    await watch.look()
+    await watch.poll()
     assert (watch.up, watch.last, watch.others) == (True, None, Load())
 
 
@@ -101,7 +101,7 @@ async def test_it_tells_when_what_others_hold_changed(
     watch = watch_of(Load())
     for running, told in ((0, 0), (3, 0), (3, 1), (3, 1), (0, 2)):
         await say(server, running=running, waiting=0, kv_usage=running / 10)
-        await watch.look()
+        await watch.poll()
         assert len(changes) == told
 
 

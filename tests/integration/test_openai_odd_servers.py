@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from qlm_agent.engines.openai import run as run_module
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.errors import ServerFull
 from qlm_agent.engines.openai.server import OpenAiServer, Timeouts

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import ModelLoadFailed, Tier

@@ -15,9 +15,9 @@ from qlm_agent.engines.port import Engine, EngineFailure, EngineOutput, EngineRe
 from qlm_agent.engines.simulated.engine import SimulatedEngine
 from qlm_agent.engines.simulated.timing import InstanceNoise
 from qlm_agent.profiling import session
+from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
 from qlm_agent.profiling.measurements import Measurements
-from qlm_agent.profiling.measuring import Profiler
 from qlm_agent.profiling.rows import ProfiledModel
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_agent.profiling.session import profile_engine, until_stopped

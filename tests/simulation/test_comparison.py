@@ -56,7 +56,7 @@ def test_every_request_completes_with_its_times(order: str) -> None:
 
 def test_without_predictions_nobody_is_told_a_wait() -> None:
     result = simulate(replace(CLUSTER, predictions=False), workload(30), "slo")
-    assert all(outcome.told_wait_s is None and outcome.state is RequestState.COMPLETED for outcome in result.outcomes)
+    assert all(outcome.predicted_wait_s is None and outcome.state is RequestState.COMPLETED for outcome in result.outcomes)
 
 
 def test_the_same_arguments_give_the_same() -> None:
@@ -109,6 +109,6 @@ def test_gateways_go_by_what_was_learned() -> None:
         _, body = state.profiles
         calibrated.append(bool(body) and bool(profile_wire.from_body(body).calibration.rows))
 
-    simulate(one, requests, looks=[(float(at_s), look) for at_s in range(1, 70)])
+    simulate(one, requests, probes=[(float(at_s), look) for at_s in range(1, 70)])
     assert {"64", "64/o1024"} <= classes, "nothing is known at first"
     assert calibrated[-1]

@@ -1,4 +1,4 @@
-"""Storms under everything that makes other groups than the defaults do: mega prompts, limited and weighty tenants."""
+"""Storms under everything that makes other groups than the defaults do: limited and weighty tenants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from qlm_planner.policy import Policy
 from qlm_sim.storms.seed_run import failure_text, run_seed
 
 POLICY = Policy(
-    mega_fraction=0.01,
     tenants=Tenants(others=Tenant(weight=2.0, share_max=0.3)),
     share_window_s=5.0,
 )

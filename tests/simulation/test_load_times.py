@@ -44,7 +44,7 @@ def test_slow_loads_are_learned_in_virtual_time() -> None:
 
     instance = InstanceDescription(agent=AgentSettings(name="slow", models=tuple(model.name for model in MODELS)))
     looks = [(0.5, slow), (EVERY_S * (TURNS - 0.5), read)]
-    result = simulate(ClusterDescription(models=MODELS, instances=(instance,)), requests, looks=looks)
+    result = simulate(ClusterDescription(models=MODELS, instances=(instance,)), requests, probes=looks)
     assert result.swaps["slow"] >= TURNS - 2
     assert {row.model for row in rows} == {model.name for model in MODELS}
     for row in rows:

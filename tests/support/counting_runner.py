@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from qlm_agent.delivery.logprobs import record
 from qlm_agent.engines.port import TextPrompt
-from qlm_agent.engines.vllm.runners.runner import EngineGone, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.runner import RunnerStats, RunOutput, RunPlan, VllmProcessEnded
 from qlm_core.chat import ChatPrompt
 
 
@@ -29,7 +29,7 @@ class CountingRunner:
     hung: bool = False
     wakes: threading.Event | None = None
     tops: dict[str, int] = field(default_factory=dict)  # likeliest tokens of the runs that ask for log probabilities
-    look_every_s: float | None = 0.01
+    check_every_s: float | None = 0.01
     gone: bool = False
 
     @property
@@ -38,7 +38,7 @@ class CountingRunner:
 
     def check(self) -> None:
         if self.gone:
-            raise EngineGone("it is gone")
+            raise VllmProcessEnded("it is gone")
 
     def text_prompt(self, prompt: TextPrompt) -> list[int]:
         return list(prompt.text.encode())
@@ -60,7 +60,7 @@ class CountingRunner:
         for run_id in run_ids:
             self.left.pop(run_id, None)
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[RunOutput]:
         if self.hangs is not None:
             self.hung = True
             self.hangs.wait()
@@ -72,7 +72,7 @@ class CountingRunner:
             total = 10 + token - 100 + 1
             ends = left == 1 or total >= self.kv_limit_tokens
             said = record_of(token, self.tops[run_id]) if run_id in self.tops else b""
-            made.append(Made(run_id, [token], 1.0, 2.0, 2.0, finish="length" if ends else "", logprobs=said))
+            made.append(RunOutput(run_id, [token], 1.0, 2.0, 2.0, finish="length" if ends else "", logprobs=said))
             self.left[run_id] = (token + 1, left - 1)
             if ends:
                 del self.left[run_id]

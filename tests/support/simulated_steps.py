@@ -41,7 +41,7 @@ def run(name: str, prompt: int, target: int, *, resumed: int = 0, arrival: int =
         target_tokens=target,
         produced=resumed,
         resumed=resumed,
-        told=resumed,
+        reported=resumed,
     )
 
 

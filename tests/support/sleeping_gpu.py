@@ -15,7 +15,7 @@ from qlm_agent.engines.port import TextPrompt
 from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunnerStats, RunOutput, RunPlan
 from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
 from qlm_core.chat import ChatPrompt
 
@@ -124,7 +124,7 @@ class SleepingRunner:
     eos_ids: frozenset[int] = frozenset()
     steps = 0
     busy = False
-    look_every_s: float | None = None
+    check_every_s: float | None = None
 
     def __init__(self, gpu: Gpu, plan: LoadPlan) -> None:
         self.engine = MadeUpVllm(gpu)
@@ -153,7 +153,7 @@ class SleepingRunner:
 
     def abort(self, run_ids: Sequence[str]) -> None: ...
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[RunOutput]:
         return []
 
     def pause(self, paused: bool) -> None: ...

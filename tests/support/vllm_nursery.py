@@ -15,9 +15,9 @@ from functools import cache
 from typing import Literal
 
 from qlm_agent.engines.vllm.plans import environment
-from qlm_agent.engines.vllm.process.guarding import die_with
 from qlm_agent.engines.vllm.process.main import hello, run_template
-from qlm_agent.engines.vllm.process.template import ENVIRONMENT, Launched, Template
+from qlm_agent.engines.vllm.process.process_exit import die_with
+from qlm_agent.engines.vllm.process.template import ENVIRONMENT, Template, TemplateProcess
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_process.temporary_folder import TemporaryFolder
 
@@ -29,11 +29,11 @@ class QuickTemplate(Template):
         super().__init__("", {}, 300.0)
         self._runner: Literal["in_process", "async"] = runner
 
-    def launch(self, control: socket.socket) -> Launched:
+    def launch(self, control: socket.socket) -> TemplateProcess:
         read, write = os.pipe()
         socket.send_fds(_nursery(self._runner), [b"T"], [control.fileno(), write])
         os.close(write)
-        return Launched(os.fdopen(read, "rb"), lambda: None)  # it ends with its socket
+        return TemplateProcess(os.fdopen(read, "rb"), lambda: None)  # it ends with its socket
 
 
 @cache

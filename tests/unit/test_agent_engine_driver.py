@@ -9,7 +9,7 @@ from typing import Any, cast
 from opentelemetry.sdk.trace import TracerProvider
 
 from qlm_agent.decisions.effects import LoadModel
-from qlm_agent.decisions.events import EngineTold, Event, ModelLoaded, ModelNotLoaded, OthersTold
+from qlm_agent.decisions.events import EngineProgress, Event, ModelLoaded, ModelNotLoaded, OtherLoad
 from qlm_agent.engines.driver import EngineDriver
 from qlm_agent.engines.port import Engine, EngineStats, ModelLoadFailed, Tier
 from qlm_agent.telemetry.metrics import AgentMetrics, AgentTelemetry
@@ -66,7 +66,7 @@ class Driven:
     def told(self) -> list[object]:
         """Since last asked: what others hold, and the kinds of all else."""
         events, self.events[:] = list(self.events), []
-        return [(event.runs, event.kv_tokens) if isinstance(event, OthersTold) else type(event) for event in events]
+        return [(event.runs, event.kv_tokens) if isinstance(event, OtherLoad) else type(event) for event in events]
 
 
 async def test_it_is_known_before_a_model_is_active() -> None:
@@ -83,12 +83,12 @@ async def test_it_is_told_when_it_changed() -> None:
     driven = Driven()
     await driven.load("m")
     assert driven.told() == [ModelLoaded]
-    driven.driver.told([])
-    assert driven.told() == [EngineTold]
+    driven.driver.report_outputs([])
+    assert driven.told() == [EngineProgress]
     driven.engine.others = (1, 50)
-    driven.driver.told([])
-    driven.driver.told([])
-    assert driven.told() == [(1, 50), EngineTold, EngineTold]
+    driven.driver.report_outputs([])
+    driven.driver.report_outputs([])
+    assert driven.told() == [(1, 50), EngineProgress, EngineProgress]
 
 
 async def test_with_a_model_that_is_lost_it_is_nothing() -> None:
@@ -97,8 +97,8 @@ async def test_with_a_model_that_is_lost_it_is_nothing() -> None:
     await driven.load("m")
     driven.told()
     driven.engine.active = ""
-    driven.driver.told([])
-    assert driven.told() == [ModelNotLoaded, (0, 0), EngineTold], "nothing is pulled for it meanwhile"
+    driven.driver.report_outputs([])
+    assert driven.told() == [ModelNotLoaded, (0, 0), EngineProgress], "nothing is pulled for it meanwhile"
     driven.engine.fails = True
     await driven.load("m")
     assert driven.told() == [ModelNotLoaded]

@@ -49,7 +49,7 @@ def held_run(name: str, *, output: int = 0) -> HeldRun:
         body=body.SerializeToString(),
         progress=b"",
     )
-    held = read_pulled(pulled, tells_text=False, pulled_s=10.0, engine_clock_s=0.0)
+    held = read_pulled(pulled, text_output=False, pulled_s=10.0, engine_clock_s=0.0)
     held.output.add(EngineOutput(held.run_id, struct.pack(f"<{output}I", *range(output)), 10.0, 11.0, 12.0))
     return held
 
@@ -95,10 +95,10 @@ def test_what_never_happened_reads_zero(world: World) -> None:
 
 
 def test_a_pull_counts_its_requests_and_its_time_once(world: World) -> None:
-    world.telemetry.pulled([held_run("1"), held_run("2")], 9.5, 10.0)
+    world.telemetry.record_pull([held_run("1"), held_run("2")], 9.5, 10.0)
     assert world.figures(Lso.PULL) == (2, 1, 0.5)
     assert sorted(world.spans()) == ["qlm.pull r-1 9.5-10", "qlm.pull r-2 9.5-10", "qlm.queue_wait r-1 5-10", "qlm.queue_wait r-2 5-10"]
-    world.telemetry.pulled([], 10.0, 11.0)
+    world.telemetry.record_pull([], 10.0, 11.0)
     assert world.figures(Lso.PULL) == (2, 1, 0.5)
     assert world.events == [], "the script of `pull` tells it"
 
@@ -109,14 +109,14 @@ def test_a_pull_counts_its_requests_and_its_time_once(world: World) -> None:
 def test_a_give_back_begins_when_the_run_leaves_the_engine(world: World, cause: ReturnCause, lso: Lso) -> None:
     evicted, late = held_run("1", output=5), held_run("2")
     evicted.taken_off_s = 14.0
-    world.telemetry.lso.gave_back(cause, [evicted, late], 15.0, 16.0)
+    world.telemetry.lso.record_return(cause, [evicted, late], 15.0, 16.0)
     assert world.figures(lso) == (2, 1, 2.0)
     assert world.spans() == [f"{lso.span} r-1 14-16", f"{lso.span} r-2 15-16"]
 
 
 @pytest.mark.parametrize("cause", [ReturnCause.DRAINED, ReturnCause.FAILED])
 def test_leaving_and_failing_are_no_operations(world: World, cause: ReturnCause) -> None:
-    world.telemetry.lso.gave_back(cause, [held_run("1")], 15.0, 16.0)
+    world.telemetry.lso.record_return(cause, [held_run("1")], 15.0, 16.0)
     assert world.spans() == []
     assert {world.figures(lso)[0] for lso in Lso} == {0.0}
 
@@ -125,7 +125,7 @@ def test_leaving_and_failing_are_no_operations(world: World, cause: ReturnCause)
     ("lso", "kind"), [(Lso.KV_OFFLOAD, events_pb2.EVENT_KIND_KV_OFFLOADED), (Lso.KV_RESTORE, events_pb2.EVENT_KIND_KV_RESTORED)]
 )
 def test_moved_kv_is_told_for_each_request(world: World, lso: Lso, kind: events_pb2.EventKind.ValueType) -> None:
-    world.telemetry.lso.kv_moved(lso, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 20.25)
+    world.telemetry.lso.record_kv_move(lso, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 20.25)
     assert world.figures(lso) == (2, 1, 0.25)
     assert world.spans() == [f"{lso.span} r-1 20-20.25", f"{lso.span} r-2 20-20.25"]
     assert [(event.kind, event.queue_id, event.kv_tokens) for event in world.events] == [(kind, "1", 57), (kind, "2", 50)]
@@ -133,7 +133,7 @@ def test_moved_kv_is_told_for_each_request(world: World, lso: Lso, kind: events_
     assert (first.instance, first.incarnation, first.group_id, first.attempt, first.model) == ("a", "a/1", "g", 1, "m")
     assert (first.started_s, first.finished_s) == (20.0, 20.25)
     assert {(event.took_s, event.moved_requests, event.moved_tokens) for event in world.events} == {(0.0, 0, 0)}, "nobody measured it"
-    world.telemetry.lso.kv_moved(lso, [], "a/1", 21.0, 22.0, 1.0)
+    world.telemetry.lso.record_kv_move(lso, [], "a/1", 21.0, 22.0, 1.0)
     assert world.figures(lso) == (2, 1, 0.25)
 
 
@@ -154,20 +154,20 @@ def model_move(model: str, from_tier: Tier, tier: Tier, took_s: float, *, from_m
 )
 def test_a_load_tells_what_it_took_by_the_engines_clock(world: World, from_tier: Tier, tier: Tier, told: tuple[float, bool]) -> None:
     """The queue's clock, of the other two times, may be set meanwhile. Where the weights were there already nothing was loaded."""
-    world.telemetry.lso.model_moved(model_move("m", from_tier, tier, 0.25), "a/1", 100.0, 5.0)
+    world.telemetry.lso.record_model_move(model_move("m", from_tier, tier, 0.25), "a/1", 100.0, 5.0)
     assert [(event.took_s, event.from_warm) for event in world.events] == [told]
 
 
 def test_a_move_of_kv_is_measured_once_over_all_its_requests(world: World) -> None:
-    world.telemetry.lso.kv_moved(Lso.KV_OFFLOAD, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 19.0, 0.125)
+    world.telemetry.lso.record_kv_move(Lso.KV_OFFLOAD, [held_run("1", output=7), held_run("2")], "a/1", 20.0, 19.0, 0.125)
     assert [(event.took_s, event.moved_requests, event.moved_tokens) for event in world.events] == [(0.125, 2, 107), (0.0, 0, 0)]
 
 
 def test_a_swap_is_linked_to_its_warming_and_waits_to_their_swap(world: World) -> None:
     lso = world.telemetry.lso
-    lso.model_moved(model_move("m", Tier.COLD, Tier.WARM, 3.75, from_model="n"), "a/1", 1.0, 5.0)
-    lso.model_moved(model_move("m", Tier.WARM, Tier.ACTIVE, 0.25, from_model="n"), "a/1", 6.0, 6.5)
-    lso.model_moved(model_move("n", Tier.WARM, Tier.COLD, 0.0, from_model="m"), "a/1", 7.0, 7.0)
+    lso.record_model_move(model_move("m", Tier.COLD, Tier.WARM, 3.75, from_model="n"), "a/1", 1.0, 5.0)
+    lso.record_model_move(model_move("m", Tier.WARM, Tier.ACTIVE, 0.25, from_model="n"), "a/1", 6.0, 6.5)
+    lso.record_model_move(model_move("n", Tier.WARM, Tier.COLD, 0.0, from_model="m"), "a/1", 7.0, 7.0)
     assert world.spans() == ["qlm.model_warm - 1-5", "qlm.model_swap - 6-6.5"]
     warm, swap = world.exporter.get_finished_spans()
     assert (warm.parent, swap.parent) == (None, None)
@@ -179,8 +179,8 @@ def test_a_swap_is_linked_to_its_warming_and_waits_to_their_swap(world: World) -
     assert (world.figures(Lso.MODEL_WARM), world.figures(Lso.MODEL_SWAP)) == ((1, 1, 4.0), (1, 1, 0.5))
     waited, later = held_run("1"), held_run("2")
     later.pulled = Pulled(**{**{name: getattr(later.pulled, name) for name in Pulled.__slots__}, "accepted_s": 7.0})
-    assert [link.context for link in lso.swap_waited_for(waited)] == [swap.context]
-    assert lso.swap_waited_for(later) == (), "it came after the swap"
+    assert [link.context for link in lso.model_swap_links(waited)] == [swap.context]
+    assert lso.model_swap_links(later) == (), "it came after the swap"
 
 
 class Refusing(MemoryQueue):
@@ -217,7 +217,7 @@ async def test_events_arrive_in_order_in_bounded_entries(queue: Refusing) -> Non
     metrics = AgentMetrics()
     reporter = Reporter(queue, metrics.dropped_events)
     for number in range(1_200):
-        reporter.tell(event(number))
+        reporter.add(event(number))
     await reporter.flush()
     assert await told(queue) == list(range(1_200))
     assert dropped(metrics) == 0
@@ -227,7 +227,7 @@ async def test_the_oldest_go_when_too_many_wait(queue: Refusing) -> None:
     metrics = AgentMetrics()
     reporter = Reporter(queue, metrics.dropped_events)
     for number in range(WAITING_MAX + 10):
-        reporter.tell(event(number))
+        reporter.add(event(number))
     await reporter.flush()
     assert await told(queue) == list(range(10, WAITING_MAX + 10))
     assert dropped(metrics) == 10
@@ -238,12 +238,12 @@ async def test_what_the_queue_does_not_take_is_not_told_twice(queue: Refusing) -
     reporter = Reporter(queue, metrics.dropped_events)
     running = asyncio.create_task(reporter.run())
     queue.away = True
-    reporter.tell(event(1))
+    reporter.add(event(1))
     async with asyncio.timeout(30.0):
         while dropped(metrics) < 1:
             await asyncio.sleep(0.01)
         queue.away = False
-        reporter.tell(event(2))
+        reporter.add(event(2))
         while await told(queue) != [2]:
             await asyncio.sleep(0.01)
     running.cancel()

@@ -33,7 +33,7 @@ def message(**fields: object) -> request_pb2.Request:
     return request_pb2.Request(**{"model": "m", "tokens": TOKENS, "admission": admission, **fields})  # type: ignore[arg-type]
 
 
-def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logprobs: bytes = b"", slo_band: int = 0) -> HeldRun:
+def read(body: bytes, *, progress: bytes = b"", text_output: bool = False, logprobs: bytes = b"", slo_band: int = 0) -> HeldRun:
     pulled = Pulled(
         queue_id="5-0",
         key=RequestKey("t", "r"),
@@ -47,7 +47,7 @@ def read(body: bytes, *, progress: bytes = b"", tells_text: bool = False, logpro
         progress=progress,
         logprobs=logprobs,
     )
-    return read_pulled(pulled, tells_text=tells_text, pulled_s=1001.0, engine_clock_s=-900.0, slo_band=slo_band)
+    return read_pulled(pulled, text_output=text_output, pulled_s=1001.0, engine_clock_s=-900.0, slo_band=slo_band)
 
 
 def test_a_request_as_the_engine_takes_it() -> None:
@@ -191,7 +191,7 @@ def test_records_are_equally_long(top: int | None) -> None:
 
 def test_text_output_is_kept_in_pieces() -> None:
     progress = output_piece("ab") + output_piece("")
-    held = read(message().SerializeToString(), progress=progress, tells_text=True)
+    held = read(message().SerializeToString(), progress=progress, text_output=True)
     assert len(held.output) == 2
     held.output.add(output(pieces=("ç",)))
     emission = held.emission(2, 3)
@@ -282,5 +282,5 @@ def test_a_chat_of_a_text_server_is_not_evicted_once_output_came(text_engine: bo
     chat.chat.messages.add(role="user", content="hi")
     text.text = "hi"
     for asked, resumable in ((chat, not text_engine), (text, True)):
-        held = read(asked.SerializeToString(), tells_text=text_engine)
+        held = read(asked.SerializeToString(), text_output=text_engine)
         assert pulled_run(held, 0).resumable is resumable

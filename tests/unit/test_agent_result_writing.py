@@ -30,7 +30,7 @@ def event(slo: request_pb2.Slo, *, first_token_s: float, finished_s: float) -> R
         queue_id="1-0", key=RequestKey("t", "r"), group_id="g", acceptance_number=1, accepted_s=ACCEPTED_S, attempt=1, failed_attempts=0,
         gateway="", body=body.SerializeToString(), progress=b"",
     )  # fmt: skip
-    held = read_pulled(pulled, tells_text=False, pulled_s=ACCEPTED_S + 1.0, engine_clock_s=500.0)
+    held = read_pulled(pulled, text_output=False, pulled_s=ACCEPTED_S + 1.0, engine_clock_s=500.0)
     assert held.refusal == ""
     held.first_token_s = first_token_s
     item = CompleteItem(run_id=held.run_id, start=0, end=0, ending=Ending(finish=FinishReason.LENGTH))

@@ -24,7 +24,7 @@ from qlm_process.wire import profile as profile_wire
 
 INSTANCE = InstanceFacts(name="a", incarnation="a/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=("m",))
 SCORES = (*([0.1] * HORIZONS), *(0.5 + 0.1 * horizon for horizon in range(HORIZONS)), *([4.0] * HORIZONS))
-ROW = CalibrationProfile(model="m", gpu="A100-80GB", n_gpu=1, instance="a", bias_factor=1.1, scores=SCORES, samples=3.0)
+ROW = CalibrationProfile(model="m", gpu="A100-80GB", n_gpu=1, instance="a", bias_factor=1.1, evidence_s=1e6, scores=SCORES, samples=3.0)
 
 
 def test_a_row_moves_the_mean_and_has_its_own_quantiles() -> None:
@@ -33,6 +33,15 @@ def test_a_row_moves_the_mean_and_has_its_own_quantiles() -> None:
     assert made.quantile(0.5) == pytest.approx(110.0 + 0.1 * scale_s)
     assert made.quantile(0.9) == pytest.approx(110.0 + 0.9 * scale_s), "110 s are of the horizon up to 256 s"
     assert ROW.p99_s(Normal(100.0, 25.0)) == pytest.approx(110.0 + 4.0 * scale_s)
+
+
+def test_a_bias_counts_by_the_waits_of_the_same_length_that_show_it() -> None:
+    """A hundred seconds are a hundred short waits and a tenth of a long one; without any, and for no wait, there is no bias."""
+    row = CalibrationProfile(bias_factor=2.0, evidence_s=100.0)
+    levels = np.array([row.applied(Normal(mean, 0.0)).mean / mean for mean in (1.0, 99.0, 999.0)])
+    assert levels == pytest.approx([2.0, 1.0 + 1.0 / (1.0 + math.exp(-0.1)), 1.0 + 0.1 / (0.1 + math.exp(-0.01))], abs=0.01)
+    assert CalibrationProfile(bias_factor=2.0).applied(Normal(50.0, 0.0)).mean == 50.0
+    assert row.applied(Normal(0.0, 0.0)).mean == 0.0
 
 
 def test_many_predictions_are_moved_as_one_is() -> None:
@@ -62,7 +71,14 @@ def test_the_narrowest_row_counts() -> None:
 
 @pytest.mark.parametrize(
     "figures",
-    [{"bias_factor": 0.0}, {"bias_factor": math.nan}, {"samples": -1.0}, {"scores": (1.0,)}, {"scores": (math.nan,) * len(SCORES)}],
+    [
+        {"bias_factor": 0.0},
+        {"bias_factor": math.nan},
+        {"samples": -1.0},
+        {"evidence_s": math.inf},
+        {"scores": (1.0,)},
+        {"scores": (math.nan,) * len(SCORES)},
+    ],
 )
 def test_figures_that_no_learner_writes_are_refused(figures: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="calibration"):

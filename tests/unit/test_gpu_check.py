@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import checks, host
-from benchmarks.gpu.against_profiles import compared
-from benchmarks.gpu.checks import Check, Outcome, memory_given_back, run
+from benchmarks.gpu.against_profiles import compare_with_row
+from benchmarks.gpu.checks import Check, CheckOutcome, memory_given_back, run
 from benchmarks.gpu.host import Host, gpu_of, profile_name
 from benchmarks.gpu.summary import table, transfer_share
 
@@ -44,13 +44,13 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(host, "_torch", lambda: ("2.13.0+cpu", "", 0, ""))
     smi(tmp_path, "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1\nNVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
-    found = host.look()
+    found = host.read_host()
     assert (found.gpus, found.memory_mib, found.driver) == (("NVIDIA H100 80GB HBM3",) * 2, (81559, 81559), "570.1")
     assert found.problem == "PyTorch 2.13.0+cpu sees no GPU: it was built for CPUs"
     smi(tmp_path, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    assert host.look().problem.startswith("nvidia-smi tells of no GPU: NVIDIA-SMI has failed")
+    assert host.read_host().problem.startswith("nvidia-smi reports no GPU: NVIDIA-SMI has failed")
     smi(tmp_path, "NVIDIA GB10, [N/A], 580.95")  # shares the memory of its host
-    assert (host.look().gpus, host.look().memory_mib) == (("NVIDIA GB10",), (0,))
+    assert (host.read_host().gpus, host.read_host().memory_mib) == (("NVIDIA GB10",), (0,))
 
 
 @pytest.mark.parametrize("error", ["OSError", "ImportError"])
@@ -113,13 +113,13 @@ def check_of(code: str, limit_s: float = 30.0) -> Check:
 def test_how_a_check_is_judged(tmp_path: Path, code: str, status: str, why: str) -> None:
     outcome = run(check_of(code), ONE_GPU, tmp_path)
     assert (outcome.status, outcome.why) == (status, why)
-    assert (tmp_path / "c.json").exists() == (outcome.told is not None)
+    assert (tmp_path / "c.json").exists() == (outcome.report is not None)
 
 
 def test_what_a_check_told_before_it_failed_is_kept(tmp_path: Path) -> None:
     """A bench tells the parts that were measured, and ends with 1 where one was not."""
     outcome = run(check_of("print('{\"ratio\": 0.98}'); raise SystemExit('simulator FAILED')"), ONE_GPU, tmp_path)
-    assert (outcome.status, outcome.why, outcome.told) == ("failed", "exit code 1: simulator FAILED", {"ratio": 0.98})
+    assert (outcome.status, outcome.why, outcome.report) == ("failed", "exit code 1: simulator FAILED", {"ratio": 0.98})
     assert (tmp_path / "c.json").exists()
 
 
@@ -132,7 +132,7 @@ def test_what_a_check_leaves_behind_is_ended(tmp_path: Path) -> None:
     code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
     outcome = run(check_of(code), ONE_GPU, tmp_path)
     assert outcome.status == "passed", outcome.why
-    wait_until(lambda: gone(outcome.told), 10.0, "the process that it left ends")
+    wait_until(lambda: gone(outcome.report), 10.0, "the process that it left ends")
 
 
 def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
@@ -141,7 +141,7 @@ def test_memory_that_shrinks_from_swap_to_swap_is_a_failure() -> None:
 
     assert memory_given_back({"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 60)}) == ""
     lost = {"events": told("one", 80, 70, 40, 40, 40) + told("two", 80, 70, 60, 40)}
-    assert memory_given_back(lost) == "20 bytes of device memory were lost from swap to swap (two)"
+    assert memory_given_back(lost) == "20 bytes of device memory were lost from model swap to model swap (two)"
 
 
 def test_timed_figures_beside_the_row_of_the_gpu() -> None:
@@ -156,20 +156,20 @@ def test_timed_figures_beside_the_row_of_the_gpu() -> None:
         "load_cpu_to_gpu_s": 100.0,
         "kv_bytes_per_token": 131072,
     }
-    against = compared({"device": "NVIDIA H100 80GB HBM3", "model": "Mistral-7B", "figures": figures})
+    against = compare_with_row({"device": "NVIDIA H100 80GB HBM3", "model": "Mistral-7B", "figures": figures})
     assert against["origin"] == "shipped"
     assert against["table"]["KV bytes of a token"]["ratio"] == 1.0
     assert "weights from host memory, s" in against["off"]
-    assert compared({"device": "NVIDIA H200", "model": "Mistral-7B", "figures": figures})["origin"] == "facts"
-    assert "why" in compared({"device": "CPU", "model": "tiny", "figures": figures})
-    text = table(ONE_GPU, [Outcome(name="torch_timing", status="passed", why="", took_s=3.0)], against)
+    assert compare_with_row({"device": "NVIDIA H200", "model": "Mistral-7B", "figures": figures})["origin"] == "facts"
+    assert "why" in compare_with_row({"device": "CPU", "model": "tiny", "figures": figures})
+    text = table(ONE_GPU, [CheckOutcome(name="torch_timing", status="passed", why="", took_s=3.0)], against)
     assert "passed   torch_timing" in text
     assert "weights from host memory, s" in text
 
 
 def test_a_swap_beside_what_the_link_can_do() -> None:
-    def outcome(name: str, told: object) -> Outcome:
-        return Outcome(name=name, status="passed", why="", took_s=1.0, told=told)
+    def outcome(name: str, told: object) -> CheckOutcome:
+        return CheckOutcome(name=name, status="passed", why="", took_s=1.0, report=told)
 
     timed = outcome("torch_timing", {"transfers": {"host_to_device_gb_s": 50.0}})
     bench = outcome("bench_agent", {"swap_ms": {"active_from_warm": 500.0}, "context": {"parts": {"model_swap": {"weights_mb": 15_000}}}})

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_core.length_curve import BINS, TOKENS_MAX, UPPERS, LengthCurve, bin_of, curve_of_moments, packed, unpacked
+from qlm_core.length_curve import (
+    BINS,
+    EXACT_TOKENS_MAX,
+    LONGEST_OF,
+    TOKENS_MAX,
+    UPPERS,
+    LengthCurve,
+    bin_of,
+    curve_of_moments,
+    packed,
+    unpacked,
+)
 
 lengths = st.lists(st.integers(1, TOKENS_MAX), min_size=1, max_size=50)
 
@@ -121,3 +132,10 @@ def test_no_distribution_is_refused(shares: np.ndarray) -> None:
 def test_no_count_of_tokens_is_refused(produced: float) -> None:
     with pytest.raises(ValueError, match="produced tokens"):
         curve_of([5]).left(produced)
+
+
+def test_the_longest_of_several_outputs_is_its_mean() -> None:
+    """Of outputs of 1 to 16 tokens: P(longest <= a) = (a / 16)^n."""
+    even = LengthCurve(np.array([1.0] * EXACT_TOKENS_MAX + [0.0] * (BINS - EXACT_TOKENS_MAX)))
+    exact = [sum(1.0 - (tokens / 16.0) ** count for tokens in range(16)) for count in LONGEST_OF]
+    assert even.longest().tolist() == pytest.approx(exact)

@@ -8,10 +8,10 @@ import struct
 
 import pytest
 from benchmarks.agent.model_config import vllm_settings
-from benchmarks.agent.model_swap import planned_swaps
-from benchmarks.agent.resuming import INSTANCES, LEFT_TOKENS, Evicted, differences, draw_cases
+from benchmarks.agent.model_swap import planned_model_swaps
+from benchmarks.agent.resuming import INSTANCES, LEFT_TOKENS, EvictionResult, differences, draw_cases
 from benchmarks.agent.throughput import ratio_of_pairs
-from benchmarks.agent.waiting import Wait, tenths
+from benchmarks.agent.waiting import WaitSample, tenths
 
 from qlm.internal.v1 import events_pb2
 from qlm_core.errors import ConfigError
@@ -65,7 +65,7 @@ def tokens(*ids: int) -> bytes:
     ],
 )
 def test_where_an_evicted_request_goes_another_way(answer: bytes, found: list[dict[str, int]]) -> None:
-    assert differences([tokens(1, 2, 3)], [Evicted(answer=answer, produced=4)]) == found
+    assert differences([tokens(1, 2, 3)], [EvictionResult(answer=answer, produced=4)]) == found
 
 
 def test_cases_are_drawn_by_the_seed_and_evicted_before_their_end() -> None:
@@ -82,7 +82,7 @@ def event(kind: events_pb2.EventKind.ValueType, model: str, finished_s: float, f
 
 
 def test_a_warming_is_hidden_if_it_was_done_before_the_batch_had_ended() -> None:
-    swaps = planned_swaps(
+    swaps = planned_model_swaps(
         [
             event(SWAPPED, "a", 1.0),  # the first model replaces none
             event(WARMED, "b", 3.0),
@@ -102,7 +102,7 @@ def test_a_warming_is_hidden_if_it_was_done_before_the_batch_had_ended() -> None
 
 def test_events_are_read_by_their_time_and_not_by_when_they_were_told() -> None:
     told = [event(SWAPPED, "a", 1.0), event(COMPLETED, "a", 5.0), event(SWAPPED, "b", 5.1, "a"), event(WARMED, "b", 3.0)]
-    assert [swap.hidden for swap in planned_swaps(told)] == [True]
+    assert [swap.hidden for swap in planned_model_swaps(told)] == [True]
 
 
 def test_a_number_format_that_vllm_does_not_have_is_refused_by_name() -> None:
@@ -112,9 +112,9 @@ def test_a_number_format_that_vllm_does_not_have_is_refused_by_name() -> None:
 
 def test_waits_that_drift_are_told_by_tenths_of_arrival() -> None:
     """Twenty waits, predicted at 5 s each: 0 to 19 s came. Means of pairs by hand."""
-    found = tenths([Wait(predicted_s=5.0, actual_s=float(number)) for number in range(20)])
+    found = tenths([WaitSample(predicted_s=5.0, actual_s=float(number)) for number in range(20)])
     assert [each["actual_s"] for each in found] == [0.5 + 2 * number for number in range(10)]
     assert {each["predicted_s"] for each in found} == {5.0}
     assert [each["off_s"] for each in found] == [4.5, 2.5, 0.5, 1.5, 3.5, 5.5, 7.5, 9.5, 11.5, 13.5]
-    assert len(tenths([Wait(predicted_s=1.0, actual_s=1.0)] * 3)) == 3
+    assert len(tenths([WaitSample(predicted_s=1.0, actual_s=1.0)] * 3)) == 3
     assert tenths([]) == []

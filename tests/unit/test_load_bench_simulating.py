@@ -12,9 +12,9 @@ from benchmarks.agent.model_config import INSTANCE, QUEUE
 from benchmarks.agent.simulating import (
     OVERLOAD,
     SHIFT_MAX_S,
-    Ask,
-    Side,
-    Went,
+    RequestTimes,
+    SideFigures,
+    TimedRequest,
     in_virtual_time,
     mean_of,
     off_by,
@@ -65,8 +65,8 @@ def test_a_workload_comes_faster_than_it_is_served() -> None:
 
 
 def test_figures_of_a_side() -> None:
-    asked = [Ask(at_s=0.0, output_tokens=1, slo_s=slo_s) for slo_s in (1.0, 2.0, 3.0, 4.0)]
-    went = [Went(wait_s=wait_s, latency_s=2.5) for wait_s in (0.0, 1.0, 2.0, 3.0)]
+    asked = [TimedRequest(at_s=0.0, output_tokens=1, slo_s=slo_s) for slo_s in (1.0, 2.0, 3.0, 4.0)]
+    went = [RequestTimes(wait_s=wait_s, latency_s=2.5) for wait_s in (0.0, 1.0, 2.0, 3.0)]
     found = side(asked, went)
     assert (found.attainment, found.wait_p50_s) == (0.5, 1.5)
     assert found.wait_p99_s == pytest.approx(2.97)
@@ -84,9 +84,11 @@ def test_shifted_requests_are_the_same_a_little_earlier_or_later() -> None:
 
 
 def test_what_a_mean_is_off_by() -> None:
-    mean = mean_of([Side(attainment=0.9, wait_p50_s=1.0, wait_p99_s=8.0), Side(attainment=1.0, wait_p50_s=3.0, wait_p99_s=4.0)])
-    assert mean == Side(attainment=pytest.approx(0.95), wait_p50_s=2.0, wait_p99_s=6.0)  # type: ignore[arg-type]
-    found = off_by(mean, Side(attainment=1.0, wait_p50_s=2.5, wait_p99_s=4.0))
+    mean = mean_of(
+        [SideFigures(attainment=0.9, wait_p50_s=1.0, wait_p99_s=8.0), SideFigures(attainment=1.0, wait_p50_s=3.0, wait_p99_s=4.0)]
+    )
+    assert mean == SideFigures(attainment=pytest.approx(0.95), wait_p50_s=2.0, wait_p99_s=6.0)  # type: ignore[arg-type]
+    found = off_by(mean, SideFigures(attainment=1.0, wait_p50_s=2.5, wait_p99_s=4.0))
     assert (found.attainment, found.wait_p50_s, found.wait_p99_s) == pytest.approx((5.0, 0.2, 0.5))
 
 

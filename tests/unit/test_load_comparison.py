@@ -20,7 +20,7 @@ from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_load.__main__ import main
 from qlm_load.compare import simulations
 from qlm_load.compare.comparison import NAMES, PolicyRun, comparison_rows, print_comparison, print_policies, run_of
-from qlm_load.compare.simulations import NoRun, simulated_runs
+from qlm_load.compare.simulations import FailedRun, simulated_runs
 from qlm_load.demo.settings import demo_config_path
 from qlm_load.workload.output_bounds import OUTPUT_BOUNDS
 from qlm_planner.policy import Order, Policy
@@ -96,11 +96,11 @@ def test_swaps_are_counted_over_all_lives_of_an_agent() -> None:
     agent = cluster.agents[0]
     try:
         for made_active, swaps in ((3, 2), (0, 2), (4, 5)):
-            agent.machine.swapping.swaps = made_active
+            agent.machine.model_swap.swaps = made_active
             assert agent.swaps == swaps
             agent.process.end()
             agent.start()
-            assert agent.machine.swapping.swaps == 0
+            assert agent.machine.model_swap.swaps == 0
             assert agent.swaps == swaps
     finally:
         cluster.stop()
@@ -173,9 +173,9 @@ async def test_runs_are_processes_whose_end_is_awaited(instead: Callable[[str], 
 async def test_one_that_fails_or_takes_too_long_says_so(instead: Callable[[str], None]) -> None:
     assert simulations.ERROR_BYTES_MAX > 20
     instead("echo broken >&2; exit 1")
-    assert await simulated_runs(("slo",), (), 30.0) == (NoRun(why="the simulated run of slo failed: broken", failed=True),)
+    assert await simulated_runs(("slo",), (), 30.0) == (FailedRun(why="the simulated run of slo failed: broken", failed=True),)
     instead("exec sleep 60")
     (late,) = await simulated_runs(("slo",), (), 0.2)
-    assert isinstance(late, NoRun)
+    assert isinstance(late, FailedRun)
     assert not late.failed
     assert "ended after 0.2 s" in late.why

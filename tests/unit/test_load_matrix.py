@@ -14,7 +14,7 @@ from qlm_load.matrix import cells as cells_module
 from qlm_load.matrix.cells import BATCH_MAX, CELLS, CELLS_SEED, REQUESTS_MAX, REQUESTS_MIN, Cell, cells, drawn_cells, named_cells
 from qlm_load.matrix.figures import BEST, EVERY, INTERACTIVE, CellRuns, document
 from qlm_load.matrix.lengths import mean_tokens
-from qlm_load.matrix.runs import Measures, Task, requests_of, run
+from qlm_load.matrix.runs import CellTask, Measures, requests_of, run
 from qlm_load.workload.output_bounds import OUTPUT_BOUND_MARGIN, OUTPUT_BOUNDS
 
 
@@ -74,7 +74,7 @@ def test_a_margin_is_over_the_best_of_the_others_paired_by_seed() -> None:
     points = {("slo", 256): (90, 91, 89), ("edf", 256): (95, 97, 93), ("fcfs", 256): (10, 99, 12), ("edf", 48): (96, 98, 97)}
     for (variant, batch_max), values in points.items():
         for seed, value in enumerate(values, start=1):
-            found.add(Task(cell=found.cell, variant=variant, batch_max=batch_max, seed=seed), measures(value, value))
+            found.add(CellTask(cell=found.cell, variant=variant, batch_max=batch_max, seed=seed), measures(value, value))
     shipped, best = found.margin(EVERY), found.margin(INTERACTIVE, BEST)
     assert shipped is not None
     assert (shipped.points, shipped.rival) == (-5.0, ("edf", 256))
@@ -88,7 +88,7 @@ def test_a_margin_is_over_the_best_of_the_others_paired_by_seed() -> None:
 
 
 def test_a_variant_has_settings_of_its_own() -> None:
-    task = Task(cell=small(), variant="slo@agent.evict=false;planner.delta=2", batch_max=48, seed=3, settings=(("planner.delta", "3"),))
+    task = CellTask(cell=small(), variant="slo@agent.evict=false;planner.delta=2", batch_max=48, seed=3, settings=(("planner.delta", "3"),))
     assert task.overrides() == {
         "planner.policy": "slo",
         "agent.batch_max": 48,
@@ -99,7 +99,7 @@ def test_a_variant_has_settings_of_its_own() -> None:
 
 
 def test_a_run_serves_all_and_is_the_same_again() -> None:
-    task = Task(cell=small(), variant="least_loaded", batch_max=BATCH_MAX, seed=1)
+    task = CellTask(cell=small(), variant="least_loaded", batch_max=BATCH_MAX, seed=1)
     first = run(task)
     assert first.ended == 60
     assert first.every > 90.0

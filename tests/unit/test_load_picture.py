@@ -20,7 +20,7 @@ from qlm_load.picture.command import picture
 from qlm_load.picture.figure import draw
 from qlm_load.picture.page import page, page_data
 from qlm_load.picture.recorder import class_names, merged
-from qlm_load.picture.recording import EndMark, Frame, InstanceFrame, KillMark, QueuedPart, Recording, load, save
+from qlm_load.picture.recording import ClusterFrame, EndMark, InstanceFrame, KillMark, QueuedPart, Recording, load, save
 from qlm_load.picture.spans import Mark, Span
 from qlm_load.workload.options import demo_workload
 from qlm_process.cluster.view import GroupView
@@ -44,8 +44,10 @@ def instance(
     )
 
 
-def frame(at_s: float, seen: InstanceFrame, *, serving: tuple[str, ...] = ("planner-0", "a100-0"), unplaced: int | None = 0) -> Frame:
-    return Frame(at_s=at_s, unplaced=unplaced, plan_version=7, instances={"a100-0": seen}, serving=serving)
+def frame(
+    at_s: float, seen: InstanceFrame, *, serving: tuple[str, ...] = ("planner-0", "a100-0"), unplaced: int | None = 0
+) -> ClusterFrame:
+    return ClusterFrame(at_s=at_s, unplaced=unplaced, plan_version=7, instances={"a100-0": seen}, serving=serving)
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_spans_say_when_a_model_was_active_swapped_and_away(recording: Recording
         Span(from_s=1.0, to_s=3.0, label=""),
         Span(from_s=3.0, to_s=4.0, label=MODELS[1]),
     ]
-    assert spans.swap_spans(recording, "a100-0") == [Span(from_s=1.0, to_s=2.0, label=MODELS[1])]
+    assert spans.model_swap_spans(recording, "a100-0") == [Span(from_s=1.0, to_s=2.0, label=MODELS[1])]
     assert spans.down_spans(recording, "a100-0") == [Span(from_s=2.0, to_s=3.0, label="down")]
     assert spans.serving_spans(recording, "planner-0") == [
         Span(from_s=0.0, to_s=3.0, label="planner-0"),

@@ -1,4 +1,4 @@
-"""Arrays of normals say what `Normal` says of each."""
+"""Arrays of normals say what `Normal` says of each (`test_distribution_normal` holds `floored` against integrals)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from qlm_core.distribution import Normal
 from qlm_core.normal_arrays import beyond, density, floored
 
 normals = st.builds(Normal, st.floats(-1e4, 1e4), st.one_of(st.just(0.0), st.floats(1e-9, 1e7)))
-
-
-@given(st.lists(normals, min_size=1, max_size=20))
-def test_floored_as_one_by_one(each: list[Normal]) -> None:
-    mean, variance = floored(np.array([one.mean for one in each]), np.array([one.variance for one in each]))
-    for at, one in enumerate(each):
-        expected = one.floored(0.0)
-        # Beyond eight deviations a normal is taken to be on one side.
-        assert mean[at] == pytest.approx(expected.mean, rel=1e-9, abs=1e-12 + 1e-13 * one.deviation)
-        assert variance[at] == pytest.approx(expected.variance, rel=1e-9, abs=1e-12 * one.variance + 1e-18)
 
 
 @given(st.lists(st.tuples(normals, st.one_of(st.just(math.inf), st.floats(-1e4, 1e4))), min_size=1, max_size=20))

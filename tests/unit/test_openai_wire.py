@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qlm_agent.delivery.logprobs import record
-from qlm_agent.delivery.stop_strings import Found, Piece, StopStrings
+from qlm_agent.delivery.stop_strings import Piece, StopMatch, StopStrings
 from qlm_agent.engines.openai.errors import NotServable, ServerRefused
 from qlm_agent.engines.openai.event_stream import EVENT_BYTES_MAX, EventStream
 from qlm_agent.engines.openai.logprobs import records_of
@@ -138,7 +138,7 @@ async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], 
         remote="m",
         server=cast(OpenAiServer, Decoder(words, strips=strips)),
         context_tokens=100,
-        tells_text=False,
+        text_output=False,
         continues_chats=False,
         parameters=(),
         ends=set(),
@@ -146,7 +146,7 @@ async def test_no_token_in_which_a_stop_string_begins_is_told(words: list[str], 
     request = EngineRequest(run_id="r", model="m", prompt=TokenPrompt(ids=[1]), prompt_tokens=1, output_tokens_max=9)
     run = Run(request, model, lambda output, urgent: None, asyncio.Event(), lambda: asyncio.sleep(0.0, True), lambda: 0.0)
     ids, text = tuple(range(len(words))), "".join(words)
-    made = await run._until(Found(Piece(text, ids), text.index(stop)))
+    made = await run._until(StopMatch(Piece(text, ids), text.index(stop)))
     assert made.token_ids == ids[:told]
 
 

@@ -148,6 +148,12 @@ def test_a_swap_on_an_idle_instance_takes_the_whole_load() -> None:
     assert group_times(replace(view, warm_models=("code",)), CATALOGUE, SHIPPED)[0].wait == cold.wait, "the weights of another model"
 
 
+def test_a_model_that_leaves_the_gpu_returns_from_host_memory() -> None:
+    view = QueueView(instance=A100, active_model="chat", running=0, groups=(_group(1, "big"), _group(1)), warm_models=("big",))
+    told = replace(view, warm_models=("big", "chat"))
+    assert [time.wait for time in group_times(view, CATALOGUE, SHIPPED)] == [time.wait for time in group_times(told, CATALOGUE, SHIPPED)]
+
+
 def test_nothing_starts_before_a_load_under_way_has_ended() -> None:
     row = SHIPPED.hardware_for(A100, CATALOGUE["chat"])
     assert row is not None

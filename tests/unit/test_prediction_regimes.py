@@ -14,7 +14,9 @@ from benchmarks.estimator.single import ARRIVALS_APART, LOAD, facts, models, spe
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import MODEL, SLO, Arrival, arrivals, stretched
 
+from predicted_times import group_times
 from qlm_core.group import prompt_class, slo_class
+from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.workload_profile import WorkloadProfile
 from qlm_estimator.lengths.classes import LengthLearner
@@ -98,6 +100,47 @@ def test_waits_are_right_where_lengths_are_known(requests: tuple[Arrival, ...], 
     started_s = _starts(requests, engine, arrive, follower.see)
     actual_s = [started_s[number] - requests[number].arrival_s for number in predicted_s]
     assert math.fsum(predicted_s.values()) == pytest.approx(math.fsum(actual_s), rel=ERROR_MAX)
+
+
+def test_a_model_swap_waits_for_the_last_output_of_all_classes_of_a_run() -> None:
+    """Four classes of prompts with five requests each: any of the twenty may make the longest output."""
+    rng = np.random.default_rng(4)
+    prompts = [60, 120, 240, 480]
+
+    def drawn(count: int) -> tuple[Arrival, ...]:
+        outputs = 150.0 * np.exp(rng.normal(0.0, 0.7, count))
+        return arrivals(
+            [TraceRow(arrival_s=0.0, input_tokens=prompts[at % 4], output_tokens=round(made)) for at, made in enumerate(outputs)]
+        )
+
+    def group(model: str, prompt: int, waiting: int) -> GroupView:
+        return GroupView(
+            group_id=f"{model} {prompt}",
+            model=model,
+            slo_class="",
+            token_class=prompt_class(prompt),
+            waiting=waiting,
+            waiting_prompt_tokens=waiting * prompt,
+            first_deadline_s=1e9,
+        )
+
+    (row,) = (model.profile for model in models().values())
+    served = {MODEL: spec(), "other": replace(spec(), name="other")}
+    groups = (*(group(MODEL, prompt, 5) for prompt in prompts), group("other", 60, 1))
+    instance_facts = replace(facts(), models=tuple(served))
+    view = QueueView(instance=instance_facts, active_model=MODEL, running=0, groups=groups, warm_models=("other",))
+    profiles = ProfileSnapshot(version=1, made_s=0.0, hardware=(row,), workload=_workload(drawn(4_000)))
+    expected_s = group_times(view, served, profiles)[-1].wait.mean - row.swap_s(warm=True)
+
+    ran_s: list[float] = []
+    for seed in range(40):
+        engine = TrueInstance.of(instance_facts, models(), seed, bias_max=0.0)
+        engine.load(0.0, MODEL)
+        for request in drawn(20):
+            engine.append(request)
+        at_s = {happened.kind: happened.at_s for happened in happenings((), {"one": engine}, lambda _: "one")}
+        ran_s.append(at_s[Kind.COMPLETED] - at_s[Kind.SWAPPED])
+    assert expected_s == pytest.approx(math.fsum(ran_s) / len(ran_s), rel=0.06)
 
 
 def _starts(

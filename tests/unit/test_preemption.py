@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qlm_agent.decisions.evict import choice_text
 from qlm_core.hardware_profile import OperationSlowdown
 from qlm_core.preemption import (
     Contender,
@@ -19,7 +20,6 @@ from qlm_core.preemption import (
     Urgency,
     Victim,
     Way,
-    choice_text,
     clear,
     displacement_s,
     make_room,

@@ -44,7 +44,9 @@ SNAPSHOT = ProfileSnapshot(
         curvatures=(1.0, 2.0),
         scores=(LengthScore(model="chat", used=True, samples=9, median_error_tokens=50.0, model_error_tokens=40.0),),
     ),
-    calibration=CalibrationTable((CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.1, samples=12.5),)),
+    calibration=CalibrationTable(
+        (CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.1, evidence_s=90.0, samples=12.5),)
+    ),
 )
 TEXT = dump_profiles(SNAPSHOT)
 

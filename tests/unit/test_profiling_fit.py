@@ -166,7 +166,7 @@ def test_a_row_says_what_was_measured_and_fills_the_rest_with_what_was_believed(
     assert model.row.origin == ORIGIN_MEASURED
     assert model.row.kv_swap_us_per_token == ROW.kv_swap_us_per_token
     assert model.row.kv_bytes_per_token == ROW.kv_bytes_per_token
-    assert found.notes == [f"kv_swap_{name} was not measured: it is what was believed before" for name in ("us_per_token", "base_ms")]
+    assert found.notes == [f"kv_swap_{name} was not measured: it is the prior figure" for name in ("us_per_token", "base_ms")]
     (read,) = parse_hardware_profiles(table_text([model]))
     assert replace(read, origin=ORIGIN_MEASURED) == model.row
 

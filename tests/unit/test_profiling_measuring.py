@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qlm_agent.engines.port import TokenPrompt
-from qlm_agent.profiling.measuring import mixed_of, windows_of
+from qlm_agent.profiling.experiment import mixed_of, windows_of
 from qlm_agent.profiling.runs import ProfiledRun
 
 STEP_S = 0.1

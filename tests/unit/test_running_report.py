@@ -57,7 +57,7 @@ def held(number: int, group_id: str) -> HeldRun:
         body=b"",
         progress=b"",
     )
-    return read_pulled(pulled, tells_text=False, pulled_s=2.0, engine_clock_s=0.0)
+    return read_pulled(pulled, text_output=False, pulled_s=2.0, engine_clock_s=0.0)
 
 
 def test_runs_are_told_by_group() -> None:

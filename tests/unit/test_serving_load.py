@@ -54,8 +54,8 @@ def test_the_row_is_the_engines_whatever_its_first_runs_were(slowness: float) ->
             models=(spec,), instances=(InstanceDescription(agent=agent),), profiles=replace(shipped_snapshot(), hardware=(ROW,))
         ),
         requests,
-        looks=[(0.5, slow_at_first), (LOAD_FROM_S + 5.0, slow), (WARM_S, look), (LOAD_UNTIL_S, look)],
-        look_every_s=0.002,
+        probes=[(0.5, slow_at_first), (LOAD_FROM_S + 5.0, slow), (WARM_S, look), (LOAD_UNTIL_S, look)],
+        poll_every_s=0.002,
     )
     earlier, later = (next((row for row in each.hardware if row.instance == "a"), None) for each in seen)
     assert earlier is not None

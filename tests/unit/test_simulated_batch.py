@@ -140,7 +140,7 @@ def test_time_that_it_stood_still_does_not_count() -> None:
     batch = make()
     batch.add(0.0, run("1", 10, 3))
     batch.advance(1.5)
-    batch.stood_still(1.5, 11.5)
+    batch.skip_time(1.5, 11.5)
     batch.advance(11.9)
     assert told(batch.progress()) == ["1[0:1]"]
     batch.advance(12.0)

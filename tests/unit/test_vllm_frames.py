@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlm_agent.engines.vllm.process.frames import FRAME_BYTES_MAX, Frame, FrameBroken, FrameReader
+from qlm_agent.engines.vllm.process.frames import FRAME_BYTES_MAX, BrokenFrame, Frame, FrameReader
 
 HEADS = st.dictionaries(
     st.text(max_size=5), st.one_of(st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.none()), max_size=4
@@ -25,11 +25,11 @@ def test_frames_come_back_however_the_bytes_are_cut(frames: list[tuple[dict[str,
 
 
 def test_a_frame_has_a_longest_length() -> None:
-    with pytest.raises(FrameBroken):
+    with pytest.raises(BrokenFrame):
         FrameReader().feed(struct.pack("<II", FRAME_BYTES_MAX, 1))
 
 
 @pytest.mark.parametrize("head", [b"{", b"[]", b"\xff"])
 def test_what_is_no_object_is_refused(head: bytes) -> None:
-    with pytest.raises(FrameBroken):
+    with pytest.raises(BrokenFrame):
         FrameReader().feed(struct.pack("<II", len(head), 0) + head)

@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from qlm_agent.engines.port import Tier
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.placement import Placement
 from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.process.template import Template
-from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from sleeping_gpu import CONFIG, KV_BYTES, WEIGHTS_BYTES, Gpu, ThreadTemplate, model_folder
 

@@ -12,11 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from qlm_agent.engines.port import EngineRequest, ModelLoadFailed, Tier, TokenPrompt
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.placement import Placement
 from qlm_agent.engines.vllm.plans import VllmModel
 from qlm_agent.engines.vllm.process.child import Child
 from qlm_agent.engines.vllm.process.template import Template
-from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError
 from sleeping_gpu import KV_BYTES as KV

@@ -11,11 +11,11 @@ import pytest
 
 from counting_runner import CountingRunner, record_of
 from qlm_agent.engines.port import EngineRequest, FailureKind, FinishReason, TokenPrompt
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.loop import ChildLoop
-from qlm_agent.engines.vllm.runners.runner import EngineGone, LoadPlan, Made, RunPlan, Runs, bytes_of, ids_of
-from qlm_agent.engines.vllm.runs_held import EngineRuns
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunOutput, RunPlan, Runs, VllmProcessEnded, bytes_of, ids_of
 
 DEADLINE_S = 30.0
 PLAN = LoadPlan(weights="", engine={}, context_tokens=100, kv_bytes_per_token=1)
@@ -30,7 +30,7 @@ def runs() -> Runs:
     return Runs(CountingRunner(), context_tokens=100)
 
 
-def told(runs: Runs) -> tuple[list[int], Made]:
+def told(runs: Runs) -> tuple[list[int], RunOutput]:
     """All tokens of the one run, and its last output."""
     tokens: list[int] = []
     while True:
@@ -98,7 +98,7 @@ def test_held_tokens_are_told_where_the_run_ends_otherwise(runs: Runs) -> None:
 class BreakingRunner(CountingRunner):
     """vLLM ends the run with an error after its fourth token."""
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[RunOutput]:
         made = super().step()
         for each in made:
             if each.tokens == [103]:
@@ -155,7 +155,7 @@ class Process:
         with self._theirs:
             try:
                 ChildLoop(self._theirs, lambda plan: self.runner).run()
-            except (OSError, EngineGone):
+            except (OSError, VllmProcessEnded):
                 return
 
     async def start(self) -> None:

@@ -32,7 +32,7 @@ class Device:
     pending: int = 0
     now_s: float = 0.0
 
-    def look(self) -> list[DeviceMemory]:
+    def read(self) -> list[DeviceMemory]:
         if self.pending and self.late <= 0:
             self.free, self.pending = self.free + self.pending, 0
         self.late -= 1
@@ -72,9 +72,9 @@ def model_on(device: Device) -> SleepingModel:
 class TwoDevices(Device):
     """The engine's other GPU, which does what it should."""
 
-    def look(self) -> list[DeviceMemory]:
+    def read(self) -> list[DeviceMemory]:
         good = DeviceMemory(TOTAL if self.asleep else TOTAL - HELD, HELD)
-        return [good, *super().look()]
+        return [good, *super().read()]
 
 
 @pytest.mark.parametrize("late", [0, 20])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from qlm_agent.engines.vllm.process import template
-from qlm_agent.engines.vllm.process.template import Launched, Template
+from qlm_agent.engines.vllm.process.template import Template, TemplateProcess
 from qlm_core.errors import ConfigError
 
 MADE_UP = {
@@ -47,9 +47,9 @@ class CountedTemplate(Template):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(source)
         super().__init__("", {"PYTHONPATH": os.pathsep.join([str(folder), *(each for each in sys.path if each)])}, 60.0)
-        self.launched: list[Launched] = []
+        self.launched: list[TemplateProcess] = []
 
-    def launch(self, control: socket.socket) -> Launched:
+    def launch(self, control: socket.socket) -> TemplateProcess:
         self.launched.append(super().launch(control))
         return self.launched[-1]
 
@@ -110,7 +110,7 @@ async def test_another_qlm_beside_vllm_is_named(tmp_path: Path) -> None:
 
 
 async def test_an_ended_process_is_gone_when_its_whole_group_is(group: subprocess.Popen[bytes]) -> None:
-    waiting = asyncio.create_task(Template("", {}, 1.0).gone(group.pid))
+    waiting = asyncio.create_task(Template("", {}, 1.0).wait_for_exit(group.pid))
     await asyncio.sleep(0)
     assert not waiting.done()
     group.kill()
@@ -123,11 +123,11 @@ async def test_an_ended_process_is_gone_when_its_whole_group_is(group: subproces
 
 
 async def test_one_that_never_goes_is_not_waited_for_without_end(group: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "GONE_MAX_S", 0.05)
-    await Template("", {}, 1.0).gone(group.pid)
+    monkeypatch.setattr(template, "EXIT_MAX_S", 0.05)
+    await Template("", {}, 1.0).wait_for_exit(group.pid)
     os.killpg(group.pid, signal.SIGKILL)
     group.wait()
 
 
 async def test_one_that_never_began_is_gone() -> None:
-    await Template("", {}, 1.0).gone(0)
+    await Template("", {}, 1.0).wait_for_exit(0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks.gpu.decoder import SHAPES, Decoder
 from benchmarks.gpu.stopwatch import fitted
-from benchmarks.gpu.torch_timing import measured
+from benchmarks.gpu.torch_timing import time_model
 
 from qlm_core.hardware_prior import model_facts
 
@@ -48,7 +48,7 @@ def test_servers_take_turns_in_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_steps_prefills_and_transfers_take_time() -> None:
-    timed = measured("cpu", "tiny", "float32", small=True)
+    timed = time_model("cpu", "tiny", "float32", small=True)
     assert all(value > 0 for value in timed["transfers"].values())  # type: ignore[attr-defined]
     assert all(step["ms"] > 0 for step in timed["steps"])  # type: ignore[attr-defined]
     assert timed["figures"]["kv_bytes_per_token"] == 2 * 2 * 2 * 32 * 4  # type: ignore[index]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tokenizers import Tokenizer
 
-from qlm_agent.engines.openai.building import openai_engine
+from qlm_agent.engines.openai.build import openai_engine
 from qlm_agent.engines.openai.engine import OpenAiEngine
 from qlm_agent.engines.openai.settings import OpenAiSettings
 from qlm_agent.engines.port import (

@@ -10,11 +10,11 @@ import click
 
 from qlm_cli.console import plain_console
 from qlm_load.compare.comparison import NAMES, PolicyRun, print_policies
-from qlm_load.compare.simulations import NoRun, simulated_runs
+from qlm_load.compare.simulations import FailedRun, simulated_runs
 from qlm_load.workload.options import Choice, workload_options
 
 TIMEOUT_S = 3_600.0
-"""Real seconds after which a simulated run is ended."""
+"""One workload under several policies, live and in virtual time: one table."""
 
 
 @click.command()
@@ -37,7 +37,7 @@ def compare(choice: Choice, policies: tuple[str, ...], as_json: bool) -> None:
     runs: list[PolicyRun] = []
     for policy in dict.fromkeys(policies):
         [run] = asyncio.run(simulated_runs((policy,), choice.arguments, TIMEOUT_S))
-        if isinstance(run, NoRun):
+        if isinstance(run, FailedRun):
             raise click.ClickException(run.why)
         runs.append(run)
     if as_json:

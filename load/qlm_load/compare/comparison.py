@@ -1,7 +1,7 @@
-"""The same workload under several policies: what ran live beside what ran in virtual time, in one table.
+"""The same workload under several policies, live runs beside runs in virtual time, in one table.
 
-A simulated run steps the very machines of planner, estimator, gateways and agents over a simulated server and network (`qlm_sim`), with
-the live run's kills of agents and planner. That QLM simulated agrees with QLM live checks the simulator, and so what it says of first come
+A simulated run steps the very machines of planner, estimator, gateways and agents over a simulated server and network (`qlm_sim`), with the
+live run's kills of agents and planner. Agreement of QLM simulated with QLM live checks the simulator, and so its figures for first come
 first served.
 """
 
@@ -21,8 +21,7 @@ from qlm_load.replay.summary import ServerCounts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRun:
     """One run, in trace seconds. `attainment`: share by SLO class, of all requests; `waits`: acceptance to first token; `run_s`: from the
-    start to the last end; `ended` of `requests`; `swaps`: of one model for another; `gave_way`: evictions and KV swaps, None where they
-    were not counted."""
+    start to the last end; `ended` of `requests`; `swaps`: model swaps; `gave_way`: evictions and KV swaps, None if not counted."""
 
     policy: str
     simulated: bool
@@ -42,7 +41,7 @@ def run_of(document: Mapping[str, Any]) -> PolicyRun:
 
 
 def live_run(policy: str, report: Report, time_scale: float, counts: ServerCounts) -> PolicyRun:
-    """What the client's ledger says, and the agents' counters."""
+    """A run from the client's ledger and the agents' counters."""
     return PolicyRun(
         policy=policy,
         simulated=False,
@@ -68,7 +67,7 @@ NAMES = {
     "batched": "batched by model",
     "shepherd": "SHEPHERD",
 }
-"""Of the policies (`planner.policy`)."""
+"""Labels of the policies (`planner.policy`)."""
 
 CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
 LIVE_CAPTION = "the same requests under QLM and first come first served (FCFS), on the same engines, both with kills"
@@ -87,7 +86,7 @@ def comparison_rows(runs: Sequence[PolicyRun]) -> list[list[str]]:
         ["model swaps", *(f"{run.swaps:,}" for run in runs)],
     ]
     if any(run.gave_way is not None for run in runs):
-        rows.append(["gave way", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
+        rows.append(["evictions, KV swaps", *("" if run.gave_way is None else f"{run.gave_way:,}" for run in runs)])
     return rows
 
 
@@ -95,7 +94,7 @@ POLICIES_CAPTION = "the same trace under each policy of the planner, simulated, 
 
 
 def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
-    """A row for each run: for more of them than fit side by side."""
+    """One row a run: for more runs than fit side by side."""
     head, *body = zip(*comparison_rows(runs), strict=True)
     table = Table()
     for place, column in enumerate(head):
@@ -107,7 +106,7 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
 
 
 def print_comparison(console: Console, runs: Sequence[PolicyRun], caption: str = CAPTION) -> None:
-    """The table; it says what was simulated."""
+    """Prints the table; it marks simulated runs."""
     head, *body = comparison_rows(runs)
     table = Table()
     for place, column in enumerate(head):

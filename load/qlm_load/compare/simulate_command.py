@@ -26,7 +26,7 @@ KILL = re.compile(r"([A-Za-z0-9_.-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
     "kills",
     multiple=True,
     metavar="NAME@AT+DOWN",
-    help='Kill an agent or an estimator ("planner": the one that leads then) AT real seconds after the start, and start it again DOWN '
+    help='Kill an agent or an estimator ("planner": the leader at that time) AT real seconds after the start, and restart it DOWN '
     "seconds later; may be repeated.",
 )
 @workload_options

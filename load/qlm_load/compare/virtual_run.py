@@ -1,4 +1,4 @@
-"""A workload in virtual time: what `qlm_sim` makes of it, measured as the ledger measures a live run."""
+"""A workload in virtual time: a run of `qlm_sim`, measured as the ledger measures a live run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest
 
 LIMIT_S = 3_600.0
-"""Virtual seconds (real ones of the run that is simulated) after which a simulated run ends, whatever still waits."""
+"""Virtual seconds (real ones of the simulated run) after which a simulated run ends in any case."""
 SAMPLE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """A configuration file, what overrides it, and which of its processes are simulated."""
+    """A configuration file, its overrides, and its simulated processes."""
 
     path: str
     overrides: Mapping[str, object]
@@ -45,7 +45,7 @@ def simulated_run(
             model=request.model,
             prompt_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
-            output_tokens_max=request.output_tokens_max,  # as its client says in a live run
+            output_tokens_max=request.output_tokens_max,  # as its client sends it in a live run
             greedy=True,
             slo=Slo(kind=SloKind.COMPLETION, seconds=request.slo_s / time_scale),
             content=request.index,
@@ -61,7 +61,7 @@ def simulated_run(
         seed=workload.seed,
         sample_every_s=SAMPLE_EVERY_S,
         limit_s=LIMIT_S,
-        look_every_s=COARSE_S / time_scale,
+        poll_every_s=COARSE_S / time_scale,
         kills=kills,
     )
     return _measured(policy, workload, time_scale, result)
@@ -86,5 +86,5 @@ def _measured(policy: str, workload: Workload, time_scale: float, result: Simula
         wait_p99_s=quantile(waits, 0.99),
         run_s=max((outcome.finished_s for outcome in ended), default=0.0) * time_scale,
         swaps=sum(result.swaps.values()),
-        gave_way=result.gave_way,
+        gave_way=result.displaced,
     )

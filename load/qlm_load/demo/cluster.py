@@ -1,4 +1,4 @@
-"""A cluster of the demo's own: `qlm up` as a child process, and what its state file says."""
+"""The demo's own cluster: `qlm up` as a child process, and its state file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cluster:
     def __init__(
         self, folder: Path, config_path: str, overrides: Mapping[str, object], environment: Mapping[str, str] | None = None
     ) -> None:
-        """`folder` takes the log `up.log` and the state folder `state`, which is made anew. `environment`: variables beside one's own."""
+        """`folder` takes the log `up.log` and the state folder `state`, which is made anew. `environment`: additional variables."""
         self.log_path = folder / "up.log"
         self._state_dir = folder / "state"
         self._arguments = ["up", "--config", config_path, "--state-dir", str(self._state_dir)]
@@ -34,7 +34,7 @@ class Cluster:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, timeout_s: float) -> ClusterState:
-        """Returns when all its processes serve. Raises Unavailable with the end of its log where they do not in time."""
+        """Returns when all its processes serve. Raises Unavailable with the end of its log if they do not in time."""
         shutil.rmtree(self._state_dir, ignore_errors=True)
         self._state_dir.mkdir(parents=True)
         with self.log_path.open("wb") as log:
@@ -45,7 +45,7 @@ class Cluster:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which stops the cluster in order
+                start_new_session=True,  # Ctrl-C must reach the demo alone, which stops the cluster in order
             )
         try:
             async with asyncio.timeout(timeout_s):
@@ -58,7 +58,7 @@ class Cluster:
         return state
 
     def state(self) -> ClusterState | None:
-        """Its processes now, those that are gone with pid 0; None while there is no state file or no `qlm up`."""
+        """Its present processes, dead ones with pid 0; None without a state file or `qlm up`."""
         try:
             return self._file.read()
         except ConfigError:

@@ -12,8 +12,8 @@ from qlm_cli.console import plain_console
 from qlm_core.errors import QlmError
 from qlm_load.campaign.chaos import Role
 from qlm_load.compare.comparison import CAPTION, NOTE, PolicyRun, live_run, print_comparison
-from qlm_load.compare.simulations import NoRun, simulated_runs
-from qlm_load.demo.demo import Outcome, draw_outcome, print_outcome, run_demo, write_summary
+from qlm_load.compare.simulations import FailedRun, simulated_runs
+from qlm_load.demo.demo import DemoOutcome, draw_outcome, print_outcome, run_demo, write_summary
 from qlm_load.interruptible import run_interruptible
 from qlm_load.picture.command import RECORDING
 from qlm_load.picture.recording import save
@@ -36,7 +36,7 @@ def demo(choice: Choice, out: Path, compare: bool) -> None:
     """Start a cluster, replay a workload on it, kill an agent, the planner and a gateway half way, and account for every token; draw the
     virtual queues over time, and compare with first come first served.
 
-    Exit codes: 0 nothing was lost or doubled, and models were swapped and requests recovered; 1 otherwise; 2 wrong use or configuration.
+    Exit codes: 0 nothing was lost or doubled, and there were model swaps and recovered requests; 1 otherwise; 2 wrong use or configuration.
     """
     console = plain_console()
     load, workload = choice.config.load, choice.workload
@@ -64,21 +64,21 @@ def demo(choice: Choice, out: Path, compare: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def _compared(console: Console, choice: Choice, outcome: Outcome) -> tuple[tuple[PolicyRun, ...], tuple[str, ...]]:
-    """The live run beside the simulated ones, and why simulated ones failed. One that takes too long is left out, with a note."""
+def _compared(console: Console, choice: Choice, outcome: DemoOutcome) -> tuple[tuple[PolicyRun, ...], tuple[str, ...]]:
+    """The live run beside the simulated ones, and why simulated ones failed. A run past its time limit is left out, with a note."""
     load = choice.config.load
     console.print("simulating the same trace under QLM and first come first served ...", highlight=False)
-    # A gateway's clients go on at another one, so its kill changes nothing that is compared. Which planner leads may differ.
+    # A gateway's clients continue at another one, so its kill changes nothing in the comparison. The leading planner may differ.
     killed = [kill for kill in outcome.chaos.log if kill.role is not Role.GATEWAY and kill.restarted_s is not None]
     names = ["planner" if kill.role is Role.PLANNER else kill.process for kill in killed]
     kills = [
         part for name, kill in zip(names, killed, strict=True) for part in ("--kill", f"{name}@{kill.at_s:.2f}+{kill.restarted_s:.2f}")
     ]
     tried = run_interruptible(simulated_runs(COMPARED, [*choice.arguments, *kills], load.simulation_timeout_s))
-    simulated = [run for run in tried if not isinstance(run, NoRun)]
+    simulated = [run for run in tried if not isinstance(run, FailedRun)]
     runs = (live_run("slo", outcome.report, load.time_scale, outcome.counts), *simulated)
     print_comparison(console, runs)
-    missing = [run for run in tried if isinstance(run, NoRun)]
+    missing = [run for run in tried if isinstance(run, FailedRun)]
     for run in missing:
         console.print(f"{'FAILED: ' if run.failed else ''}{run.why}", markup=False, highlight=False, style="bold red" if run.failed else "")
     return runs, tuple(run.why for run in missing if run.failed)

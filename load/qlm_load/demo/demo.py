@@ -1,4 +1,4 @@
-"""The demo: a whole cluster on this machine, a replay with kills half way, and the client's account of what came of it."""
+"""The demo: a whole cluster on this machine, a replay with kills half way, and the client's account of it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from qlm_load.workload.workload import Workload
 LEAD_S = 1.0
 """Real seconds between the cluster's being ready and the first arrival."""
 ACTIVATIONS_COUNTER = "qlm_agent_model_swaps_total"
-"""Models made active, the first of an agent's life included, which replaces none."""
+"""Models made active, including the first of an agent's life, which replaces none."""
 EVICTIONS_COUNTER = 'qlm_agent_returned_requests_total{cause="evicted"}'
 KV_OFFLOADS_COUNTER = 'qlm_agent_lso_total{lso="kv_offload"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """`failures`: why the demo did not show what it is for; empty if it did. `texts`: answers of real models by the request's index.
-    `cpu`: of the cluster's processes, from the first arrival."""
+class DemoOutcome:
+    """`failures`: shortcomings of the demo; empty if it showed everything. `texts`: answers of real models by the request's index. `cpu`:
+    of the cluster's processes, from the first arrival."""
 
     report: Report
     counts: ServerCounts
@@ -56,8 +56,8 @@ class Outcome:
 
 async def run_demo(
     console: Console, config: DemoConfig, workload: Workload, config_path: str, overrides: Mapping[str, object], out: Path
-) -> Outcome:
-    """Starts the cluster, replays, kills, reads everything again, stops. Raises Unavailable where the cluster does not come up."""
+) -> DemoOutcome:
+    """Starts the cluster, replays, kills, reads everything again, stops. Raises Unavailable if the cluster does not start."""
     load = config.load
     begun_s = time.monotonic()
     cluster = Cluster(out, config_path, overrides)
@@ -94,7 +94,7 @@ async def run_demo(
         stopped_well = await cluster.stop()
     if not stopped_well:
         failures = (*failures, f"the cluster did not stop in order (see {cluster.log_path})")
-    return Outcome(
+    return DemoOutcome(
         report=report,
         counts=counts,
         chaos=chaos,
@@ -108,13 +108,13 @@ async def run_demo(
 
 
 async def _warm_up(addresses: Sequence[str], workload: Workload, timeout_s: float) -> None:
-    """Asks each real model one thing: a real engine takes seconds to load its first model. Raises Unavailable."""
+    """Sends each real model one request: a real engine takes seconds to load its first model. Raises Unavailable."""
     async with qlm.AsyncClient(addresses) as client:
         for model in workload.vocabulary_sizes:
             accepted = await client.submit(model, [{"role": "user", "content": "Hello"}], slo_s=timeout_s, max_tokens=4)
             result = await client.result(accepted.request_id, timeout_s)
             if result is None or result.state is not qlm.RequestState.COMPLETED:
-                raise Unavailable(f"{model} does not answer: {result.error_message if result else f'nothing came for {timeout_s:g} s'}")
+                raise Unavailable(f"{model} does not answer: {result.error_message if result else f'no result for {timeout_s:g} s'}")
 
 
 def _title(workload: Workload) -> str:
@@ -134,7 +134,7 @@ async def _replay(console: Console, replay: Replay, ledger: Ledger, watch: Watch
 
 
 async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos, timeout_s: float) -> None:
-    """Waits until all who were killed serve again; gives up after `timeout_s` (the kill log then says so)."""
+    """Waits until all killed processes serve again; gives up after `timeout_s` (the kill log then shows it)."""
     deadline_s = time.monotonic() + timeout_s
     while any(kill.new_pid is None for kill in chaos.log) and time.monotonic() < deadline_s:
         chaos.note_restarts(time.monotonic(), serving_pids(cluster.state()))
@@ -143,7 +143,7 @@ async def _until_restarted(watch: Watch, cluster: Cluster, chaos: Chaos, timeout
 
 
 def server_counts(counters: CounterSums) -> ServerCounts:
-    """Of all agents over all their lives."""
+    """Sums over all agents and all their lives."""
     return ServerCounts(
         swaps=counters.total_beyond_first(ACTIVATIONS_COUNTER),
         evictions=counters.total(EVICTIONS_COUNTER),
@@ -152,25 +152,25 @@ def server_counts(counters: CounterSums) -> ServerCounts:
 
 
 def find_failures(report: Report, counts: ServerCounts, chaos: Chaos) -> tuple[str, ...]:
-    """Why a run fails: anything lost, doubled or wrong, anything that did not happen that should have."""
+    """Why a run fails: anything lost, doubled or wrong, any expected event that did not happen."""
     checks = (
         (report.lost == 0, f"{report.lost:,} requests lost"),
         (report.doubled == 0, f"{report.doubled:,} requests doubled"),
         (report.wrong == 0, f"{report.wrong:,} requests with wrong tokens"),
         (report.refused == 0, f"{report.refused:,} requests never accepted"),
         (report.failed == 0, f"{report.failed:,} requests failed"),
-        (counts.swaps > 0, "no model was swapped"),
+        (counts.swaps > 0, "there was no model swap"),
         (report.recovered > 0, "no request was recovered"),
-        (not chaos.spared, "killed nobody, for holding too little, of: " + ", ".join(plan.role for plan in chaos.spared)),
+        (not chaos.spared, "no kill, since no process held enough, of: " + ", ".join(plan.role for plan in chaos.spared)),
         (
             all(kill.new_pid is not None for kill in chaos.log),
-            "not up again: " + ", ".join(kill.process for kill in chaos.log if kill.new_pid is None),
+            "not restarted: " + ", ".join(kill.process for kill in chaos.log if kill.new_pid is None),
         ),
     )
     return tuple(text for passed, text in checks if not passed)
 
 
-def write_summary(path: Path, outcome: Outcome, compared: Sequence[PolicyRun], setting: dict[str, object]) -> None:
+def write_summary(path: Path, outcome: DemoOutcome, compared: Sequence[PolicyRun], setting: dict[str, object]) -> None:
     """summary.json, with the keys that load/README.md names."""
     summary = summary_of(outcome.report, outcome.counts, outcome.chaos.log, setting)
     summary |= {"cpu_had_s": round(outcome.cpu.had_s, 2), "cpu_wanted_s": round(outcome.cpu.wanted_s, 2)}
@@ -179,7 +179,7 @@ def write_summary(path: Path, outcome: Outcome, compared: Sequence[PolicyRun], s
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
-def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> None:
+def print_outcome(console: Console, outcome: DemoOutcome, config: DemoConfig) -> None:
     """The kill log, the tables and the verdict."""
     print_kills(console, outcome.chaos.log, config.load.seed)
     print_report(console, outcome.report, outcome.counts, config.load.time_scale)
@@ -196,7 +196,7 @@ def print_outcome(console: Console, outcome: Outcome, config: DemoConfig) -> Non
         console.print(f"Nothing lost, nothing doubled; {outcome.total_s:.0f} s in all.", style="bold green", highlight=False)
 
 
-def draw_outcome(console: Console, outcome: Outcome, compared: Sequence[PolicyRun], out: Path, caption: str) -> None:
+def draw_outcome(console: Console, outcome: DemoOutcome, compared: Sequence[PolicyRun], out: Path, caption: str) -> None:
     """The pictures, with the table of the runs compared under `caption`; without matplotlib, a note."""
     if not can_draw():
         console.print(NEEDS, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""What a demo is made of, from its YAML file: the section `load`, and the models."""
+"""Settings of a demo, from its YAML file: the section `load`, and the models."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class LoadSection(Section):
     requests: Annotated[int, Field(ge=1, le=REQUESTS_MAX)] = Field(2_700, description="Requests to replay; of a trace, its first rows.")
     rate_per_s: Positive = Field(8.5, description="Mean arrivals per trace second.")
     time_scale: Positive = Field(4.0, description="Trace seconds in a real second, for arrivals, SLOs and simulated engines.")
-    seed: int = Field(1, ge=0, description="Of the workload, the kill plan and the simulated engines.")
+    seed: int = Field(1, ge=0, description="Seed of the workload, the kill plan and the simulated engines.")
     held_min: Count = Field(50, description="Live requests that a process must hold to be killed.")
-    in_flight_max: Count = Field(5_000, description="Most open requests; what is due beyond them is sent later.")
-    start_timeout_s: Seconds = Field(60.0, description="Real seconds for the cluster to come up.")
+    in_flight_max: Count = Field(5_000, description="Most open requests; requests due beyond them are sent later.")
+    start_timeout_s: Seconds = Field(60.0, description="Real seconds for the cluster to start.")
     drain_timeout_s: Seconds = Field(90.0, description="Real seconds after the last arrival until open requests are given up.")
     restart_timeout_s: Seconds = Field(30.0, description="Real seconds after the last answer in which a killed process has to serve again.")
     simulation_timeout_s: Seconds = Field(
-        120.0, description="Real seconds for the simulated runs of the comparison, which run side by side; what takes longer is left out."
+        120.0, description="Real seconds for the simulated runs of the comparison, which run side by side; longer ones are left out."
     )
     model_shares: dict[str, Positive] = Field(default_factory=dict, description="Relative share of the requests by model; default: equal.")
 
@@ -35,7 +35,7 @@ class LoadSection(Section):
     )
 
 
-class Entry(BaseModel):
+class ProcessEntry(BaseModel):
     """One process of a list; its service reads the rest."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -44,13 +44,13 @@ class Entry(BaseModel):
 
 
 class DemoConfig(Section):
-    """What the demo reads of the file that it starts the cluster with."""
+    """The demo's part of the cluster's configuration file."""
 
     load: LoadSection = Field(default_factory=LoadSection)
     models: tuple[ModelSettings, ...] = Field(min_length=1)
-    gateways: tuple[Entry, ...] = ()
-    planners: tuple[Entry, ...] = (Entry(name="planner-0"),)
-    agents: tuple[Entry, ...] = ()
+    gateways: tuple[ProcessEntry, ...] = ()
+    planners: tuple[ProcessEntry, ...] = (ProcessEntry(name="planner-0"),)
+    agents: tuple[ProcessEntry, ...] = ()
 
     @model_validator(mode="after")
     def _shares_name_models(self) -> DemoConfig:
@@ -61,7 +61,7 @@ class DemoConfig(Section):
         return self
 
     def shares(self) -> tuple[ModelShare, ...]:
-        """The models that requests are for."""
+        """The requested models."""
         given = self.load.model_shares or {model.name: 1.0 for model in self.models}
         return tuple(
             ModelShare(
@@ -77,5 +77,5 @@ class DemoConfig(Section):
 
 
 def demo_config_path() -> str:
-    """The configuration of the demo that comes with QLM."""
+    """The demo's configuration in the QLM package."""
     return str(files("qlm_load").joinpath("data/demo.yaml"))

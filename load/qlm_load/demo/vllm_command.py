@@ -17,7 +17,7 @@ from rich.console import Console
 from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError, QlmError
 from qlm_load.compare.comparison import LIVE_CAPTION, PolicyRun, live_run, print_comparison
-from qlm_load.demo.demo import Outcome, draw_outcome, print_outcome, run_demo, write_summary
+from qlm_load.demo.demo import DemoOutcome, draw_outcome, print_outcome, run_demo, write_summary
 from qlm_load.demo.settings import DemoConfig
 from qlm_load.interruptible import run_interruptible
 from qlm_load.picture.command import RECORDING
@@ -43,7 +43,7 @@ TEXT_CHARACTERS_MAX = 300
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("qlm-models"),
     show_default=True,
-    help=f"Where the models are; {REAL} and {MADE_UP} are made there if they are missing.",
+    help=f"Folder of the models; {REAL} and {MADE_UP} are made there if they are missing.",
 )
 @click.option("--made-up-only", is_flag=True, help="Two models of noise instead: needs no download, and the answers are nonsense.")
 @click.option("--requests", type=click.IntRange(1), help="Chats to send (load.requests).")
@@ -57,11 +57,11 @@ def demo_vllm(
 ) -> None:
     """The demo on real models: two instances of vLLM on this CPU serve real chats, with the kills and the account of `demo`.
 
-    Exit codes: 0 nothing was lost or doubled, and models were swapped and requests recovered; 1 otherwise, or without vLLM; 2 wrong use.
+    Exit codes: 0 nothing was lost or doubled, and there were model swaps and recovered requests; 1 otherwise, or without vLLM; 2 wrong use.
     """
     if find_spec("vllm") is None:
         raise click.ClickException("vLLM is not installed here: `make demo-vllm` does that on a machine without a GPU")
-    # For all processes of the cluster: nothing is asked of a hub.
+    # For all processes of the cluster: no calls to a hub.
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TQDM_DISABLE="1")
     console = plain_console()
     models = (f"{MADE_UP}-a", f"{MADE_UP}-b") if made_up_only else (REAL, MADE_UP)
@@ -103,7 +103,7 @@ def demo_vllm(
 
 
 def _cluster_file(console: Console, out: Path, folder: Path, models: tuple[str, ...]) -> str:
-    """The configuration of the demo that comes with QLM, with these models, which are made where they are missing. Its path."""
+    """The demo's configuration with these models, which are made if missing. Its path."""
     from qlm_cli.models.found_model import read_model  # late: the makers load PyTorch
     from qlm_cli.models.model_folder import ModelNotMade
     from qlm_cli.models.random_llama import make_random_model
@@ -134,7 +134,7 @@ def _cluster_file(console: Console, out: Path, folder: Path, models: tuple[str, 
     return str(path.resolve())
 
 
-def _print_answers(console: Console, workload: Workload, outcome: Outcome) -> None:
+def _print_answers(console: Console, workload: Workload, outcome: DemoOutcome) -> None:
     """The first answers of each class by the first model."""
     shown: dict[str, int] = {}
     for request in workload.requests:
@@ -149,7 +149,7 @@ def _print_answers(console: Console, workload: Workload, outcome: Outcome) -> No
 
 
 def _compared(
-    console: Console, config: DemoConfig, workload: Workload, path: str, overrides: dict[str, object], out: Path, outcome: Outcome
+    console: Console, config: DemoConfig, workload: Workload, path: str, overrides: dict[str, object], out: Path, outcome: DemoOutcome
 ) -> tuple[tuple[PolicyRun, ...], tuple[str, ...]]:
     """The same chats under first come first served, on the same engines and with the same kills; why that run failed."""
     console.print("the same chats, first come first served ...", highlight=False)

@@ -1,4 +1,4 @@
-"""Watches a run from outside: what the queue, the agents and the client hold now, and the agents' counters over all their lives."""
+"""Watches a run from outside: the live requests of queue, agents and client, and the agents' counters over all their lives."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qlm_load.demo.cluster import Cluster, living_pids, serving_pids
 from qlm_load.replay.replay import Replay
 from qlm_process.cluster.state import ClusterState
 
-LOOK_EVERY_S = 0.25
-SCRAPE_EVERY_LOOKS = 4
+POLL_EVERY_S = 0.25
+SCRAPE_EVERY_POLLS = 4
 SCRAPE_TIMEOUT_S = 2.0
 
 
 class Watch:
-    """Looks at the cluster every LOOK_EVERY_S, and lets `chaos` act on what it sees."""
+    """Polls the cluster every POLL_EVERY_S, and passes the result to `chaos`."""
 
     def __init__(self, cluster: Cluster, client: qlm.AsyncClient, replay: Replay, chaos: Chaos, console: Console) -> None:
         self.counters = CounterSums()
@@ -38,25 +38,25 @@ class Watch:
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        looks = 0
+        """Runs until cancelled."""
+        polls = 0
         while True:
             started_s = time.monotonic()
-            if looks % SCRAPE_EVERY_LOOKS == 0:
+            if polls % SCRAPE_EVERY_POLLS == 0:
                 await self.scrape()
-            await self.look()
-            looks += 1
-            await asyncio.sleep(max(0.0, LOOK_EVERY_S - (time.monotonic() - started_s)))
+            await self.poll()
+            polls += 1
+            await asyncio.sleep(max(0.0, POLL_EVERY_S - (time.monotonic() - started_s)))
 
-    async def look(self) -> list[Kill]:
-        """One look, and the kills that it led to."""
+    async def poll(self) -> list[Kill]:
+        """Polls once; returns the kills that follow."""
         progress = self._replay.progress()
         share = progress.ended / progress.total
         state = self._cluster.state()
         held: dict[str, int] = {}
         if state is not None and share >= self._chaos.next_from_share:
             held = await self._held(state)
-            await self.scrape()  # the counters of an agent that dies now
+            await self.scrape()  # for the counters of an agent that is killed now
         kills = self._chaos.look(Look(now_s=time.monotonic(), ended_share=share, held=held), serving_pids(state))
         for kill in kills:
             who = f"SIGKILL {kill.process} (pid {kill.pid}) at {kill.at_s:.1f} s ({kill.at_utc})"
@@ -73,7 +73,7 @@ class Watch:
                 try:
                     text = await asyncio.to_thread(_page, agent.metrics_port)
                 except (URLError, OSError):
-                    continue  # it is down, or on its way up: its next life is read later
+                    continue  # it is down, or starting: its next life is read later
                 self.counters.observe(agent.name, agent.pid, parse_counters(text))
 
     async def _held(self, state: ClusterState) -> dict[str, int]:

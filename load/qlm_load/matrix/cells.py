@@ -4,8 +4,8 @@ Capacity of an instance for a model, in requests/s, with batches of n = min(256,
 
     n / (o * step(n, n * (p + o/2)) + n * prefill(p))
 
-An instance that serves models with shares s_m has the harmonic mean, 1 / sum(s_m / capacity_m), without swaps; a cluster has the sum of
-its instances. `load` is arrivals over that: who is late at 1.0 is late for want of order or of a smaller batch, not for want of GPUs alone.
+An instance that serves models with shares s_m has the harmonic mean, 1 / sum(s_m / capacity_m), without model swaps; a cluster has the sum
+of its instances. `load` is arrivals over that: lateness at 1.0 comes from order or batch size, not from want of GPUs alone.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from qlm_process.config import load_config
 T = TypeVar("T")
 
 CELLS_SEED = 20_261_125
-"""Of the published cells."""
+"""Seed of the published cells."""
 CELLS = 24
-"""Drawn cells."""
+"""Number of drawn cells."""
 QUICK_CELLS = 6
 BATCH_MAX = 256
-"""Requests of a batch that capacity is counted at, as shipped (`agent.batch_max`)."""
+"""Requests of a batch in the capacity figures, as shipped (`agent.batch_max`)."""
 REQUESTS_MIN = 2_000
 REQUESTS_MAX = 5_000
-"""A drawn cell that would need more is drawn again."""
+"""Most requests of a drawn cell; a larger one is drawn again."""
 SPAN_MIN_SLOS, SPAN_MIN_S = 4.0, 60.0
-"""Arrivals last at least this x the shortest SLO, and so many seconds: a run that is all beginning says little."""
+"""Arrivals last at least this x the shortest SLO, and so many seconds: a shorter run shows mostly its beginning."""
 INSIDE_SPAN = 3.0
-"""A cell whose arrivals last this x its longest SLO or more has that well inside the run: nothing is postponed for free."""
+"""A cell whose arrivals last this x its longest SLO or more has that SLO well inside the run: no request is postponed at no cost."""
 MODELS_PER_INSTANCE_MAX = 3
 STEADY_S, STEADY_QUICK_S = 3_600.0, 900.0
 LONG_OUTPUTS_STRETCH = 3.0
@@ -52,7 +52,7 @@ LONG_OUTPUTS_STRETCH = 3.0
 MODEL_COUNTS = (2, 3, 6)
 INSTANCE_COUNTS = (1, 2, 4, 8)
 PROFILES = ("Mistral-7B", "Mistral-7B", "Vicuna-13B")
-"""Of the models, in turn."""
+"""Profiles of the models, in turn."""
 CONTEXT_TOKENS_MAX = {"Mistral-7B": 8_192, "Vicuna-13B": 2_048}
 GPUS = {
     "a100": ("A100-80GB",),
@@ -69,8 +69,8 @@ URGENT_KINDS = (SloKind.COMPLETION, SloKind.FIRST_TOKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SloClass:
-    """An SLO that requests have, and their share of all."""
+class SloShare:
+    """An SLO of requests, and their share of all."""
 
     name: str
     slo: Slo
@@ -126,7 +126,7 @@ class Cell:
 
 
 def cells(cells_seed: int = CELLS_SEED, *, quick: bool = False) -> tuple[Cell, ...]:
-    """The named cells, then those drawn by a seed; of these fewer where `quick`."""
+    """The named cells, then those drawn by a seed; fewer of these if `quick`."""
     return (*named_cells(STEADY_QUICK_S if quick else STEADY_S), *drawn_cells(cells_seed, QUICK_CELLS if quick else CELLS))
 
 
@@ -176,7 +176,7 @@ def capacity_per_s(models: Sequence[ModelSpec], gpus: Sequence[str], lengths: st
 
 
 def model_shares(traffic: Sequence[Traffic]) -> dict[str, float]:
-    """Of the requests, by model."""
+    """Shares of the requests, by model."""
     shares: dict[str, float] = {}
     for each in traffic:
         shares[each.model] = shares.get(each.model, 0.0) + each.share
@@ -205,7 +205,7 @@ def _shipped() -> ProfileSnapshot:
 
 
 def _drawn(chance: np.random.Generator, *, one_model: bool, inside: bool) -> Cell | None:
-    """A cell, or None where the factors do not go together."""
+    """A cell, or None if the factors conflict."""
 
     def pick(choices: Sequence[T]) -> T:
         return choices[int(chance.integers(len(choices)))]
@@ -253,29 +253,29 @@ def _models(count: int, first_profile: int = 0) -> tuple[ModelSpec, ...]:
     )
 
 
-def _chat() -> tuple[SloClass, ...]:
+def _chat() -> tuple[SloShare, ...]:
     return (_class("interactive", 5.0, 0.5, SloKind.FIRST_TOKEN), _class("answer", 20.0, 0.5))
 
 
-def _batch() -> tuple[SloClass, ...]:
+def _batch() -> tuple[SloShare, ...]:
     return (_class("batch-1", 60.0, 0.5), _class("batch-2", 300.0, 0.5))
 
 
-def _mixed(patient_s: float, urgent_kind: SloKind) -> tuple[SloClass, ...]:
+def _mixed(patient_s: float, urgent_kind: SloKind) -> tuple[SloShare, ...]:
     urgent_s = 5.0 if urgent_kind is SloKind.FIRST_TOKEN else 20.0
     return (_class("interactive", urgent_s, 0.5, urgent_kind), _class("batch-1", 60.0, 0.25), _class("patient", patient_s, 0.25))
 
 
-def _class(name: str, seconds: float, share: float, kind: SloKind = SloKind.COMPLETION) -> SloClass:
-    return SloClass(name=name, slo=Slo(kind=kind, seconds=seconds), share=share)
+def _class(name: str, seconds: float, share: float, kind: SloKind = SloKind.COMPLETION) -> SloShare:
+    return SloShare(name=name, slo=Slo(kind=kind, seconds=seconds), share=share)
 
 
-def _stretched(each: SloClass) -> SloClass:
+def _stretched(each: SloShare) -> SloShare:
     factor = LONG_OUTPUTS_STRETCH if each.slo.kind is SloKind.COMPLETION else 1.0
     return _class(each.name, factor * each.slo.seconds, each.share, each.slo.kind)
 
 
-def _traffic(models: Sequence[ModelSpec], classes: Sequence[SloClass], *, tails: bool) -> tuple[Traffic, ...]:
+def _traffic(models: Sequence[ModelSpec], classes: Sequence[SloShare], *, tails: bool) -> tuple[Traffic, ...]:
     """The n-th model has a share of 1/n. `tails`: all but the first have none of the most urgent class, as in workload W_A of QLM."""
     found = []
     for number, spec in enumerate(models):

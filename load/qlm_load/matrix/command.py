@@ -19,18 +19,18 @@ from qlm_process.config import parse_override
 
 if TYPE_CHECKING:
     from qlm_load.matrix.figures import CellRuns
-    from qlm_load.matrix.runs import Task
+    from qlm_load.matrix.runs import CellTask
 
 POLICIES = ("slo", "fcfs", "edf", "least_loaded", "shepherd", "batched")
 BATCHES = (32, 48, 64, 96)
-"""Values of `batch_max` that the other policies also have with `--best`, beside the one that ships."""
+"""Values of `batch_max` that the other policies also have with `--best`, beside the shipped one."""
 SEEDS, QUICK_SEEDS = "1-3", "1"
 EXIT_FAILED = 1
 TABLE_WIDTH = 220
 
 
 @click.command()
-@click.option("--only", default="", metavar="TEXT", help="Cells whose key has this in it; steady_state runs only so, or with --quick.")
+@click.option("--only", default="", metavar="TEXT", help="Only cells whose key has this in it; steady_state runs only so, or with --quick.")
 @click.option("--policies", default=",".join(POLICIES), show_default=True, metavar="LIST", help="NAME or NAME@SETTING=VALUE;... of each.")
 @click.option("--seeds", metavar="LIST", help=f'Of requests and engines: "1-3" or "1,5".  [default: {SEEDS}; with --quick {QUICK_SEEDS}]')
 @click.option("--best", is_flag=True, help=f"The other policies also with batch_max {', '.join(map(str, BATCHES))}.")
@@ -57,14 +57,14 @@ def matrix(
     """Measure QLM against the other policies on a matrix of workloads, in virtual time.
 
     Cells are named ones and 24 drawn by a published seed from numbers of models and instances, GPUs, SLO classes, arrivals, lengths and
-    load. All policies get the same requests; clients name a round max_tokens well above their answers. A cell fails where the 95% interval
-    of its margin over the best other policy lies below -1 point, or -2 points with the best batch of that policy. Progress goes to stderr.
+    load. All policies get the same requests; clients name a round max_tokens well above their answers. A cell fails if the 95% interval of
+    its margin over the best other policy lies below -1 point, or -2 points with the best batch of that policy. Progress goes to stderr.
 
     Exit codes: 0 done; 1 a run failed; 2 wrong use. A cell below its target is reported and does not change the code.
     """
     from qlm_load.matrix.cells import BATCH_MAX, CELLS_SEED, cells  # late: these load all services
     from qlm_load.matrix.figures import QLM, STEADY, CellRuns
-    from qlm_load.matrix.runs import Task
+    from qlm_load.matrix.runs import CellTask
 
     drawn_by = CELLS_SEED if cells_seed is None else cells_seed
     chosen = [cell for cell in cells(drawn_by, quick=quick) if only in cell.key and (only or quick or not cell.key.startswith(STEADY))]
@@ -80,7 +80,7 @@ def matrix(
     except ConfigError as error:
         raise click.BadParameter(error.message, param_hint="--set") from error
     tasks = [
-        Task(cell=cell, variant=variant, batch_max=batch_max, seed=seed, settings=given)
+        CellTask(cell=cell, variant=variant, batch_max=batch_max, seed=seed, settings=given)
         for cell in chosen
         for seed in seed_list
         for variant in variants
@@ -89,13 +89,13 @@ def matrix(
     found = {cell.key: CellRuns(cell=cell) for cell in chosen}
     context = {"cells_seed": drawn_by, "seeds": seed_list, "quick": quick, "settings": dict(given), "policies": variants}
     failed = _run_all(tasks, found, processes, lambda: _write(json_path, list(found.values()), context))
-    _tell(list(found.values()), picture_path)
+    _print(list(found.values()), picture_path)
     if failed:
         sys.exit(EXIT_FAILED)
 
 
-def _run_all(tasks: Sequence[Task], found: dict[str, CellRuns], processes: int, written: Callable[[], None]) -> int:
-    """Runs them, most at a time as there are processes, and gives how many failed."""
+def _run_all(tasks: Sequence[CellTask], found: dict[str, CellRuns], processes: int, written: Callable[[], None]) -> int:
+    """Runs the tasks, `processes` at a time; returns how many failed."""
     from qlm_load.matrix.runs import run
 
     progress, failed = Progress(), 0
@@ -124,7 +124,7 @@ def _run_all(tasks: Sequence[Task], found: dict[str, CellRuns], processes: int, 
 
 
 def _write(path: Path | None, found: Sequence[CellRuns], context: dict[str, object]) -> None:
-    """After each cell, so that a run that is ended leaves what it had."""
+    """After each cell, so that an aborted run keeps its results."""
     from qlm_load.matrix.figures import document
 
     if path is not None:
@@ -132,7 +132,7 @@ def _write(path: Path | None, found: Sequence[CellRuns], context: dict[str, obje
         path.write_text(json.dumps(document([each for each in found if each.runs], context), indent=1) + "\n", encoding="utf-8")
 
 
-def _tell(found: Sequence[CellRuns], picture_path: Path | None) -> None:
+def _print(found: Sequence[CellRuns], picture_path: Path | None) -> None:
     from qlm_load.matrix.figures import document
     from qlm_load.matrix.picture import write_picture
     from qlm_load.matrix.table import print_table

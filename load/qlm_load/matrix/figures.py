@@ -1,4 +1,4 @@
-"""Margins of QLM over the other policies, cell by cell, and the figures that are made of them."""
+"""Margins of QLM over the other policies, cell by cell, and the figures made from them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from qlm_load.matrix.cells import BATCH_MAX, Cell
-from qlm_load.matrix.runs import Measures, Task
+from qlm_load.matrix.runs import CellTask, Measures
 
 QLM = "slo"
 SHIPPED, BEST = "shipped", "best"
 TARGETS = {SHIPPED: -1.0, BEST: -2.0}
-"""Points that QLM may be below the best other policy: with the batch that ships, and with the best batch of that policy."""
+"""Points that QLM may be below the best other policy: with the shipped batch, and with the best batch of that policy."""
 INTERACTIVE, EVERY = "interactive", "every"
 ONE_MODEL, OVERLOAD, DEMO, STEADY = "one_model_two_gpus", "overload", "demo", "steady_state"
 
@@ -26,7 +26,7 @@ Option = tuple[str, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
     """Mean over seeds of QLM's points above `rival`, the best other one by its mean. `low`, `high`: 95% interval of paired seeds, the mean
-    itself where there is one seed."""
+    itself for one seed."""
 
     points: float
     low: float
@@ -41,15 +41,15 @@ class CellRuns:
     cell: Cell
     runs: dict[Option, dict[int, Measures]] = field(default_factory=dict)
 
-    def add(self, task: Task, measures: Measures) -> None:
+    def add(self, task: CellTask, measures: Measures) -> None:
         self.runs.setdefault((task.variant, task.batch_max), {})[task.seed] = measures
 
     def mean(self, option: Option, name: str) -> float:
-        """Of one measure over seeds."""
+        """Mean of a measure over seeds."""
         return float(np.mean([getattr(each, name) for each in self.runs[option].values()]))
 
     def rivals(self, kind: str) -> list[Option]:
-        """Other policies without settings of their own: SHIPPED with the batch that ships, BEST with every batch that was run."""
+        """Other policies without settings of their own: SHIPPED with the shipped batch, BEST with every batch of the runs."""
         return [option for option in self.runs if option[0] != QLM and "@" not in option[0] and (kind == BEST or option[1] == BATCH_MAX)]
 
     def best_rival(self, name: str, kind: str = SHIPPED) -> Option | None:
@@ -57,7 +57,7 @@ class CellRuns:
         return max(self.rivals(kind), key=lambda option: self.mean(option, name), default=None)
 
     def margin(self, name: str, kind: str = SHIPPED) -> Margin | None:
-        """None where QLM or all others did not run, or BEST where no other batch did."""
+        """None if QLM or all others did not run, or BEST if no other batch did."""
         rival = self.best_rival(name, kind)
         own = self.runs.get((QLM, BATCH_MAX))
         if rival is None or own is None or (kind == BEST and len(self.rivals(BEST)) == len(self.rivals(SHIPPED))):

@@ -31,24 +31,24 @@ class Lognormal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RequestKind:
     """One kind of request."""
 
     prompt: Lognormal
     output: Lognormal
 
 
-SHORT = Kind(prompt=Lognormal(median=100, sigma=0.6), output=Lognormal(median=40, sigma=0.6))
-LONG_PROMPTS = Kind(prompt=Lognormal(median=3_000, sigma=0.5), output=Lognormal(median=60, sigma=0.6))
-LONG_OUTPUTS = Kind(prompt=Lognormal(median=200, sigma=0.6), output=Lognormal(median=700, sigma=0.5))
+SHORT = RequestKind(prompt=Lognormal(median=100, sigma=0.6), output=Lognormal(median=40, sigma=0.6))
+LONG_PROMPTS = RequestKind(prompt=Lognormal(median=3_000, sigma=0.5), output=Lognormal(median=60, sigma=0.6))
+LONG_OUTPUTS = RequestKind(prompt=Lognormal(median=200, sigma=0.6), output=Lognormal(median=700, sigma=0.5))
 
 AZURE = "azure"
-KINDS: Mapping[str, tuple[Kind, ...]] = {
+KINDS: Mapping[str, tuple[RequestKind, ...]] = {
     AZURE: (),
     "short": (SHORT,),
     "long_prompts": (LONG_PROMPTS,),
     "long_outputs": (LONG_OUTPUTS,),
-    "bimodal": (SHORT, Kind(prompt=Lognormal(median=1_500, sigma=0.4), output=Lognormal(median=500, sigma=0.4))),
+    "bimodal": (SHORT, RequestKind(prompt=Lognormal(median=1_500, sigma=0.4), output=Lognormal(median=500, sigma=0.4))),
 }
 """By name: the kinds that a request has with equal probability; of `azure`, the joint histogram of `azure_shape`."""
 

@@ -1,4 +1,4 @@
-"""One run of a cell: its requests by seed, the cluster as a configuration file has it, and what came of them in virtual time."""
+"""One run of a cell: its requests by seed, the cluster from a configuration file, and its results in virtual time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from qlm_sim.from_config import describe, policy_of
 from qlm_sim.requests import SimRequest
 
 BURSTY_SHAPE = 1 / 2.5**2
-"""Of the Gamma distribution of gaps between bursty arrivals: a coefficient of variation of 2.5."""
+"""Shape of the Gamma distribution of gaps between bursty arrivals: a coefficient of variation of 2.5."""
 LIMIT_SPANS, LIMIT_MIN_S = 6.0, 1_800.0
-"""A run ends after so many spans of its arrivals and at least so long; what did not end by then is late."""
+"""A run ends after so many spans of its arrivals and at least so long; later requests count as late."""
 SAMPLE_EVERY_S = 60.0
 
 Settings = tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ Settings = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class CellTask:
     """A run. `variant`: a policy, and with "@" settings of its own ("slo@agent.batch=max"). `settings`: of the whole cluster.
     `batch_max`: of every agent."""
 
@@ -74,7 +74,7 @@ class Measures:
 
 
 def requests_of(cell: Cell, seed: int) -> tuple[list[SimRequest], list[Traffic]]:
-    """The requests of a cell in the order of arrival, and the traffic that each is of: the same for all policies and settings."""
+    """The requests of a cell in the order of arrival, and the traffic of each: the same for all policies and settings."""
     chance = np.random.Generator(np.random.PCG64([zlib.crc32(cell.key.encode()), seed]))
     arrivals_s = _arrivals_s(cell, chance.random(cell.requests))
     shares = np.cumsum([each.share for each in cell.traffic])
@@ -113,15 +113,15 @@ def _arrivals_s(cell: Cell, levels: npt.NDArray[np.float64]) -> npt.NDArray[np.f
     shape = BURSTY_SHAPE if cell.arrivals == "bursty" else azure_shape.GAP_GAMMA_SHAPE
     unit = np.cumsum(gammaincinv(shape, levels) / shape)
     if cell.arrivals == "traced":
-        # The whole hour's rates are stretched over the run; beyond them, since the sum of the gaps is random, the mean rate goes on.
+        # The whole hour's rates are stretched over the run; beyond them, since the sum of the gaps is random, the mean rate continues.
         reached = np.concatenate([[0.0], np.cumsum(azure_shape.RATE_PROFILE)]) / sum(azure_shape.RATE_PROFILE)
         share = unit / len(levels)
         unit = len(levels) * np.where(share < 1.0, np.interp(share, reached, np.linspace(0.0, 1.0, len(reached))), share)
     return unit / cell.rate_per_s
 
 
-def run(task: Task) -> Measures:
-    """Seconds to minutes of a core. Raises ConfigError for settings that are wrong."""
+def run(task: CellTask) -> Measures:
+    """Seconds to minutes of a core. Raises ConfigError for wrong settings."""
     began_s = time.process_time()
     cell = task.cell
     requests, traffic = requests_of(cell, task.seed)
@@ -135,7 +135,7 @@ def run(task: Task) -> Measures:
     limit_s = max(LIMIT_SPANS * requests[-1].arrival_s, LIMIT_MIN_S)
     result = simulate(cluster, requests, policy, seed=task.seed, sample_every_s=SAMPLE_EVERY_S, limit_s=limit_s)
     return _measured(
-        cell, requests, traffic, result.outcomes, limit_s, sum(result.swaps.values()), result.gave_way, time.process_time() - began_s
+        cell, requests, traffic, result.outcomes, limit_s, sum(result.swaps.values()), result.displaced, time.process_time() - began_s
     )
 
 

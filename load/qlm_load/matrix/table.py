@@ -19,7 +19,7 @@ HEADS = ("cell", "load", "urgent", "margin", "all", "margin", "over", "best batc
 
 
 def print_table(console: Console, found: Sequence[CellRuns]) -> None:
-    """Cells in which neither QLM nor another policy ran have no row."""
+    """Prints the table without cells in which QLM or all others did not run."""
     table = Table()
     for place, head in enumerate(HEADS):
         table.add_column(head, justify="right" if 0 < place < len(HEADS) - 1 else "left", overflow="fold")
@@ -59,7 +59,7 @@ def _points(margin: Margin | None) -> str:
 
 
 def name_of(option: Option) -> str:
-    """For people."""
+    """The option's name for people."""
     policy, at, own = option[0].partition("@")
     name = NAMES.get(policy, policy) + at + own
     return name if option[1] == BATCH_MAX else f"{name}, {option[1]}"

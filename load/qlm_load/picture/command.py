@@ -1,4 +1,4 @@
-"""The command `picture`, and what the demo writes of it."""
+"""The command `picture`, and the demo's pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def can_draw() -> bool:
 
 
 def write_pictures(recording: Recording, folder: Path, rows: tuple[str, list[list[str]]] | None = None) -> tuple[Path, Path]:
-    """queues.png and queues.html, the latter with a table (caption and rows) where there is one; their paths."""
+    """Writes queues.png and queues.html, the latter with the table (caption and rows) if given; returns their paths."""
     from qlm_load.picture.figure import draw, write_png  # late: matplotlib takes a second
     from qlm_load.picture.page import page
 
@@ -31,9 +31,9 @@ def write_pictures(recording: Recording, folder: Path, rows: tuple[str, list[lis
 
 @click.command()
 @click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the pictures; default: that of the recording.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the pictures; default: the recording's.")
 def picture(recording: Path, out: Path | None) -> None:
-    """Draw RECORDING (recording.json of a demo) again: queues.png, and queues.html, which needs no network.
+    """Redraw RECORDING (recording.json of a demo): queues.png, and queues.html, which needs no network.
 
     Exit codes: 0 done, 1 matplotlib is not installed, 2 no recording of this version.
     """

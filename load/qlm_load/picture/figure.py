@@ -20,7 +20,7 @@ from qlm_load.picture.recording import Recording
 
 WIDTH_IN = 15.0
 LEFT_SHARE, RIGHT_SHARE = 0.078, 0.838
-"""Where the axes begin and end; right of them stand labels."""
+"""Left and right edges of the axes; labels are right of them."""
 HEAD_IN, FOOT_IN, TITLE_IN, KILLS_IN = 1.5, 0.62, 0.3, 0.5
 QUEUE_IN, BAND_IN, BAND_GAP_IN, GAP_IN = 2.2, 0.36, 0.05, 0.2
 UNPLACED_IN, SHARE_IN, LANE_IN = 0.42, 1.5, 0.23
@@ -47,7 +47,7 @@ KILL_ROWS = 3
 KILL_NAME_SHARE = 0.085
 """Rows of names above the lines of kills, and the share of the run that one takes."""
 LABEL_APART = 0.13
-"""Of two labels beside the shares, in shares."""
+"""Least distance of two labels beside the shares, in shares."""
 _RIGHT: dict[str, Any] = {
     "xycoords": ("axes fraction", "data"),
     "xytext": (8, 0),
@@ -56,9 +56,9 @@ _RIGHT: dict[str, Any] = {
     "fontsize": 8.5,
     "annotation_clip": False,
 }
-"""A label right of the axes, at a place of their own."""
+"""A label right of the axes, at a position of its own."""
 MARKERS = {"evicted": ("v", 30, "requests evicted"), "kv_offloaded": ("D", 16, "KV moved to host memory")}
-"""Operations that are marked below the band of the model: marker, size, and what the legend calls it."""
+"""Operations marked below the band of the model: marker, size, and name in the legend."""
 COUNTED = {
     "models_warmed": "models warmed",
     "evicted": "requests evicted (▼)",
@@ -132,7 +132,7 @@ def _head(figure: Figure, recording: Recording, height_in: float) -> None:
     figure.text(
         LEFT_SHARE,
         line(0.7),
-        f"{recording.title}. Each column is a queue as it was at that moment, what is served next at the bottom.",
+        f"{recording.title}. Each column is a queue at one moment, its head at the bottom.",
         fontsize=10,
         color=DIM,
     )
@@ -190,7 +190,7 @@ def _queue(ax: Axes, recording: Recording, instance: str) -> None:
     ax.set_title(instance, loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
     ax.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
     counts = spans.operation_counts(recording, instance)
-    lines = [f"{len(spans.swap_spans(recording, instance)):,} model swaps seen"]
+    lines = [f"{len(spans.model_swap_spans(recording, instance)):,} model swaps seen"]
     lines += [f"{counts[what]:,} {text}" for what, text in COUNTED.items() if counts.get(what)]
     ax.annotate(
         "\n".join(lines), (1.0, 1.0), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
@@ -211,7 +211,7 @@ def _band(ax: Axes, recording: Recording, instance: str) -> None:
             ax.axvspan(span.from_s, span.to_s, 0.18, 1.0, color=palette.hue(recording.models, span.label), linewidth=0)
             if span.to_s - span.from_s >= LABEL_SHARE_MIN * recording.duration_s:
                 ax.text((span.from_s + span.to_s) / 2, 0.58, span.label, ha="center", va="center", fontsize=8, color=PAPER)
-    for span in spans.swap_spans(recording, instance):
+    for span in spans.model_swap_spans(recording, instance):
         colour = palette.hue(recording.models, span.label)
         ax.axvspan(span.from_s, span.to_s, 0.18, 1.0, facecolor=PAPER, edgecolor=colour, hatch="////", linewidth=0)
     for span in spans.down_spans(recording, instance):
@@ -271,7 +271,7 @@ def _processes(ax: Axes, recording: Recording, lanes: Sequence[str]) -> None:
             continue
         row = lanes.index(kill.process)
         ax.scatter([kill.at_s], [row], marker="X", s=70, color=KILL, edgecolor=PAPER, linewidth=0.6, zorder=7)
-        again = "not up again" if kill.up_after_s is None else f"up after {kill.up_after_s:.1f} s"
+        again = "not restarted" if kill.up_after_s is None else f"up after {kill.up_after_s:.1f} s"
         if kill.up_after_s is not None:
             ax.scatter([kill.at_s + kill.up_after_s], [row], marker=">", s=34, color="#2E7D32", edgecolor=PAPER, linewidth=0.6, zorder=7)
         others = [other for other in recording.kills if other.process == kill.process]
@@ -280,7 +280,7 @@ def _processes(ax: Axes, recording: Recording, lanes: Sequence[str]) -> None:
 
 
 def _name_kills(ax: Axes, recording: Recording) -> None:
-    """Above the first axes, each in the lowest row in which the name before it has ended."""
+    """Labels above the first axes, each in the lowest free row."""
     ends_s = [-math.inf] * KILL_ROWS
     for kill in recording.kills:
         free = [row for row in range(KILL_ROWS) if ends_s[row] <= kill.at_s]

@@ -1,4 +1,4 @@
-"""The picture as one HTML file that needs no network: the drawing as SVG, and what every moment of it shows as data for the pointer."""
+"""The picture as one HTML file that needs no network: the drawing as SVG, and the data of every moment for the pointer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Table = tuple[str, Sequence[Sequence[str]]]
 def page(figure: Figure, recording: Recording, table: Table | None = None) -> str:
     """The file's content. `table` is shown below the picture."""
     template = Template(files("qlm_load").joinpath("data/picture.html").read_text(encoding="utf-8"))
-    # A "<" could end the element that holds the data, whatever a model is called.
+    # A "<" in a model's name could end the element that holds the data.
     data = json.dumps(page_data(figure, recording), separators=(",", ":")).replace("<", "\\u003c")
     return template.substitute(svg=_svg(figure), data=data, table=_table(*table) if table is not None else "")
 
 
 def page_data(figure: Figure, recording: Recording) -> dict[str, object]:
-    """What the page's script reads. Places are shares of the picture's width and height, from its top left."""
+    """The data of the page's script. Positions are shares of the picture's width and height, from its top left."""
     boxes = [ax.get_position() for ax in figure.axes]
     classes = list(recording.classes)
     kinds = [(model, slo_class) for model in recording.models for slo_class in classes]
@@ -68,7 +68,7 @@ def _instance(seen: InstanceFrame, numbers: dict[tuple[str, str], int]) -> dict[
 
 
 def _svg(figure: Figure) -> str:
-    """The drawing without the XML prologue, so that it stands in a page."""
+    """The drawing without the XML prologue, to embed it in a page."""
     written = io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(written, format="svg", metadata={"Date": None})

@@ -21,7 +21,7 @@ PAPER = "#FFFFFF"
 
 
 def hue(models: Sequence[str], model: str) -> str:
-    """The colour of a model; grey for one that is not known."""
+    """The colour of a model; grey for an unknown one."""
     return HUES[models.index(model) % len(HUES)] if model in models else FAINT
 
 

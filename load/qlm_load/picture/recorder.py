@@ -11,7 +11,7 @@ from qlm_core.group import slo_class
 from qlm_core.request import Slo, SloKind
 from qlm_load.campaign.chaos import Kill
 from qlm_load.demo.cluster import serving_pids
-from qlm_load.picture.recording import FRAMES_MAX, EndMark, Frame, InstanceFrame, KillMark, QueuedPart, Recording
+from qlm_load.picture.recording import FRAMES_MAX, ClusterFrame, EndMark, InstanceFrame, KillMark, QueuedPart, Recording
 from qlm_load.replay.ledger import Ledger
 from qlm_load.workload.workload import Workload
 from qlm_process.cluster.observer import ClusterObserver
@@ -20,11 +20,11 @@ from qlm_process.cluster.view import ClusterView, GroupView, InstanceView
 
 FRAME_EVERY_S = 0.25
 CALL_TIMEOUT_S = 0.5
-"""A process that does not answer within it is away in that frame."""
+"""A process without an answer in this time is away in that frame."""
 
 
 class Recorder:
-    """One run. `state`: the processes now; `start_s`: monotonic, when the replay begins."""
+    """One run. `state`: the present processes; `start_s`: monotonic, when the replay begins."""
 
     def __init__(
         self, gateways: Sequence[str], state: Callable[[], ClusterState | None], workload: Workload, time_scale: float, start_s: float
@@ -35,12 +35,12 @@ class Recorder:
         self._time_scale = time_scale
         self._start_s = start_s
         self._class_names = class_names(workload, time_scale)
-        self._frames: list[Frame] = []
+        self._frames: list[ClusterFrame] = []
         self._processes: dict[str, None] = {}
         self._last_queues: dict[str, tuple[QueuedPart, ...]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with ClusterObserver(self._gateways, call_timeout_s=CALL_TIMEOUT_S) as observer:
             while len(self._frames) < FRAMES_MAX:
                 began_s = time.monotonic()
@@ -49,7 +49,7 @@ class Recorder:
                 await asyncio.sleep(max(0.0, FRAME_EVERY_S - (time.monotonic() - began_s)))
 
     def recording(self, title: str, ledger: Ledger, kills: Sequence[Kill]) -> Recording:
-        """What was seen so far, with the client's ledger and the log of kills."""
+        """The recording so far, with the client's ledger and the log of kills."""
         seconds = {request.slo_class: request.slo_s for request in self._workload.requests}
         return Recording(
             title=title,
@@ -69,11 +69,11 @@ class Recorder:
             ),
         )
 
-    def _frame(self, at_s: float, view: ClusterView) -> Frame:
+    def _frame(self, at_s: float, view: ClusterView) -> ClusterFrame:
         state = self._state()
         if state is not None:
             self._processes |= dict.fromkeys(process.name for process in state.processes)
-        return Frame(
+        return ClusterFrame(
             at_s=at_s,
             unplaced=view.unplaced,
             plan_version=view.plan_version,
@@ -82,7 +82,7 @@ class Recorder:
         )
 
     def _instance(self, instance: InstanceView, *, known: bool) -> InstanceFrame:
-        """Where neither a gateway nor the planner told the queues, they are taken to be as they were."""
+        """If neither a gateway nor the planner reported the queues, the last ones stay."""
         if known:
             self._last_queues[instance.name] = merged(instance.groups, self._class_names)
         agent = instance.agent
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def class_names(workload: Workload, time_scale: float) -> dict[str, str]:
-    """What the queue calls a class ("8s") -> what the workload calls it ("interactive"); the shorter one where two are one there."""
+    """The queue's name of a class ("8s") -> the workload's ("interactive"); the shorter one if two share a name there."""
     seconds = {request.slo_class: request.slo_s for request in workload.requests}
     return {
         slo_class(Slo(kind=SloKind.COMPLETION, seconds=slo_s / time_scale)): name
@@ -107,7 +107,7 @@ def class_names(workload: Workload, time_scale: float) -> dict[str, str]:
 
 
 def merged(groups: Sequence[GroupView], names: Mapping[str, str]) -> tuple[QueuedPart, ...]:
-    """A virtual queue with groups side by side that are alike in model and class as one; empty ones are left out."""
+    """A virtual queue with neighbouring groups of one model and class merged; empty ones are left out."""
     waiting = [(group.model, names.get(group.slo_class, group.slo_class), group.waiting) for group in groups if group.waiting]
     return tuple(
         QueuedPart(model=model, slo_class=name, waiting=sum(count for _, _, count in alike))

@@ -1,6 +1,6 @@
-"""What was seen of a run, in a file from which its picture can be drawn again: recording.json.
+"""The recording of a run, in a file for later drawings: recording.json.
 
-Times are real seconds since the start of the replay; `time_scale` trace seconds go by in each.
+Times are real seconds since the start of the replay, `time_scale` trace seconds each.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from qlm_core.errors import ConfigError
 
 FORMAT = 1
 FRAMES_MAX = 20_000
-"""Most frames of a recording: what comes later is not recorded."""
+"""Most frames of a recording; later ones are not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPart:
-    """Waiting requests of neighbouring groups that are alike, in the order of a virtual queue."""
+    """Waiting requests of neighbouring groups of one model and class, in the order of a virtual queue."""
 
     model: str
     slo_class: str
@@ -29,7 +29,7 @@ class QueuedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFrame:
-    """One instance. `up`: its agent answered. `queue`: what waits, served first first. `operations`: its agent's counters since it
+    """One instance. `up`: its agent answered. `queue`: waiting requests, served first first. `operations`: its agent's counters since it
     started; None while it is away."""
 
     up: bool
@@ -42,8 +42,8 @@ class InstanceFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """The cluster at one moment. `unplaced`: accepted and in no group yet, None where no gateway answered. `serving`: by name."""
+class ClusterFrame:
+    """The cluster at one moment. `unplaced`: accepted and in no group yet, None if no gateway answered. `serving`: by name."""
 
     at_s: float
     unplaced: int | None
@@ -64,7 +64,7 @@ class KillMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndMark:
-    """A request ended: was it in time?"""
+    """A request ended; `in_time`: within its SLO."""
 
     at_s: float
     slo_class: str
@@ -73,20 +73,20 @@ class EndMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A whole run. `classes`: names of the SLO classes, the shortest first, with their trace seconds; `processes`: all that were run."""
+    """A whole run. `classes`: names of the SLO classes, the shortest first, with their trace seconds; `processes`: all of the run."""
 
     title: str
     time_scale: float
     models: tuple[str, ...]
     classes: dict[str, float]
     processes: tuple[str, ...]
-    frames: tuple[Frame, ...]
+    frames: tuple[ClusterFrame, ...]
     kills: tuple[KillMark, ...]
     ends: tuple[EndMark, ...]
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """All that were ever seen, by name."""
+        """All recorded instances, by name."""
         return tuple(sorted({name for frame in self.frames for name in frame.instances}))
 
     @property
@@ -118,9 +118,9 @@ def load(path: Path) -> Recording:
         raise ConfigError(f"{path}: not a recording: {error}") from error
 
 
-def _frame(document: Mapping[str, Any]) -> Frame:
+def _frame(document: Mapping[str, Any]) -> ClusterFrame:
     instances = {
         name: InstanceFrame(**{**instance, "queue": tuple(QueuedPart(**part) for part in instance["queue"])})
         for name, instance in document["instances"].items()
     }
-    return Frame(**{**document, "instances": instances, "serving": tuple(document["serving"])})
+    return ClusterFrame(**{**document, "instances": instances, "serving": tuple(document["serving"])})

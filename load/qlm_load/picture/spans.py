@@ -1,4 +1,4 @@
-"""From frames to what is drawn: a virtual queue as an image, spans of time, marks, attainment. Pure; times as in the recording."""
+"""Converts frames for the drawing: a virtual queue as an image, spans of time, marks, attainment. Pure; times as in the recording."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qlm_load.picture.palette import Rgb, shade
-from qlm_load.picture.recording import Frame, InstanceFrame, Recording
+from qlm_load.picture.recording import ClusterFrame, InstanceFrame, Recording
 
 COLUMNS_MAX = 2_000
 ROWS_MAX = 600
-"""Of the image of a queue; a longer queue has several requests in a row."""
+"""Height of a queue's image in pixels; a longer queue has several requests in a row."""
 WINDOW_S = 12.0
 """Real seconds over which attainment is averaged."""
 ENDED_MIN = 5
-"""Fewer requests of a class that ended within the window have no share."""
+"""Least ended requests of a class in the window for a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """`count` of `what` happened by `at_s`."""
+    """`count` of an operation by `at_s`."""
 
     at_s: float
     what: str
@@ -40,7 +40,7 @@ class Mark:
 
 
 def queue_image(recording: Recording, instance: str, waiting_max: int) -> NDArray[np.float64]:
-    """RGBA rows from the head of the queue (row 0) to `waiting_max`, columns from 0 to the end of the run; nothing is transparent."""
+    """RGBA rows from the head of the queue (row 0) to `waiting_max`, columns from 0 to the end of the run; empty is transparent."""
     columns = int(min(COLUMNS_MAX, max(1, len(recording.frames))))
     rows = int(min(ROWS_MAX, max(1, waiting_max)))
     image = np.zeros((rows, columns, 4))
@@ -62,18 +62,18 @@ def queue_image(recording: Recording, instance: str, waiting_max: int) -> NDArra
 
 
 def waiting_max(recording: Recording) -> int:
-    """The longest that any virtual queue was; at least 1."""
+    """The greatest length of any virtual queue; at least 1."""
     lengths = [sum(part.waiting for part in seen.queue) for frame in recording.frames for seen in frame.instances.values()]
     return max([1, *lengths])
 
 
 def model_spans(recording: Recording, instance: str) -> list[Span]:
-    """Which model was active when; "" while the agent was away or had none."""
+    """The active model over time; "" while the agent was away or had none."""
     return _spans(recording, lambda frame: _of(frame, instance, lambda seen: "" if seen.swapping_to else seen.model))
 
 
-def swap_spans(recording: Recording, instance: str) -> list[Span]:
-    """Model swaps, by the model that they lead to."""
+def model_swap_spans(recording: Recording, instance: str) -> list[Span]:
+    """Model swaps, by their new model."""
     return [span for span in _spans(recording, lambda frame: _of(frame, instance, lambda seen: seen.swapping_to)) if span.label]
 
 
@@ -108,7 +108,7 @@ def operation_marks(recording: Recording, instance: str) -> list[Mark]:
 
 
 def operation_counts(recording: Recording, instance: str) -> dict[str, int]:
-    """How often each operation was seen to happen, by the agent's counters."""
+    """Total of each operation, by the agent's counters."""
     counts: dict[str, int] = {}
     for mark in operation_marks(recording, instance):
         counts[mark.what] = counts.get(mark.what, 0) + mark.count
@@ -140,15 +140,15 @@ def attained_share(recording: Recording, slo_class: str) -> float | None:
     return sum(ends) / len(ends) if ends else None
 
 
-def _of(frame: Frame, instance: str, what: Callable[[InstanceFrame], str]) -> str:
+def _of(frame: ClusterFrame, instance: str, what: Callable[[InstanceFrame], str]) -> str:
     seen = frame.instances.get(instance)
     return "" if seen is None else what(seen)
 
 
-def _spans(recording: Recording, label: Callable[[Frame], str]) -> list[Span]:
+def _spans(recording: Recording, label: Callable[[ClusterFrame], str]) -> list[Span]:
     """Frames with the same label in a row; each frame holds until the next."""
     spans: list[Span] = []
-    frames: Sequence[Frame] = recording.frames
+    frames: Sequence[ClusterFrame] = recording.frames
     for frame, after in zip(frames, [*frames[1:], frames[-1:][0]] if frames else [], strict=True):
         now = label(frame)
         if spans and spans[-1].label == now:

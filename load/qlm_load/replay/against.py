@@ -18,12 +18,12 @@ from qlm_load.workload.workload import ModelShare, Workload
 LEAD_S = 0.5
 """Real seconds before the first arrival."""
 CONNECT_ATTEMPTS_MAX = 5
-"""A cluster that does not answer so often at first is not there."""
+"""Calls without an answer after which a cluster counts as absent."""
 
 
 async def served_models(addresses: tuple[str, ...], wanted: Mapping[str, float]) -> tuple[ModelShare, ...]:
-    """The models that the cluster serves, with the shares wanted (none: all, equally). Raises ConfigError for one that it does not,
-    Unavailable. The vocabulary is not told: it is taken to be that of `ModelShare`, as in the default configuration."""
+    """The models that the cluster serves, with the wanted shares (none: all, equally). Raises ConfigError for a model that it does not
+    serve, and Unavailable. The vocabulary is unknown: it is taken to be that of `ModelShare`, as in the default configuration."""
     async with qlm.AsyncClient(addresses, reconnect_attempts_max=CONNECT_ATTEMPTS_MAX) as client:
         models = {model.name: model for model in await client.models()}
     unknown = wanted.keys() - models.keys()
@@ -34,7 +34,7 @@ async def served_models(addresses: tuple[str, ...], wanted: Mapping[str, float])
 
 
 async def run_replay(console: Console, workload: Workload, settings: ReplaySettings) -> Report:
-    """Replays, shows progress, reads every result again, and gives the client's account."""
+    """Replays, shows progress, reads every result again, and returns the client's account."""
     start_s = time.monotonic() + LEAD_S
     ledger = Ledger(workload, settings.time_scale, start_s)
     replay = Replay(workload, ledger, settings)

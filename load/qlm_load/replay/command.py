@@ -59,7 +59,7 @@ def _parse_shares(_context: click.Context, _parameter: click.Parameter, values: 
     multiple=True,
     callback=_parse_shares,
     metavar="NAME[=SHARE]",
-    help="A model to ask, and its share of the requests; may be repeated. Default: all that are served, equally.",
+    help="A model of the requests, and its share of them; may be repeated. Default: all served ones, equally.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of lengths, classes, models and prompts.")
 @tenant_option
@@ -68,7 +68,7 @@ def _parse_shares(_context: click.Context, _parameter: click.Parameter, values: 
     type=click.IntRange(min=1),
     default=5000,
     show_default=True,
-    help="Most open requests; what is due beyond them is sent later, and counted as sent late.",
+    help="Most open requests; requests due beyond them are sent later, and counted as sent late.",
 )
 @click.option(
     "--drain-timeout",

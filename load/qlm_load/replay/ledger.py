@@ -1,19 +1,19 @@
-"""The client's own account of a run: what was sent, accepted, received and ended, independent of the servers.
+"""The client's own account of a run: requests sent, accepted and ended, tokens received, independent of the servers.
 
-Every token is checked against the answer that the model must give (`Workload.expected_output`). Where nobody knows that before (a real
-model), what was streamed is held against the Result that is read again at the end from another gateway. A run is *clean* if nothing is
-lost, doubled or wrong:
+Every token is checked against the model's expected answer (`Workload.expected_output`). If that is unknown (a real model), the streamed
+tokens are checked against the Result that is read again at the end from another gateway. A run is *clean* if nothing is lost, doubled or
+wrong:
 
-- lost: accepted, and never ended; or ended COMPLETED without all its tokens (of a real model, all that its Result counts); or gone when
-  asked for again. A request whose stream broke off for good is not lost if its Result, read at the end, holds its whole answer (it counts
-  as a broken stream);
+- lost: accepted, and never ended; or ended COMPLETED without all its tokens (of a real model, all that its Result counts); or missing at
+  the second reading. A request whose stream broke off for good is not lost if its Result, read at the end, holds its whole answer (it
+  counts as a broken stream);
 - doubled: a token delivered twice; or a request that ended twice with different results (seen when its Result is read again at the end,
   from another gateway), or that was accepted as two different requests;
 - wrong: a token that is not the expected one, or a gap in the offsets.
 
 Times are given by the caller (`now_s`: seconds of one monotonic clock) and reported in trace seconds: real seconds * time scale. Latency
-runs from the moment at which a request was due by the trace, not from when it was sent, so that a slow client cannot hide waiting;
-`wait` is from the client's hearing of the acceptance to its first token.
+counts from a request's due time in the trace, not from its sending, so that a slow client cannot hide waiting; `wait` is from the client's
+receipt of the acceptance to its first token.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PROBLEMS_MAX = 100
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
-    """What the client knows of one request. Times in seconds of the caller's clock, None where it has not happened. `answer_tokens`: how
-    long its answer is to be; of a real model the most that it may be, until it ended."""
+class LedgerEntry:
+    """The client's record of one request. Times in seconds of the caller's clock, None for events to come. `answer_tokens`: length of its
+    answer; of a real model the limit, until it ended."""
 
     request: WorkloadRequest
     due_s: float
@@ -60,25 +60,25 @@ class Entry:
 
     @property
     def lost(self) -> bool:
-        """Accepted, and not brought to its end with all that belongs to it."""
+        """Accepted, and not ended with its whole answer."""
         if self.accepted_s is None:
             return False
         return self.state is None or self.vanished or (self.completed and self.tokens < self.answer_tokens)
 
     @property
     def whole(self) -> bool:
-        """Completed with exactly the answer that an undisturbed run gives, each token once."""
+        """Completed with exactly the answer of an undisturbed run, each token once."""
         return self.completed and self.tokens == self.answer_tokens and not (self.wrong or self.doubled or self.vanished)
 
     @property
     def recovered(self) -> bool:
-        """Completed although a process that served it went away: run again by an agent, or resumed at another gateway."""
+        """Completed although a process that served it died: run again by an agent, or resumed at another gateway."""
         return self.completed and (self.attempts > 1 or self.resumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
-    """One SLO class. `attained`: completed within the SLO; latencies in trace seconds, of those that completed."""
+    """One SLO class. `attained`: completed within the SLO; latencies in trace seconds, of the completed ones."""
 
     name: str
     slo_s: float
@@ -125,7 +125,7 @@ class Report:
 
 
 class Ledger:
-    """Takes what the client sees, in any order between requests; `index` is that of the workload's request."""
+    """Takes the client's observations, in any order between requests; `index`: of the workload's request."""
 
     def __init__(self, workload: Workload, time_scale: float, start_s: float, late_after_s: float = 0.25) -> None:
         """`time_scale`: trace seconds in a real second. A request sent `late_after_s` real seconds after it was due counts as sent late."""
@@ -139,10 +139,11 @@ class Ledger:
         self._problem_count = 0
         self._problems: list[str] = []
         self.entries = [
-            Entry(request=each, due_s=start_s + each.arrival_s / time_scale, answer_tokens=each.output_tokens) for each in workload.requests
+            LedgerEntry(request=each, due_s=start_s + each.arrival_s / time_scale, answer_tokens=each.output_tokens)
+            for each in workload.requests
         ]
         self.texts: dict[int, str] = {}
-        """Answers of real models by index, as their Results say them at the end of the run."""
+        """Answers of real models by index, from their Results at the end of the run."""
         self.ended = 0
         """Requests that ended or were given up."""
         self.late = 0
@@ -159,11 +160,11 @@ class Ledger:
             self._double(entry, f"accepted as {entry.queue_id} and as {queue_id}")
 
     def resumed(self, index: int) -> None:
-        """Its stream broke off after the acceptance and went on at another gateway."""
+        """Its stream broke off after the acceptance and was resumed at another gateway."""
         self.entries[index].resumed = True
 
     def tokens(self, index: int, now_s: float, offset: int, token_ids: Sequence[int]) -> None:
-        """Output tokens from `offset` on, as they were delivered."""
+        """Output tokens from `offset` on, as delivered."""
         entry = self.entries[index]
         if not token_ids:
             return
@@ -186,7 +187,7 @@ class Ledger:
             entry.first_token_s = now_s
 
     def end(self, index: int, now_s: float, result: Result) -> None:
-        """The Result that its stream ended with."""
+        """The Result at the end of its stream."""
         entry = self.entries[index]
         if entry.state is not None:
             self._double(entry, f"ended twice, {entry.state} and {result.state}")
@@ -212,7 +213,7 @@ class Ledger:
         self._problem(entry, reason)
 
     def read_again(self, index: int, result: Result | None) -> None:
-        """Its Result, read again at the end of the run: the same end, with all the tokens that were streamed. None: there is none."""
+        """Its Result, read again at the end of the run: the same end, with all streamed tokens. None: there is none."""
         entry = self.entries[index]
         if result is None:
             entry.vanished = True
@@ -231,7 +232,7 @@ class Ledger:
         elif entry.completed and list(result.token_ids) != list(expected):
             self._double(entry, f"its result holds other tokens ({len(result.token_ids)}) than were streamed")
 
-    def _end_unstreamed(self, index: int, entry: Entry, result: Result) -> None:
+    def _end_unstreamed(self, index: int, entry: LedgerEntry, result: Result) -> None:
         entry.stream_broken = True
         entry.state, entry.attempts, entry.error = result.state, result.attempts, result.error_reason
         if entry.completed:
@@ -242,12 +243,12 @@ class Ledger:
             if list(result.token_ids) != list(self._answer_of(entry, [*self._streamed.pop(index, ()), *result.token_ids[streamed:]])):
                 self._wrong(entry, "its result holds other tokens than the expected ones")
 
-    def attained(self, entry: Entry) -> bool:
+    def attained(self, entry: LedgerEntry) -> bool:
         """Completed, its last token within the SLO."""
         return entry.completed and entry.last_token_s is not None and self._latency_s(entry) <= entry.request.slo_s
 
     def report(self, now_s: float) -> Report:
-        """The account as of now: what has not ended by now is lost if it was accepted."""
+        """The account as of now: an accepted request without an end is lost."""
         entries = self.entries
         last_s = max((e.ended_s for e in entries if e.ended_s is not None), default=now_s)
         run_s = max(last_s - self._start_s, 1e-9)
@@ -299,30 +300,30 @@ class Ledger:
         )
 
     def _expected_of(self, index: int) -> Sequence[int] | None:
-        """None where nobody knows it."""
+        """None if unknown."""
         if not self._workload.answers_known:
             return None
         if index not in self._expected:
             self._expected[index] = self._workload.expected_output(self.entries[index].request)
         return self._expected[index]
 
-    def _answer_of(self, entry: Entry, streamed: Sequence[int]) -> Sequence[int]:
-        """What its answer has to be: what was streamed, where nobody knows more."""
+    def _answer_of(self, entry: LedgerEntry, streamed: Sequence[int]) -> Sequence[int]:
+        """Its required answer; the streamed one if that is unknown."""
         return self._workload.expected_output(entry.request) if self._workload.answers_known else streamed
 
-    def _latency_s(self, entry: Entry) -> float:
+    def _latency_s(self, entry: LedgerEntry) -> float:
         """Trace seconds from due to the last token."""
         return ((entry.last_token_s or entry.due_s) - entry.due_s) * self._time_scale
 
-    def _double(self, entry: Entry, what: str) -> None:
+    def _double(self, entry: LedgerEntry, what: str) -> None:
         entry.doubled = True
         self._problem(entry, what)
 
-    def _wrong(self, entry: Entry, what: str) -> None:
+    def _wrong(self, entry: LedgerEntry, what: str) -> None:
         entry.wrong = True
         self._problem(entry, what)
 
-    def _problem(self, entry: Entry, what: str) -> None:
+    def _problem(self, entry: LedgerEntry, what: str) -> None:
         self._problem_count += 1
         if len(self._problems) < PROBLEMS_MAX:
             self._problems.append(f"{entry.request.request_id}: {what}")

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a replay: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE_EVERY_S = 10.0
 
 
 async def show_progress(console: Console, replay: Replay, ledger: Ledger, start_s: float) -> None:
-    """Until cancelled; draws a last time then."""
+    """Runs until cancelled; draws a last time then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=False) as bar:
         bar.add_task("requests", total=replay.progress().total, now="")

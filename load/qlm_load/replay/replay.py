@@ -1,8 +1,8 @@
-"""Replays a workload through the SDK, open loop: requests are sent by the trace's clock whatever the system does.
+"""Replays a workload through the SDK, open loop: requests are sent by the trace's clock, independent of the system.
 
-Each request is one `AsyncClient.generate`, streamed to its end. The SDK reconnects a stream that breaks off, at any gateway, at its
-token offset; the ledger hears of that. The one thing that closes the loop is a stated bound: at most `in_flight_max` requests are
-open, and what is due beyond it is sent when another ends (the ledger counts it as sent late).
+Each request is one `AsyncClient.generate`, streamed to its end. The SDK reconnects a stream that breaks off, at any gateway, at its token
+offset; the ledger records it. Only a stated bound closes the loop: at most `in_flight_max` requests are open, and a request due beyond it
+is sent when another ends (the ledger counts it as sent late).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qlm_load.replay.ledger import Ledger
 from qlm_load.workload.workload import Workload, WorkloadRequest
 
 READ_AGAIN_CONCURRENCY = 16
-"""Results read at a time after the run."""
+"""Concurrent readings of results after the run."""
 TICK_S = 0.02
-"""The pacing task sleeps no shorter: requests due within it are sent together."""
+"""Shortest sleep of the pacing task: requests due within it are sent together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """`addresses`: gateways, "host:port"; requests start at them in turn. `time_scale`: trace seconds in a real second.
-    `drain_timeout_s`: real seconds after the last arrival until what has not ended is given up."""
+    """`addresses`: gateways, "host:port"; requests start at them in turn. `time_scale`: trace seconds in a real second. `drain_timeout_s`:
+    real seconds after the last arrival until open requests are given up."""
 
     addresses: tuple[str, ...]
     time_scale: float = 1.0
@@ -42,7 +42,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayProgress:
-    """How far a run is: counts of requests; `streams` are those open at each gateway, by the client's own view."""
+    """Progress of a run: counts of requests; `streams` are those open at each gateway, by the client's own view."""
 
     total: int
     sent: int
@@ -52,7 +52,7 @@ class ReplayProgress:
 
 
 class Replay:
-    """One run. `run` sends and streams everything; `read_again` asks another gateway for each Result and checks it against the stream."""
+    """One run. `run` sends and streams everything; `read_again` reads each Result from another gateway and checks it against the stream."""
 
     def __init__(self, workload: Workload, ledger: Ledger, settings: ReplaySettings) -> None:
         self._workload = workload
@@ -116,7 +116,7 @@ class Replay:
             async for chunk in stream:
                 ledger.tokens(index, time.monotonic(), chunk.offset, chunk.token_ids)
         except RequestEnded:
-            pass  # FAILED, CANCELLED or EXPIRED: its Result says so, below
+            pass  # FAILED, CANCELLED or EXPIRED: its Result shows it, below
         except QlmError as error:
             ledger.give_up(index, f"{type(error).__name__} {error.reason}: {error.message}"[:300])
             return
@@ -132,7 +132,7 @@ class Replay:
             ledger.end(index, time.monotonic(), stream.result)
 
     async def read_again(self) -> None:
-        """Reads the Result of every request that was sent, from another gateway than the one it was sent to where there are two."""
+        """Reads the Result of every sent request, from another gateway than its own if there are two."""
         addresses = self._settings.addresses
         turn = asyncio.Semaphore(READ_AGAIN_CONCURRENCY)
         async with AsyncExitStack() as stack:
@@ -156,6 +156,6 @@ class Replay:
 
 
 def rotated(addresses: Sequence[str], by: int) -> tuple[str, ...]:
-    """The same addresses, beginning at another one."""
+    """The same addresses, rotated."""
     by %= len(addresses)
     return (*addresses[by:], *addresses[:by])

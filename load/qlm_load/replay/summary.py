@@ -1,4 +1,4 @@
-"""What a run came to: one JSON document, and the table that people read."""
+"""Results of a run: one JSON document, and a table for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qlm_load.replay.ledger import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounts:
-    """What the agents counted over all their lives."""
+    """Counters of the agents over all their lives."""
 
     swaps: int
     evictions: int
@@ -22,7 +22,8 @@ class ServerCounts:
 
 
 def summary_of(report: Report, counts: ServerCounts | None, kills: Sequence[Kill], setting: dict[str, object]) -> dict[str, object]:
-    """The content of summary.json. `wait_*` and latencies in trace seconds, `requests_per_s` in real time. `setting`: what was run."""
+    """The content of summary.json. `wait_*` and latencies in trace seconds, `requests_per_s` in real time. `setting`: the run's
+    settings."""
     summary: dict[str, object] = {
         "completed": report.completed,
         "failed": report.failed,
@@ -116,7 +117,7 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
 def print_kills(console: Console, kills: Sequence[Kill], seed: int) -> None:
     """The kill log."""
     table = Table(title=f"kill log (SIGKILL, seed {seed}; real time; ended: share of all requests)")
-    for column in ("at", "UTC", "process", "pid", "live held", "ended", "up again after"):
+    for column in ("at", "UTC", "process", "pid", "live held", "ended", "restarted after"):
         table.add_column(column, justify="right" if column != "process" else "left")
     for kill in kills:
         again = "-" if kill.restarted_s is None else f"{kill.restarted_s:.1f} s as {kill.new_pid}"

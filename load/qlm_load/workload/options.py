@@ -1,4 +1,4 @@
-"""The options that say what is replayed and on which cluster: the same for `demo` and `simulate`."""
+"""The options for a workload and its cluster: the same for `demo` and `simulate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the options say. `overrides`: settings for the cluster, the simulated engines' time scale and seed among them; `arguments`: the
+    """Values of the options. `overrides`: settings for the cluster, the simulated engines' time scale and seed among them; `arguments`: the
     same options again, for another command."""
 
     config: DemoConfig

@@ -1,7 +1,7 @@
-"""Chats of people and of batch work for real models: arrivals, models, classes and texts by seed. The texts come with QLM.
+"""Chats of people and of batch work for real models: arrivals, models, classes and texts by seed. The texts are in the package.
 
-Batch work arrives at random and fills the seats of the engines for long; people ask in waves. So a wave finds the batch full, and waits too
-long unless somebody gives way.
+Batch work arrives at random and fills the seats of the engines for long; people send in waves. So a wave finds the batch full, and waits
+too long unless requests are evicted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWER_TOKENS: Mapping[str, tuple[int, int]] = {"interactive": (16, 40), "batch"
 """Least and most of `max_tokens` by class."""
 WAVED = "interactive"
 WAVE_S, WAVE_SHARE = 8.0, 0.1
-"""From wave to wave, and in which share of that all of a wave arrive."""
+"""Time from wave to wave, and the share of it in which a whole wave arrives."""
 
 
 def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], seed: int, run_id: str) -> Workload:
@@ -41,12 +41,12 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
         model = pick(models, [each.share for each in models], model_level)
         slo = pick(*classes_of(model, CHAT_CLASSES), class_level)
         drawn.append((in_wave(arrival_s) if slo.name == WAVED else arrival_s, model, slo, rest))
-    requests, asked = [], []
+    requests, chosen = [], []
     for index, (arrival_s, model, slo, (text_level, length_level)) in enumerate(sorted(drawn, key=lambda each: each[0])):
         least, most = ANSWER_TOKENS[slo.name]
         output_tokens = least + int(length_level * (most - least + 1))
         text = texts[slo.name][int(text_level * len(texts[slo.name]))]
-        asked.append(text)
+        chosen.append(text)
         requests.append(
             WorkloadRequest(
                 index=index,
@@ -57,21 +57,21 @@ def chat_workload(count: int, rate_per_s: float, models: Sequence[ModelShare], s
                 slo_s=slo.slo_s,
                 input_tokens=len(text.split()),
                 output_tokens=output_tokens,
-                output_tokens_max=output_tokens,  # real models, which end where they like, are held to what people would read
+                output_tokens_max=output_tokens,  # real models end anywhere, within a reader's limit
             )
         )
     sizes = {model.name: model.vocabulary_size for model in models}
     notes = (f"{count:,} chats, seed {seed}, {rate_per_s:g} a second",)
-    return Workload(seed=seed, requests=tuple(requests), vocabulary_sizes=sizes, notes=notes, texts=tuple(asked))
+    return Workload(seed=seed, requests=tuple(requests), vocabulary_sizes=sizes, notes=notes, texts=tuple(chosen))
 
 
 def in_wave(arrival_s: float) -> float:
-    """When one arrives that would have arrived then: close behind the beginning of its wave."""
+    """Moves an arrival close behind the beginning of its wave."""
     began_s = WAVE_S * (arrival_s // WAVE_S)
     return began_s + WAVE_SHARE * (arrival_s - began_s)
 
 
 def chat_texts() -> Mapping[str, Sequence[str]]:
-    """By class."""
+    """Texts by class."""
     found: dict[str, list[str]] = yaml.safe_load(files("qlm_load").joinpath("data/chats.yaml").read_text(encoding="utf-8"))
     return found

@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TraceError(ConfigError):
-    """A trace that cannot be replayed; the message names the file and, where there is one, the line."""
+    """A trace that cannot be replayed; the message names the file and, if known, the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Rows sorted by arrival, the first at 0 s. `notes`: what the reader changed or left out, for people."""
+    """Rows sorted by arrival, the first at 0 s. `notes`: the reader's changes and omissions, for people."""
 
     rows: tuple[TraceRow, ...]
     notes: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Workloads: what a replay sends and when, from a trace or generated in its shape, all by seed.
+"""Workloads: the requests of a replay and their times, from a trace or generated in its shape, all by seed.
 
-A workload is the same in every process for the same spec and seed: numbers come from numpy's PCG64 raw uniforms and closed-form
-inverse distributions, never from `hash()` or set order.
+A workload is the same in every process for the same spec and seed: numbers come from numpy's PCG64 raw uniforms and closed-form inverse
+distributions, never from `hash()` or set order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SLO_CLASSES: tuple[SloClass, ...] = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShare:
     """A served model and its share of the requests, relative to the others; `class_shares`: the shares of the SLO classes among them by
-    name (empty: those of the classes themselves). Lengths beyond its context are cut."""
+    name (empty: the classes' own). Lengths beyond its context are cut."""
 
     name: str
     share: float
@@ -61,8 +61,8 @@ class ModelShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds. `output_tokens_max`: what its client names as the
-    most, 0 for nothing."""
+    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds. `output_tokens_max`: the client's limit, 0 for
+    none."""
 
     index: int
     request_id: str
@@ -77,8 +77,8 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests by arrival. `notes`: what was scaled, mapped or cut on the way from the trace. `texts`: for real models, what each request
-    says in a chat; none: requests are made of tokens, for simulated models."""
+    """Requests by arrival. `notes`: scaling, mapping and cuts of the trace. `texts`: for real models, each request's chat; none: requests
+    are made of tokens, for simulated models."""
 
     seed: int
     requests: tuple[WorkloadRequest, ...]
@@ -97,19 +97,19 @@ class Workload:
         return len(self.requests) / self.duration_s if self.duration_s else float(len(self.requests))
 
     def prompt_ids(self, request: WorkloadRequest) -> list[int]:
-        """The prompt: random tokens of the model's vocabulary, by seed and index, and last the token that asks a simulated model for
-        an answer of `output_tokens` tokens. Made anew at each call, so that a workload is small."""
+        """The prompt: random tokens of the model's vocabulary, by seed and index, and last the token that sets an answer of `output_tokens`
+        tokens for a simulated model. Made anew at each call, so that a workload is small."""
         generator = np.random.Generator(np.random.PCG64([self.seed, request.index]))
         ids = generator.integers(0, self.vocabulary_sizes[request.model], size=request.input_tokens - 1, dtype=np.uint32)
         return [*ids.tolist(), LENGTH_TOKEN_BASE + request.output_tokens]
 
     @property
     def answers_known(self) -> bool:
-        """Whether `expected_output` tells the answers: only simulated models have such."""
+        """Whether `expected_output` exists: only for simulated models."""
         return not self.texts
 
     def prompt(self, request: WorkloadRequest) -> Prompt:
-        """What its client sends."""
+        """The prompt as its client sends it."""
         return [{"role": "user", "content": self.texts[request.index]}] if self.texts else self.prompt_ids(request)
 
     def expected_output(self, request: WorkloadRequest) -> array[int]:
@@ -132,7 +132,7 @@ def generate_rows(count: int, seed: int, rate_per_s: float = azure_shape.TRACE_R
     profile = azure_shape.RATE_PROFILE
     reached = np.concatenate([[0.0], np.cumsum(profile)]) / sum(profile)
     span_s = count / rate_per_s
-    # Beyond the profile (the sum of the gaps is random) the mean rate goes on.
+    # Beyond the profile (the sum of the gaps is random) the mean rate continues.
     within = np.interp(unit_times / count, reached, np.linspace(0.0, span_s, len(reached)))
     arrivals = within + np.maximum(unit_times - count, 0.0) / rate_per_s
     rows = []
@@ -153,8 +153,8 @@ def make_workload(
     run_id: str = "load",
 ) -> Workload:
     """Assigns models and SLO classes by seed and scales arrivals to a mean of `rate_per_s` (None: as in the trace). A trace's own models
-    are mapped to the served ones (see `_model_map`). Request ids begin with `run_id`: two runs against one queue need two, else the
-    second is given the first one's answers. Raises ConfigError for no models or shares that are not positive."""
+    are mapped to the served ones (see `_model_map`). Request ids begin with `run_id`: two runs against one queue need two, else the second
+    gets the first one's answers. Raises ConfigError for no models or shares that are not positive."""
     if len(trace.rows) > REQUESTS_MAX:
         raise ConfigError(f"a workload has at most {REQUESTS_MAX:,} requests, the trace has {len(trace.rows):,}")
     notes = list(trace.notes)
@@ -196,7 +196,7 @@ def make_workload(
 
 
 def classes_of(model: ModelShare, classes: Sequence[SloClass]) -> tuple[Sequence[SloClass], Sequence[float]]:
-    """The classes that requests for a model have, and their shares."""
+    """The classes of a model's requests, and their shares."""
     if not model.class_shares:
         return classes, [each.share for each in classes]
     unknown = model.class_shares.keys() - {each.name for each in classes}
@@ -207,7 +207,7 @@ def classes_of(model: ModelShare, classes: Sequence[SloClass]) -> tuple[Sequence
 
 
 def _model_map(trace: Trace, models: Sequence[ModelShare]) -> dict[str, ModelShare]:
-    """A trace's models -> served models: by name where all are served, else the busiest first, going round the served ones."""
+    """A trace's models -> served models: by name if all are served, else the busiest first, round robin over the served ones."""
     counts = Counter(row.model for row in trace.rows if row.model is not None)
     served = {model.name: model for model in models}
     if all(name in served for name in counts):

@@ -57,7 +57,7 @@ class AgentSettings(Section):
     advertise: str = Field("", description="Its address as others see it; empty: the host of listen, with the bound port.")
     gpu: str = Field("A100-80GB", min_length=1, description="GPU, as in the hardware profiles.")
     n_gpu: Count = Field(1, description="GPUs of this instance, as in the hardware profiles.")
-    engine: Literal["simulated", "vllm", "openai"] = Field("simulated", description="What generates the tokens.")
+    engine: Literal["simulated", "vllm", "openai"] = Field("simulated", description="Source of the tokens.")
     models: tuple[str, ...] = Field((), description="Models that it serves. Empty: all that have a profile on its GPUs.")
     batch_max: Count = Field(BATCH_MAX_DEFAULT, description="Most requests that run at once.")
     batch: Literal["auto", "slo", "max"] = Field(
@@ -70,7 +70,7 @@ class AgentSettings(Section):
     )
     coalesce_s: float = Field(0.05, ge=0, le=1.0, description="Longest that output waits for more; first and last output never wait.")
     buffer_tokens_max: Count = Field(500_000, description="Output tokens held while the server is away; there the engine pauses.")
-    poll_s: Seconds = Field(1.0, description="How often an idle agent looks at its virtual queue by itself.")
+    poll_s: Seconds = Field(1.0, description="How often an idle agent polls its virtual queue.")
     evict: bool = Field(True, description="Whether running requests make room for more urgent ones that would be late.")
     kv_swap: bool = Field(True, description="Whether their KV may go to host memory, where that costs less than computing it again.")
     warm_ahead: bool = Field(True, description="Whether models are loaded into host memory before their turn.")
@@ -99,7 +99,7 @@ class FollowedPolicy(BaseModel):
 
 
 class AgentConfig(Section):
-    """What an agent reads of the configuration file."""
+    """The parts of the configuration file that an agent reads."""
 
     queue: QueueSettings = Field(default_factory=QueueSettings, description="The queue that it serves.")
     models: tuple[ModelSettings, ...] = Field((), description="The served models.")
@@ -127,9 +127,9 @@ class ServedModel:
 
 
 def served_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str, ServedModel]:
-    """The models that the agent serves, with their profiles: those of its GPUs, or what follows from facts. Without names, it serves those
-    that have one; a real engine serves those that have weights, profile or not. Raises ConfigError for a model that is not in the
-    catalogue, or that a simulated engine has no profile for, and where none is left."""
+    """The models that the agent serves, with their profiles: measured rows for its GPUs, or rows derived from facts. Without names, it
+    serves models with a profile; a real engine serves models with weights, profile or not. Raises ConfigError for a model outside the
+    catalogue, for a simulated model without a profile, and if no model is left."""
     agent = config.agent
     simulated = agent.engine == "simulated"
     catalogue = {model.name: model for model in config.models}
@@ -152,12 +152,12 @@ def served_models(config: AgentConfig, profiles: ProfileSnapshot) -> Mapping[str
 
 
 def simulated_models(models: Mapping[str, ServedModel]) -> dict[str, SimulatedModel]:
-    """Those of the models that the simulated engine can serve: it needs their profiles."""
+    """The models that the simulated engine can serve: it needs their profiles."""
     return {name: SimulatedModel(spec=model.spec, profile=model.profile) for name, model in models.items() if model.profile is not None}
 
 
 def simulated_limits(agent: AgentSettings) -> SimulatedLimits:
-    """What the simulated engine takes of the settings."""
+    """The simulated engine's limits, from the settings."""
     return SimulatedLimits(
         time_scale=agent.simulated.time_scale,
         batch_max=agent.batch_max,
@@ -175,7 +175,7 @@ def time_scale(agent: AgentSettings) -> float:
 
 
 def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) -> MachineSettings:
-    """What the machine takes of the settings."""
+    """The machine's settings, from the agent's."""
     scale = time_scale(agent)
     return MachineSettings(
         models=tuple(models),
@@ -200,8 +200,8 @@ def machine_settings(agent: AgentSettings, models: Mapping[str, ServedModel]) ->
 
 
 def _weights_gb(agent: AgentSettings, models: Mapping[str, ServedModel]) -> Mapping[str, float]:
-    """Of vllm's models the size of their files, which is what it keeps to: were they less in the machine, one warm model would push out
-    the other for ever. A model whose files cannot be read fails when it is loaded."""
+    """vLLM models count by file size, as vLLM does; a smaller figure would make two warm models evict each other for ever. A model with
+    unreadable files fails at its load."""
     found: dict[str, float] = {}
     for name, model in models.items() if agent.engine == "vllm" else ():
         with suppress(ModelLoadFailed):
@@ -216,7 +216,7 @@ def _host_memory_gb(agent: AgentSettings) -> float:
         case "vllm":
             return agent.vllm.host_memory_gb
         case "openai":
-            return math.inf  # nobody knows how much a server has: it refuses what is too much
+            return math.inf  # a server does not report it; it refuses a load that is too much
 
 
 def instance_facts(agent: AgentSettings, models: tuple[str, ...], address: str) -> InstanceFacts:

@@ -91,10 +91,6 @@ class PlannerSettings(Section):
         description="Nobody within its share waits longer than this x its SLO while others of its band are served in time.",
     )
     wait_max_s: Weight = Field(DEFAULTS.wait_max_s, description="But it may wait so many seconds in any case.")
-    mega_fraction: Seconds = Field(
-        DEFAULTS.mega_fraction,
-        description="Requests that alone take more of an instance's KV, or to prefill of their SLO, are grouped apart.",
-    )
     tenants: tuple[TenantSettings, ...] = Field((), max_length=TENANTS_MAX, description="Tenants that count otherwise than the others.")
     tenant_weight: PositiveNumber = Field(1.0, description="`weight` of every other tenant.")
     tenant_share_max: Share = Field(1.0, description="`share_max` of every other tenant; at most 64 of them at a time are limited.")

@@ -64,9 +64,6 @@ class Policy:
     """Least time between two such calls."""
     regroup_looks: int = 100
     """Groups that are looked at for it after an overview, in turn."""
-    mega_fraction: float = 0.25
-    """A request that alone takes more than this share of an instance's KV, or whose prefill takes more of its SLO, is a mega prompt: it is
-    grouped with its like."""
     tenants: Tenants = field(default_factory=Tenants)
     """What the lateness of each tenant counts, and which share of the served work it may have before others come first."""
     share_window_s: float = 60.0

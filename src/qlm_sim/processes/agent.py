@@ -1,4 +1,4 @@
-"""An agent in virtual time: the machine, its calls and its engine driver are the live ones; this is what asyncio does there."""
+"""An agent in virtual time: the machine, its calls and its engine driver are the live ones; this module replaces asyncio."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qlm_agent.decisions.effects import (
     Register,
     Stop,
 )
-from qlm_agent.decisions.events import CallLost, DrainAsked, Event, LeaseWasLost, Registered, Started, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, RegistrationAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.driver import EngineDriver, EngineEffect
@@ -45,20 +45,20 @@ from qlm_sim.world.leases import SimLeaseKeeper
 from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.site import Site
 
-TellPlanner = Callable[[Process, str, PlannerEvent], None]
+SendToPlanner = Callable[[Process, str, PlannerEvent], None]
 """Sends an event from a process to the planner at an address."""
 
 
 class SimAgent:
-    """One instance over all its lives. `calls_under_way`: names of the effects that wait for the server, for those who count faults."""
+    """One instance over all its lives. `calls_under_way`: names of the effects that wait for the server, for counts of faults."""
 
-    def __init__(self, site: Site, description: InstanceDescription, tell_planner: TellPlanner) -> None:
+    def __init__(self, site: Site, description: InstanceDescription, send_to_planner: SendToPlanner) -> None:
         self.process = site.process(description.name)
         self.description = description
         self.drained = False  # it stopped by itself
         self._past_swaps = 0  # of the lives before this one
         self._site = site
-        self._tell_planner = tell_planner
+        self._send_to_planner = send_to_planner
         self._served = _served(site, description.agent)
         self.settings = replace(machine_settings(description.agent, self._served), owned_check_s=description.owned_check_s)
         self._noise = Straggler(
@@ -74,7 +74,7 @@ class SimAgent:
         self._noise.slowness = factor
 
     def begin_life(self) -> None:
-        """Everything that a process begins with; `start` runs it."""
+        """Builds a process's initial state; `start` runs it."""
         site, description = self._site, self.description
         process = self.process
         self.machine = AgentMachine(self.settings)
@@ -92,7 +92,7 @@ class SimAgent:
             self._held,
             telemetry,
             now_s=process.now_s,
-            tells_text=False,
+            text_output=False,
             lease_ttl_s=site.description.lease_ttl_s,
             lease_renew_s=site.description.lease_renew_s,
             slo_band=description.agent.slo_band,
@@ -104,7 +104,7 @@ class SimAgent:
         self.engine = VirtualEngine(
             process,
             core,
-            lambda outputs: self._driver.told(outputs),
+            lambda outputs: self._driver.report_outputs(outputs),
             wake_min_s=description.wake_min_s,
             chance=site.chance.part(f"{description.name}/engine/{process.epoch}"),
         )
@@ -120,8 +120,8 @@ class SimAgent:
 
     @property
     def swaps(self) -> int:
-        """Of one model for another, over all its lives."""
-        return self._past_swaps + max(0, self.machine.swapping.swaps - 1)
+        """Model swaps, over all its lives."""
+        return self._past_swaps + max(0, self.machine.model_swap.swaps - 1)
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -137,11 +137,11 @@ class SimAgent:
         after = f"{int(self.process.now_s() * 1000)}-0"
         self.process.spawn(control_events(self._queue, self.description.name, after, self._step, sleep=self.process.sleep))
         self.process.spawn(self._announce())
-        self._step(Started())
+        self._step(AgentStart())
 
     def drain(self, finish_s: float) -> None:
         """As by SIGTERM."""
-        self._step(DrainAsked(finish_s=finish_s, stop=True))
+        self._step(DrainCommand(finish_s=finish_s, stop=True))
 
     # The machine ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class SimAgent:
             case ForgetRun():
                 del self._held[effect.run_id]
             case DrainAnswer() | LoadAnswer():
-                pass  # nobody asked here
+                pass  # the simulation makes no such calls
             case Stop():
                 self.drained = True
                 self.process.end()
@@ -190,10 +190,10 @@ class SimAgent:
             del self.calls_under_way[effect.call]
             self._step(CallLost(call=effect.call))
             if isinstance(error, LeaseLost):
-                self._step(LeaseWasLost(incarnation=incarnation))
+                self._step(LeaseLoss(incarnation=incarnation))
             return
         del self.calls_under_way[effect.call]
-        if isinstance(answer, Registered) and self._site.transcript.on:
+        if isinstance(answer, RegistrationAnswer) and self._site.transcript.on:
             self._site.transcript.line(self._site.schedule.now_s, self.process.name, f"is {answer.incarnation}")
         self._step(answer)
 
@@ -204,19 +204,19 @@ class SimAgent:
             lease,
             ttl_s=self._site.description.lease_ttl_s,
             renew_s=self._site.description.lease_renew_s,
-            on_lost=lambda: self._step(LeaseWasLost(incarnation=lease.role)),
+            on_lost=lambda: self._step(LeaseLoss(incarnation=lease.role)),
         )
 
     # Events of operations ---------------------------------------------------------------------------------------------
 
     def _report(self, event: events_pb2.RequestEvent) -> None:
-        self._reporter.tell(event)
+        self._reporter.add(event)
         if not self._reporting:
             self._reporting = True
             self.process.spawn(self._send_reports())
 
     async def _send_reports(self) -> None:
-        """What `Reporter.run` does."""
+        """Does the work of `Reporter.run`."""
         await self.process.sleep(GATHER_S)
         self._reporting = False
         await self._reporter.flush()
@@ -224,21 +224,21 @@ class SimAgent:
     # The planner ------------------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        """What `Announcer` does: tells each leader of each incarnation, and then its load."""
+        """Does the work of `Announcer`: announces each incarnation to each leader, and then reports its load."""
         announced = ("", "")
         while True:
             facts, stats = self.calls.facts, self.engine.stats()
             if facts.incarnation:
-                swapping_to = self.machine.swapping.swapping_to
+                swapping_to = self.machine.model_swap.swapping_to
                 token_s = self.machine.expectations.token_s(stats.active_model)
                 runs = running_report(self.machine.runs, self._held, now_s=self.process.now_s(), token_s=token_s)
                 try:
-                    await self.calls.tell(stats.active_model, swapping_to, stats.warm_models, self.machine.batch_reported, runs)
+                    await self.calls.publish(stats.active_model, swapping_to, stats.warm_models, self.machine.batch_reported, runs)
                     address = await self._queue.leader_address(PLANNER_ROLE)
                 except (Unavailable, LeaseLost):
                     address = ""
                 if address and announced != (address, facts.incarnation):
-                    self._tell_planner(self.process, address, InstanceAnnounced(facts=facts))
+                    self._send_to_planner(self.process, address, InstanceAnnounced(facts=facts))
                     announced = (address, facts.incarnation)
                 if address:
                     load = LoadReported(
@@ -247,7 +247,7 @@ class SimAgent:
                         warm_models=tuple(stats.warm_models),
                         batch=self.machine.batch_reported,
                     )
-                    self._tell_planner(self.process, address, load)
+                    self._send_to_planner(self.process, address, load)
             await suspend(self._sleep)
 
     def _sleep(self, announcer: Task) -> None:

@@ -1,6 +1,6 @@
 """A client in virtual time: sends one request, reads its answer over any gateway, reconnects at its offset, and checks every token.
 
-What it decides is the SDK's own (`StreamPosition`, `Backoff`); the connection is a message queue each way, in order, as TCP is.
+Its decisions are the SDK's own (`StreamPosition`, `Backoff`); the connection is a message queue each way, in order, as TCP is.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ACCEPT_TIMEOUT_S = 10.0
 """As the SDK's `call_timeout_s`."""
 
 ATTEMPTS_MAX = 10_000
-"""A client of a simulation does not give up: that something waits for ever is to be seen."""
+"""A client of a simulation does not give up, to reveal an endless wait."""
 
 CONNECT_REFUSED_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """`submits`: without a stream at first, which is opened after `reattach_after_s`. `leaves_after`: chunks after which it breaks its
-    connection off and goes to another gateway, 0 for never. `think_s`: time that it takes for each chunk. `cancels_after_s`: None for
-    never. `repeats`: sends the same request again beside the first, `conflicts`: another one under its id."""
+    """`submits`: without a stream at first, which is opened after `reattach_after_s`. `leaves_after`: chunks after which it changes to
+    another gateway, 0 for never. `think_s`: time that it takes for each chunk. `cancels_after_s`: None for never. `repeats`: sends the same
+    request a second time, `conflicts`: another one under its id."""
 
     submits: bool = False
     reattach_after_s: float = 0.0
@@ -122,7 +122,7 @@ class Connection:
 
 
 class SimClient:
-    """`state`: that of the Result, "refused" where nobody accepted it, "" while it waits. `taken`: tokens that it was given."""
+    """`state`: that of the Result, "refused" if no gateway accepted it, "" while it waits. `taken`: tokens received."""
 
     def __init__(
         self, site: Site, process: Process, gateways: Sequence[SimGateway], request: SimRequest, behaviour: Behaviour, chance: Chance
@@ -223,13 +223,13 @@ class SimClient:
         return gateway_pb2.SubmitRequest(request=request) if self.behaviour.submits else gateway_pb2.GenerateRequest(request=request)
 
     def _take(self, chunk: gateway_pb2.TokenChunk) -> None:
-        """Invariant 4, as a client sees it: whatever comes is the answer of an undisturbed run."""
+        """Invariant 4, as a client sees it: every token is that of an undisturbed run."""
         count = len(chunk.token_ids)
         found = list(chunk.token_ids)
         wanted = self._expected[chunk.offset : chunk.offset + count].tolist()
         assert found == wanted, f"{self.request.request_id} is given other tokens than its answer's at {chunk.offset}"
         if self._position.on_chunk(chunk.offset, count) is ChunkFate.ASK:
-            raise Unavailable(f"tokens from {chunk.offset} came where {self._position.next} was next")
+            raise Unavailable(f"tokens from {chunk.offset} arrived where {self._position.next} was next")
 
     def _end(self, state: WireState.ValueType) -> None:
         name = WireState.Name(state).removeprefix("REQUEST_STATE_")
@@ -247,7 +247,7 @@ class SimClient:
         self.cancelled = True
 
     async def _send_other(self, request: SimRequest) -> None:
-        """The same id once more. Who comes second is a duplicate, or refused where it is another request."""
+        """The same id once more. The second call is a duplicate, or refused if it is another request."""
         await self._process.sleep(self._chance.wait_s(1.0))
         sent = message(request, self._site.catalogue[request.model])
         error = await self._until_answered(gateway_pb2.SubmitRequest(request=sent))

@@ -23,14 +23,14 @@ class Straggler(InstanceNoise):
 
 
 class VirtualEngine:
-    """See `qlm_agent.engines.port.Engine`; `tell` is called with outputs. `wake_min_s`: least time between two polls of the core: outputs
+    """See `qlm_agent.engines.port.Engine`; `emit` is called with outputs. `wake_min_s`: least time between two polls of the core: outputs
     between them keep their own times, and are reported together. `breaks`: probability that an output is a failure instead."""
 
     def __init__(
         self,
         process: Process,
         core: SimulatedCore,
-        tell: Callable[[Sequence[EngineOutput]], None],
+        emit: Callable[[Sequence[EngineOutput]], None],
         *,
         wake_min_s: float,
         chance: Chance,
@@ -39,7 +39,7 @@ class VirtualEngine:
         self.breaks = 0.0
         self.broken = 0
         self._process = process
-        self._tell = tell
+        self._emit = emit
         self._wake_min_s = wake_min_s
         self._chance = chance
         self._alarm = process.alarm(self._look)
@@ -48,7 +48,7 @@ class VirtualEngine:
         self._waiting: dict[int, Task] = {}
 
     @property
-    def tells_text(self) -> bool:
+    def text_output(self) -> bool:
         return False
 
     async def start(self) -> None:
@@ -93,7 +93,7 @@ class VirtualEngine:
         self._arm()
 
     async def outputs(self) -> Sequence[EngineOutput]:
-        raise AssertionError("outputs are told as they come")
+        raise AssertionError("outputs are reported as they are made")
 
     # Time -------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class VirtualEngine:
         return ended
 
     def _arm(self) -> None:
-        """A look that is due already stays due: the core may have made what it would have told then."""
+        """A poll that is due stays due: the core may have output for that time."""
         due_s = self.core.next_due_s
         if due_s is None:
             return
@@ -123,7 +123,7 @@ class VirtualEngine:
         if self.breaks:
             outputs = [self._perhaps_broken(now_s, output) for output in outputs]
         if outputs:
-            self._tell(outputs)
+            self._emit(outputs)
         for ended in self.core.ended():
             self._waiting.pop(ended.number).resume(ended)
         self._arm()

@@ -1,4 +1,4 @@
-"""An estimator process in virtual time: the live shell, whose loop awaits only the queue and the sleep that it is given."""
+"""An estimator process in virtual time: the live shell, whose loop awaits only the queue and the given sleep."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ProcessClock(ServerClock):
 
 
 class QuietShell(EstimatorShell):
-    """Nobody looks at its metrics."""
+    """A shell whose metrics are unread."""
 
     def _report(self, machine: EstimatorMachine) -> None:
-        """Most of it would be worked out for them alone."""
+        """Skips most of its work."""
 
 
 class SimEstimator:

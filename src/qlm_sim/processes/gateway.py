@@ -1,4 +1,4 @@
-"""A gateway in virtual time: the live service, entry, hub and machine, driven by tasks; calls of clients come over the network."""
+"""A gateway in virtual time: the live service, entry, hub and machine, driven by tasks; clients call over the network."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.site import Site
 
 Message = GenerateRequest | StreamRequest | SubmitRequest | CancelRequest
-"""What a client may call."""
+"""Methods that a client may call."""
 
 WINDOW_MESSAGES = 8
-"""Messages on their way to a client before the gateway waits until it takes some: what HTTP/2 does by bytes."""
+"""Messages on their way to a client before the gateway waits for it: HTTP/2 does it by bytes."""
 
 
 class SimReaderStream(ReaderStream):
@@ -68,7 +68,7 @@ class ServerCall:
         return ()
 
     async def write(self, response: StreamResponse) -> None:
-        """Waits while the client does not take what is on its way."""
+        """Waits while the client does not take the messages on their way."""
         while self._on_the_way >= WINDOW_MESSAGES:
             await suspend(self._wait)
         self._on_the_way += 1
@@ -161,17 +161,17 @@ class SimGateway:
     # Calls of clients -------------------------------------------------------------------------------------------------
 
     def connect(self, call: ServerCall) -> None:
-        """A client's call is on its way: if the process dies before it comes, the client is told."""
+        """Connects a client's call; if the process dies before it arrives, the client gets an error."""
         self._connecting[call] = None
 
     def serve(self, message: Message, call: ServerCall) -> None:
-        """Serves a call until its end, which is told to the client."""
+        """Serves a call until its end, which is sent to the client."""
         self._connecting.pop(call, None)
         self.open_calls[call] = type(message).__name__.removesuffix("Request").lower()
         call.task = self.process.spawn(self._serve(message, call))
 
     def drop(self, call: ServerCall) -> None:
-        """The client is gone."""
+        """The client disconnected."""
         if call.task is not None:
             call.task.cancel()
         self.open_calls.pop(call, None)

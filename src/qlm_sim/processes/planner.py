@@ -1,6 +1,6 @@
 """A planner process in virtual time: the live machine, calls, election and solver; the inbox is the order of events.
 
-The solver runs at once and its answer comes later, by what it would take on a core: a stated time for each group and each move.
+The solver runs at once and its answer arrives later, by its time on a core: a stated time for each group and each move.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TICK_MAX_S = 1.0
 SOLVE_S = 0.002
 SOLVE_GROUP_S = 10e-6
 SOLVE_MOVE_S = 2e-6
-"""What a job of the solver takes: to pass it to the worker and back, for each group and each move (measured on one core, rounded up)."""
+"""Time of a solver's job: transfer to the worker and back, each group and each move (measured on one core, rounded up)."""
 
 TERM_TASKS_KEPT = 64
-"""With more tasks, those that are over are forgotten."""
+"""With more tasks, ended ones are forgotten."""
 
 
 class SimPlanner:
@@ -52,7 +52,7 @@ class SimPlanner:
         self._forget_term()
         self.process.spawn(self._work())
 
-    def tell(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """An event from outside; a standby refuses it."""
         if self.machine is not None:
             self._step(event)
@@ -76,7 +76,7 @@ class SimPlanner:
             await self._lead(keeper)
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
-        """One term, until the lease is lost. Nothing of it is left then, but calls that are on their way."""
+        """One term, until the lease is lost. Only its calls under way remain then."""
         self._keeper = keeper
         self.fence = keeper.lease.fence
         self.machine = PlannerMachine(self._site.policy, keeper.lease.fence, self.process.now_s())
@@ -101,7 +101,7 @@ class SimPlanner:
         self._loss = task
 
     def _lose(self) -> None:
-        """The lease is lost: said by the server to the keeper, or to a call."""
+        """The lease is lost: the server reported it to the keeper, or to a call."""
         loss, self._loss = self._loss, None
         if loss is not None:
             self.process.deliver(0.0, loss.resume)
@@ -125,7 +125,7 @@ class SimPlanner:
     def _step(self, event: Event) -> None:
         machine = self.machine
         if machine is None:
-            return  # what came after the end of the term
+            return  # an answer after the end of the term
         now_s = self.process.now_s()
         effects = machine.step(now_s, event)
         self._site.stepped(self.process, event, effects)

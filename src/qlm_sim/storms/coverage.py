@@ -1,7 +1,6 @@
-"""Which fault must have met which work under way: what the seeds are worth.
+"""Faults that must have hit work under way: the coverage of the seeds.
 
-`COMMON` is met by the 64 seeds of every test run, `RARE` besides by a thousand. A change that makes one of them impossible has to say so
-here.
+`COMMON` is met by the 64 seeds of every test run, `RARE` also by a thousand. A change that makes one of them impossible changes this list.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SELDOM_ASKED = (
     "unpull",
 )
 
-_AGENT_WORK = ("agent Pull", "agent Emit", "agent swapping", "run running", "run ended")
+_AGENT_WORK = ("agent Pull", "agent Emit", "agent model swap", "run running", "run ended")
 _AGENT_SELDOM = ("agent Complete", "agent GiveBack", "agent ReadOwned", "agent Register", "agent paused", "run returning", "run offloaded")
 _PLANNER_WORK = ("planner ReadArrivals", "planner ReadEvents", "planner leads", "planner stands by")
 _PLANNER_SELDOM = ("planner Place", "planner ReadOverview", "planner Reclaim", "planner Expire")
@@ -37,7 +36,7 @@ _PLANNER_SELDOM = ("planner Place", "planner ReadOverview", "planner Reclaim", "
 COMMON: tuple[tuple[str, str], ...] = (
     *((fault, call) for fault in MessageFault for call in _ALWAYS_ASKED),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.DRAIN_AGENT) for work in _AGENT_WORK),
-    *((Fault.DOUBLE_AGENT, work) for work in ("agent swapping", "run running")),
+    *((Fault.DOUBLE_AGENT, work) for work in ("agent model swap", "run running")),
     *((fault, work) for fault in (Fault.KILL_SERVER, Fault.STALL_SERVER, Fault.SLOW_SERVER) for work in (*_AGENT_WORK, *_PLANNER_WORK)),
     *((fault, work) for fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER, Fault.CUT_PLANNER) for work in _PLANNER_WORK),
     *((fault, "gateway generate") for fault in (Fault.KILL_GATEWAY, Fault.FREEZE_GATEWAY, Fault.CUT_GATEWAY, Fault.KILL_SERVER)),
@@ -58,7 +57,7 @@ EFFECTS = (
     *("GiveBack displaced", "GiveBack drained", "GiveBack evicted", "GiveBack failed", "GiveBack unstarted", "OffloadRuns", "RestoreRuns"),
     *("PauseEngine", "ResumeEngine", "Place", "Pull", "ReadOwned", "ReadUnplaced", "Reclaim", "Register", "StartRun", "Stop"),
 )
-"""What agents and planners must have done at least once over the seeds of every test run."""
+"""Effects that agents and planners must have had at least once over the seeds of every test run."""
 
 
 def missing(meetings: Meetings, expected: Iterable[tuple[str, str]]) -> list[str]:

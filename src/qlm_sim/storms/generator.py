@@ -27,14 +27,14 @@ REQUESTS_MAX = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a seed runs: each request with what its client does."""
+    """A seed's run: each request with its client's behaviour."""
 
     cluster: ClusterDescription
     requests: tuple[tuple[SimRequest, Behaviour], ...]
 
 
 def scenario_of(chance: Chance) -> Scenario:
-    """Every model has an instance that serves it, so that everything can end."""
+    """Every model has an instance that serves it, so that all requests can end."""
     models = MODELS[: chance.pick((1, 1, 2, 3))]
     cluster = ClusterDescription(
         models=models,

@@ -1,10 +1,8 @@
-"""The design's invariants, checked at the server after every command, independently of what the twin believes of itself.
+"""The design's invariants, checked at the server after every command, independently of the twin's own bookkeeping.
 
-1. An accepted request reaches exactly one terminal state.
-2. A request is in at most one group, or owned by at most one incarnation; an open group is on exactly one virtual queue.
-3. A call with an old attempt, incarnation or lease changes nothing.
-4. Output only grows, and is that of an undisturbed run. (What clients are given is checked by `SimClient`.)
-5. Queues, streams and attempts keep their bounds.
+1. An accepted request reaches exactly one terminal state. 2. A request is in at most one group, or owned by at most one incarnation; an
+open group is on exactly one virtual queue. 3. A call with an old attempt, incarnation or lease changes nothing. 4. Output only grows, and
+is that of an undisturbed run. (`SimClient` checks the clients' tokens.) 5. Queues, streams and attempts keep their bounds.
 """
 
 from __future__ import annotations
@@ -25,18 +23,17 @@ from qlm_sim.world.network import Command
 from qlm_sim.world.server import READ_ONLY
 
 ITEM_CALLS = frozenset({"emit", "complete", "unpull", "requeue"})
-"""Calls of an incarnation about requests that it believes to own."""
+"""Calls of an incarnation about requests that it claims to own."""
 
 PLANNER_CALLS = frozenset({"place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance"})
 LEASE_CALLS = frozenset({*PLANNER_CALLS, "pull", "describe", "deregister", "publish_profiles", "renew_lease"})
 """Calls whose first argument is a lease."""
 
 MOVING_CALLS = frozenset({*PLANNER_CALLS, "accept", "pull", "unpull", "requeue", "complete", "cancel", "expire", "register"})
-"""Calls after which requests and groups may be elsewhere."""
+"""Calls after which requests and groups may have moved."""
 
 FAILURES = frozenset({"ATTEMPTS_EXHAUSTED", "KV_CAPACITY_EXCEEDED", "SHED"})
-"""Why a request may FAIL in a simulation, where every request is one that can be served; SHED only
-where that is the fallback."""
+"""Reasons for which a request may FAIL in a simulation, where every request is servable; SHED only with that fallback."""
 
 
 class Violation(AssertionError):
@@ -72,7 +69,7 @@ class Oracle:
         self._now_s = now_s
         self._answers: dict[str, bytes] = {}
         self._expiries: dict[str, float] = {}
-        self._cancelled: set[RequestKey] = set()  # looked up only
+        self._cancelled: set[RequestKey] = set()  # membership tests only
         self._last_end: object = None
         self._leases: dict[str, _Lease] = {}
         self._registered: dict[str, str] = {}
@@ -84,7 +81,7 @@ class Oracle:
     # Before -----------------------------------------------------------------------------------------------------------
 
     def before(self, process: str, command: Command) -> None:
-        """Remembers what the command may not, or only in one way, change."""
+        """Remembers state that the command may not change, or only in one way."""
         self._stale = None
         if command.name in ITEM_CALLS:
             self._before = [self._seen(_named(item)) for item in command.args[1]]
@@ -103,7 +100,7 @@ class Oracle:
         return _Seen(request.state, request.incarnation, request.attempt, request.failed_attempts, len(request.progress))
 
     def _holds(self, command: Command) -> bool:
-        """Whether the caller's lease is the one that holds, by what was answered to those who took and renewed leases."""
+        """Whether the caller's lease is valid, by the answers to acquisitions and renewals."""
         lease = command.args[0]
         role = PLANNER_ROLE if command.name in PLANNER_CALLS else lease.role
         held = self._leases.get(role)
@@ -175,7 +172,7 @@ class Oracle:
         """Invariants 3 and 4."""
         incarnation: str = command.args[0]
         items = [(_named(item), seen) for item, seen in zip(command.args[1], self._before, strict=True)]
-        owned = {named.queue_id for named, seen in items if _owns(seen, incarnation, named)}  # looked up only
+        owned = {named.queue_id for named, seen in items if _owns(seen, incarnation, named)}  # membership tests only
         for named, seen in items:
             now = self._seen(named)
             if named.queue_id not in owned:
@@ -202,18 +199,18 @@ class Oracle:
             self._check(not waiting or waiting[0] > number, f"{group_id}: {number} was pulled before {waiting[:1]}")
 
     def _regrouped(self, command: Command) -> None:
-        """Of all requests only those named that waited in the one group may be in the other one now, as they were."""
+        """Only named requests that waited in the source group may be in the other one now, unchanged."""
         _, source, into, wanted = command.args
-        named = {each.queue_id for each in wanted}  # looked up only
+        named = {each.queue_id for each in wanted}  # membership tests only
         self._check(list(self._standing) == list(self._state.requests), "regroup ended a request, or made one")
         for queue_id, (group_id, seen) in self._standing.items():
             request = self._state.requests[queue_id]
-            goes = queue_id in named and group_id == source and seen is not None and seen.state is RequestState.PLACED
-            self._check(request.group_id == group_id or (goes and request.group_id == into.group_id), f"regroup took {queue_id} elsewhere")
+            moved = queue_id in named and group_id == source and seen is not None and seen.state is RequestState.PLACED
+            self._check(request.group_id == group_id or (moved and request.group_id == into.group_id), f"regroup took {queue_id} elsewhere")
             self._check(self._seen(request) == seen, f"regroup changed {queue_id}")
 
     def _reopened(self, command: Command) -> None:
-        """A group that is opened again since its requests return is at the head of a queue; behind the head where they were evicted."""
+        """A group that is reopened for its returned requests is at the head of a queue; behind the head if they were evicted."""
         opened = [group_id for group_id in self._closed if group_id in self._state.groups and self._state.groups[group_id].instance]
         match command.name:
             case "requeue":
@@ -276,7 +273,7 @@ def _owns(seen: _Seen | None, incarnation: str, named: Any) -> bool:
 
 
 def _named(item: Any) -> Any:
-    """What names the request of an item: a completion's is in its last emission."""
+    """The request's name in an item: a completion's is in its last emission."""
     return getattr(item, "last", item)
 
 
@@ -322,7 +319,7 @@ def _check_request(state: MemoryState, request: StoredRequest, expected: Request
 
 
 def fingerprint(state: MemoryState) -> object:
-    """All that a refused call could have changed."""
+    """All state that a refused call could have changed."""
     return (
         [
             (request.queue_id, request.state, request.incarnation, request.attempt, len(request.progress), request.group_id)

@@ -1,4 +1,4 @@
-"""One run by seed: a small cluster, a workload, a storm, and what must hold whatever happens."""
+"""One run by seed: a small cluster, a workload, a storm, and the invariants."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qlm_sim.world.server import READ_ONLY
 from qlm_sim.world.transcript import in_words
 
 QUIET_S = 120.0
-"""Virtual seconds after the end of all faults by which everything has ended. Most of it is for the work itself: a load that a straggler
-began may take a minute. What a lost call or lease costs is a few lease periods."""
+"""Virtual seconds after the end of all faults by which every request has ended. Most of it is for the work itself: a load that a straggler
+began may take a minute. A lost call or lease costs a few lease periods."""
 
 SETTLE_S = 20.0
-"""After the last end: by then no agent, planner or gateway holds anything of a request."""
+"""Wait after the last end: by then no agent, planner or gateway holds anything of a request."""
 
 LINES_KEPT = 400
 """Lines of a failing seed's transcript that are printed."""
@@ -42,8 +42,8 @@ DEFAULTS = Policy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedReport:
-    """`problem`: what did not hold, "" where all did. `states`: how requests ended. `meetings`: which fault met which work under way.
-    `effects`: as in `Site`. `stale_calls`: calls with a lease that was not held any more."""
+    """`problem`: the violation, "" for none. `states`: how requests ended. `meetings`: faults that hit work under way. `effects`: as in
+    `Site`. `stale_calls`: calls with a lost lease."""
 
     seed: int
     problem: str
@@ -67,8 +67,7 @@ def run_seed(
     prepare: Prepare = lambda cluster: None,
     policy: Policy = DEFAULTS,
 ) -> SeedReport:
-    """Runs a seed to its end or to the first thing that does not hold. `make_queue`, `prepare`: for planted faults. `policy`: the
-    planners'."""
+    """Runs a seed to its end or to the first violation. `make_queue`, `prepare`: for planted faults. `policy`: the planners'."""
     with quiet_logs():
         run = _Run(seed, lines_max, hashed, make_queue, policy)
         try:
@@ -111,7 +110,7 @@ class _Run:
         ]
 
     def go(self) -> None:
-        """Raises AssertionError (a Violation, or a bug that something noticed itself)."""
+        """Raises AssertionError (a Violation, or a bug found by an assertion)."""
         cluster = self.cluster
         cluster.start()
         self.clients_process.begin()
@@ -138,7 +137,7 @@ class _Run:
         return f"live {', '.join(live) or 'none'}; clients {', '.join(open_clients) or 'none'}"
 
     def _check_left(self) -> None:
-        """Everything ended once, clients and queue agree, and nobody holds what is over."""
+        """Every request ended once, clients and queue agree, and no process holds an ended request."""
         oracle, state = self.oracle, self.cluster.server.queue.state
         if set(oracle.ended) != set(oracle.accepted):
             raise Violation("a request that was accepted did not end")
@@ -167,15 +166,15 @@ class _Run:
     # Transcript of the server -----------------------------------------------------------------------------------------
 
     def before(self, process: str, command: Command) -> None:
-        """Told of afterwards."""
+        """`after` logs it."""
 
     def after(self, process: str, command: Command, value: object, error: QlmError | None) -> None:
         """A line for each command that writes, or fails."""
         if command.name in READ_ONLY and error is None:
             return
         answer = f"{type(error).__name__}: {error}" if error is not None else in_words(value)
-        asked = " ".join(in_words(arg) for arg in command.args)
-        self.cluster.transcript.line(self.cluster.schedule.now_s, "server", f"{process}: {command.name} {asked} -> {answer}")
+        arguments = " ".join(in_words(arg) for arg in command.args)
+        self.cluster.transcript.line(self.cluster.schedule.now_s, "server", f"{process}: {command.name} {arguments} -> {answer}")
 
     def report(self, problem: str) -> SeedReport:
         cluster = self.cluster
@@ -195,7 +194,7 @@ class _Run:
 
 
 def run_seeds(seeds: Sequence[int], processes: int = 1) -> Iterator[SeedReport]:
-    """The reports in the order of the seeds, as they come."""
+    """Yields the reports in the order of the seeds."""
     if processes <= 1:
         yield from map(run_seed, seeds)
         return
@@ -204,7 +203,7 @@ def run_seeds(seeds: Sequence[int], processes: int = 1) -> Iterator[SeedReport]:
 
 
 def met(reports: Iterable[SeedReport]) -> Meetings:
-    """Which fault met which work under way, over all runs."""
+    """Faults and the work that they hit, over all runs."""
     total: Meetings = Counter()
     for report in reports:
         total.update(report.meetings)
@@ -216,6 +215,6 @@ def failure_text(report: SeedReport) -> str:
     again = run_seed(report.seed, lines_max=LINES_KEPT)
     header = f"seed {report.seed}: {report.problem}"
     if again.problem != report.problem:
-        header += f"\nRUN AGAIN IT GIVES: {again.problem or 'no problem'} (something depends on more than the seed)"
+        header += f"\nA SECOND RUN GIVES: {again.problem or 'no problem'} (something depends on more than the seed)"
     how = f"python -m qlm_sim --seed {report.seed} --transcript"
     return "\n".join((header, *again.lines, header, f"all of it: {how}"))

@@ -1,4 +1,4 @@
-"""Carries the weather of a run out on its cluster, and counts which fault met which work under way."""
+"""Carries out the weather of a run on its cluster, and counts the work under way that each fault hits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOWEST_ENGINE = 12.0
 SLOWEST_SERVER_S = 0.02
 BREAKS_MAX = 0.3
 REVIVE_EVERY_S = 0.5
-"""A process that stopped by itself (a drained agent) is started again by then, as an operator's supervisor does."""
+"""A process that stopped by itself (a drained agent) is restarted by then, as an operator's supervisor does."""
 
 Meetings = Counter[tuple[str, str]]
 """(kind of fault, work under way) -> how often they met."""
@@ -56,7 +56,7 @@ class Storm:
         cluster = self._cluster
         match strike.fault:
             case _ if strike.ambush:
-                self._lie_in_wait(strike, self._victim(strike))
+                self._set_ambush(strike, self._victim(strike))
             case Fault.KILL_AGENT | Fault.FREEZE_AGENT | Fault.CUT_AGENT | Fault.DRAIN_AGENT | Fault.DOUBLE_AGENT:
                 self._strike_agent(strike, _one_of(cluster.agents, strike))
             case Fault.SLOW_ENGINE | Fault.BREAK_RUNS:
@@ -74,7 +74,7 @@ class Storm:
 
     # Ambushes ---------------------------------------------------------------------------------------------------------
 
-    def _lie_in_wait(self, strike: Strike, victim: Member) -> None:
+    def _set_ambush(self, strike: Strike, victim: Member) -> None:
         self._ambushes[strike] = victim
         self._cluster.schedule.after(AMBUSH_S, partial(self._spring, strike))
 
@@ -84,7 +84,7 @@ class Storm:
         return _one_of(cluster.planners, strike) if planners else _one_of(cluster.agents, strike)
 
     def _stepped(self, process: Process, effects: Sequence[object]) -> None:
-        """Whoever waited for one of these calls strikes when it has left."""
+        """Ambushes on one of these calls strike once it is sent."""
         for strike, victim in self._ambushes.items():
             if victim.process is process and any(type(effect).__name__ == strike.ambush for effect in effects):
                 self._cluster.schedule.after(0.0, partial(self._spring, strike))
@@ -177,7 +177,7 @@ class Storm:
     # The end ----------------------------------------------------------------------------------------------------------
 
     def _calm(self) -> None:
-        """All faults end, and everything is running."""
+        """Ends all faults, and restarts stopped processes."""
         self._say("storm", "is over")
         self._over = True
         self._ambushes.clear()
@@ -217,14 +217,14 @@ def _mend(agent: SimAgent) -> None:
 
 
 def under_way(member: Member) -> list[str]:
-    """What a process is doing, in the words of the counters; "idle" for nothing."""
+    """A process's work under way, in the words of the counters; "idle" for none."""
     work: dict[str, None] = {}
     match member:
         case SimAgent():
             work |= dict.fromkeys(f"agent {name}" for name in member.calls_under_way.values())
             work |= dict.fromkeys(f"run {run.phase.value}" for run in member.machine.runs.all())
-            if member.machine.swapping.swapping_to:
-                work["agent swapping"] = None
+            if member.machine.model_swap.swapping_to:
+                work["agent model swap"] = None
             if member.machine.paused:
                 work["agent paused"] = None
             if member.machine.draining:

@@ -1,4 +1,4 @@
-"""What may go wrong in a run, by seed. Each run leaves some kinds of fault off, so that the others go deep."""
+"""The faults of a run, by seed. Each run leaves some kinds of fault off, so that the others go deep."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ AMBUSHED: Mapping[Fault, tuple[str, ...]] = {
     **dict.fromkeys((Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT), _AGENT_CALLS),
     **dict.fromkeys((Fault.KILL_PLANNER, Fault.FREEZE_PLANNER), _PLANNER_CALLS),
 }
-"""Calls that are over so soon, or made so seldom, that a fault at any time hardly meets them. What is named twice is waited for twice as
-often."""
+"""Calls so short or so rare that a fault at a random time hardly hits them. A call named twice is chosen twice as often."""
 
 AMBUSH_RUNS = 0.25
 """Share of the runs with ambushes; there, every second of these faults is one."""
@@ -53,7 +52,7 @@ AMBUSH_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One fault: at `at_s` after the start, for `for_s`. `victim`: which of the processes of its kind, counted round. `severity`: 0 up
+    """One fault: at `at_s` after the start, for `for_s`. `victim`: index of the process among its kind, counted round. `severity`: 0 up
     to 1. `ambush`: the kind of call that it waits for, at most `AMBUSH_S`, "" for none."""
 
     at_s: float
@@ -89,8 +88,7 @@ def weather_of(chance: Chance, lease_ttl_s: float) -> Weather:
 
 
 def _ambushes(chance: Chance, strikes: Sequence[Strike]) -> tuple[Strike, ...]:
-    """In some runs a part of the faults of agents and planners waits for calls. From a source of its own: the other runs stay as they
-    are."""
+    """In some runs a part of the faults of agents and planners waits for calls. From a source of its own: the other runs stay unchanged."""
     if not chance.happens(AMBUSH_RUNS):
         return tuple(strikes)
     return tuple(

@@ -1,1 +1,1 @@
-"""Virtual time, network, server, processes and seeded chance: what a simulated cluster lives in."""
+"""The environment of a simulated cluster: virtual time, network, server, processes and seeded chance."""

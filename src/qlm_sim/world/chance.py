@@ -22,7 +22,7 @@ class Chance:
         self._random = random.Random(f"{seed}/{name}")
 
     def part(self, name: str) -> Chance:
-        """Another source, for a part of what this one is for."""
+        """Another source, for a part of this one's subject."""
         return Chance(self._seed, f"{self._name}/{name}")
 
     def level(self) -> float:

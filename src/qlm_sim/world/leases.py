@@ -12,7 +12,7 @@ from qlm_sim.world.process import Process, Task
 
 
 class SimLeaseKeeper(LeaseKeeper):
-    """`on_lost`: told once when the lease is lost."""
+    """`on_lost`: called once when the lease is lost."""
 
     def __init__(
         self, process: Process, queue: Queue, lease: Lease, *, ttl_s: float, renew_s: float, on_lost: Callable[[], None] | None = None

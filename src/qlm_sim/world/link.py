@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 
 
 class QueueLink:
-    """See `qlm_queue.port.Queue`. An operation that was put on the port since is missing here: mypy says so."""
+    """See `qlm_queue.port.Queue`. A new operation of the port is missing here until it is added: mypy reports it."""
 
     def __init__(self, name: str, process: Process, network: Network) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class QueueLink:
     async def _call(
         self, operation: Callable[Concatenate[MemoryQueue, P], Coroutine[Any, Any, Answer]], *args: P.args, **kwargs: P.kwargs
     ) -> Answer:
-        """`operation`: as the twin has it; what is called is that of the server's own object."""
+        """`operation`: the twin's method; the call uses that of the server's own object."""
         assert not kwargs, "all arguments are given by position"
         answer: Answer = await self._network.call(self._process, Command(name=operation.__name__, args=args))
         return answer

@@ -1,7 +1,7 @@
-"""What happens to messages on their way: calls to the server and their answers, and messages between processes.
+"""Messages on their way: calls to the server and their answers, and messages between processes.
 
-A call whose request is lost never happens; one whose answer is lost happens, and its caller hears nothing; one that is repeated happens
-twice. Whoever hears nothing by its deadline is told Unavailable. All by seed.
+A call whose request is lost never happens; one whose answer is lost happens, and its caller gets nothing; a repeated one happens twice. A
+caller without an answer by its deadline gets Unavailable. All by seed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from qlm_sim.world.process import Process, Task, suspend
 from qlm_sim.world.schedule import Event, Schedule
 
 BLOCK_ARGUMENT = {"read_frames": 2, "read_arrivals": 0, "read_events": 1, "read_control": 2}
-"""The blocking reads, and which of their arguments says how long."""
+"""The blocking reads, and the argument that bounds each."""
 
 
 class MessageFault(StrEnum):
-    """What may befall one call."""
+    """Faults of one call."""
 
     REQUEST_LOST = "request lost"
     ANSWER_LOST = "answer lost"
@@ -46,8 +46,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Probabilities for each message, and seconds on the way: at least `delay_min_s`, `delay_mean_s` more in the mean, and up to
-    `delay_long_s` for those that are delayed."""
+    """Probabilities for each message, and seconds on the way: at least `delay_min_s`, `delay_mean_s` more on average, and up to
+    `delay_long_s` for delayed ones."""
 
     delay_min_s: float = 0.0002
     delay_mean_s: float = 0.0003
@@ -104,13 +104,13 @@ class Exchange:
 
 
 class Server(Protocol):
-    """Where calls go."""
+    """The receiver of calls."""
 
     def receive(self, exchange: Exchange) -> None: ...
 
 
 class Network:
-    """`settings` may be replaced at any time. `met`: told of every fault and the call that it met."""
+    """`settings` may be replaced at any time. `met`: called for every fault with the affected call."""
 
     def __init__(self, schedule: Schedule, server: Server, chance: Chance, met: Callable[[str, Process, str], None]) -> None:
         self.schedule = schedule
@@ -123,7 +123,7 @@ class Network:
     # Partitions -------------------------------------------------------------------------------------------------------
 
     def cut_off(self, name: str) -> None:
-        """Nothing gets from this process to the server, nor back."""
+        """No message passes between this process and the server."""
         self._cut[name] = None
 
     def reconnect(self, name: str) -> None:
@@ -132,7 +132,7 @@ class Network:
     # Calls to the server ----------------------------------------------------------------------------------------------
 
     async def call(self, process: Process, command: Command, within_s: float | None = None) -> Any:
-        """Raises what the operation raises, and Unavailable. `within_s`: a deadline below the call timeout."""
+        """Raises the operation's errors, and Unavailable. `within_s`: a deadline below the call timeout."""
         return await suspend(lambda task: self._send(process, command, within_s, task))
 
     def _send(self, process: Process, command: Command, within_s: float | None, task: Task) -> None:
@@ -140,11 +140,11 @@ class Network:
         timeout_s = settings.call_timeout_s if within_s is None else min(settings.call_timeout_s, within_s)
         deadline_s = self.schedule.now_s + command.block_s + timeout_s
         exchange = Exchange(self, process, command, deadline_s, task)
-        if self._is_cut(process, command) or self._befalls(settings.request_lost, MessageFault.REQUEST_LOST, process, command):
+        if self._is_cut(process, command) or self._happens(settings.request_lost, MessageFault.REQUEST_LOST, process, command):
             exchange.give_up_at_deadline()
             return
         self._carry(self._delay_s(process, command), exchange)
-        if self._befalls(settings.repeated, MessageFault.REPEATED, process, command):
+        if self._happens(settings.repeated, MessageFault.REPEATED, process, command):
             self._carry(self._delay_s(process, command) + self._chance.between(0.0, settings.call_timeout_s), exchange)
 
     def _carry(self, delay_s: float, exchange: Exchange) -> None:
@@ -161,7 +161,7 @@ class Network:
         if not exchange.heard:
             return
         process, command = exchange.process, exchange.command
-        lost = self._is_cut(process, command) or self._befalls(self.settings.answer_lost, MessageFault.ANSWER_LOST, process, command)
+        lost = self._is_cut(process, command) or self._happens(self.settings.answer_lost, MessageFault.ANSWER_LOST, process, command)
         delay_s = self._delay_s(process, command)
         if lost or self.schedule.now_s + delay_s >= exchange.deadline_s:
             exchange.give_up_at_deadline()
@@ -170,10 +170,10 @@ class Network:
 
     # Messages between processes ---------------------------------------------------------------------------------------
 
-    def tell(self, sender: Process, receiver: Process, what: str, event: Event) -> None:
+    def send(self, sender: Process, receiver: Process, what: str, event: Event) -> None:
         """Brings one message from process to process, or loses it. A process that is dead by then does not get it."""
         command = Command(name=what, args=())
-        if self._befalls(self.settings.request_lost, MessageFault.REQUEST_LOST, sender, command):
+        if self._happens(self.settings.request_lost, MessageFault.REQUEST_LOST, sender, command):
             return
         receiver.deliver(self._delay_s(sender, command), event)
 
@@ -185,7 +185,7 @@ class Network:
         self._met("partition", process, command.name)
         return True
 
-    def _befalls(self, probability: float, fault: MessageFault, process: Process, command: Command) -> bool:
+    def _happens(self, probability: float, fault: MessageFault, process: Process, command: Command) -> bool:
         if probability == 0.0 or not self._chance.happens(probability):
             return False
         self._met(fault, process, command.name)
@@ -193,6 +193,6 @@ class Network:
 
     def _delay_s(self, process: Process, command: Command) -> float:
         settings = self.settings
-        if self._befalls(settings.delayed, MessageFault.DELAYED, process, command):
+        if self._happens(settings.delayed, MessageFault.DELAYED, process, command):
             return self._chance.between(0.0, settings.delay_long_s)
         return settings.delay_min_s + self._chance.wait_s(settings.delay_mean_s)

@@ -1,7 +1,7 @@
-"""A process of the cluster: what it is told comes as events, and it can be killed, started again, frozen and thawed.
+"""A process of the cluster: it receives events, and can be killed, restarted, frozen and thawed.
 
-Code of the services that awaits only calls to the queue runs here as it is: a `Task` drives its coroutine, and what it awaits is a
-`Suspension` that names who resumes it. There is no asyncio behind it.
+Code of the services that awaits only calls to the queue runs here unchanged: a `Task` drives its coroutine, and each await is a
+`Suspension` that names its resumer. There is no asyncio behind it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Task:
         self._running = False
 
     def resume(self, value: object = None, error: BaseException | None = None) -> None:
-        """Goes on with a value or an error, up to its next suspension; nothing if it is over."""
+        """Continues with a value or an error, up to its next suspension; nothing if it is over."""
         if self.over:
             return
         self._running = True
@@ -54,7 +54,7 @@ class Task:
                 self._close()
 
     def _close(self) -> None:
-        """As a killed process ends: what it would await on its way out does not happen."""
+        """Ends as a killed process does: its awaits on the way out do not happen."""
         for _ in range(CLEANUPS_MAX):
             try:
                 self._coroutine.close()
@@ -69,18 +69,17 @@ class Task:
 
 
 Suspension = Callable[[Task], None]
-"""Told of the task that is suspended; it or somebody for it resumes the task once, by an event."""
+"""Called with the suspended task; the receiver resumes the task once, by an event."""
 
 
 @types.coroutine
 def suspend(suspension: Suspension) -> Generator[Suspension, Any, Any]:
-    """Awaits what the task is resumed with."""
+    """Awaits the value that resumes the task."""
     return (yield suspension)
 
 
 class Process:
-    """`skew_s`: how far its idea of the server's clock is off. `epoch` counts its starts and ends: what was meant for an earlier life is
-    lost."""
+    """`skew_s`: error of its estimate of the server's clock. `epoch` counts its starts and ends: events for an earlier life are lost."""
 
     def __init__(self, schedule: Schedule, name: str, skew_s: float = 0.0) -> None:
         self.schedule = schedule
@@ -94,7 +93,7 @@ class Process:
         self._held: list[tuple[int, Event]] = []
 
     def now_s(self) -> float:
-        """The server's clock as this process knows it; it never goes back."""
+        """The server's clock as this process estimates it; it never decreases."""
         self._latest_s = max(self._latest_s, self.schedule.now_s + self._skew_s)
         return self._latest_s
 
@@ -118,7 +117,7 @@ class Process:
         self.epoch += 1
 
     def end(self) -> None:
-        """SIGKILL, or the end of its work: nothing of it goes on."""
+        """SIGKILL, or the end of its work: nothing of it continues."""
         self.alive = False
         self.frozen = False
         self.epoch += 1
@@ -130,7 +129,7 @@ class Process:
         self.frozen = True
 
     def thaw(self) -> None:
-        """What came meanwhile happens now, in its order."""
+        """Delayed events happen now, in order."""
         if not self.frozen:
             return
         self.frozen = False
@@ -145,7 +144,7 @@ class Process:
         self.schedule.after(delay_s, partial(self.receive, self.epoch, event))
 
     def spawn(self, coroutine: Coroutine[Suspension, Any, Any]) -> Task:
-        """Runs a coroutine; its first part at once, but after what is due now."""
+        """Runs a coroutine; its first part at once, after the events due now."""
         task = Task(self, coroutine)
         self.tasks[task] = None
         self.deliver(0.0, task.resume)

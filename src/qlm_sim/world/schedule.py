@@ -1,4 +1,4 @@
-"""Virtual time: a heap of (time, sequence, event). What is due at one time happens in the order in which it was asked for."""
+"""Virtual time: a heap of (time, sequence, event). Events due at one time happen in the order of their scheduling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Event = Callable[[], None]
 
 
 class Schedule:
-    """`now_s` goes from event to event."""
+    """`now_s` advances from event to event."""
 
     def __init__(self, start_s: float) -> None:
         self.now_s = start_s
@@ -23,12 +23,12 @@ class Schedule:
         self.at(self.now_s + delay_s, event)
 
     def at(self, time_s: float, event: Event) -> None:
-        """Has an event happen at a time; at once (after what is due already) where that has passed."""
+        """Schedules an event at a time; at once (after due events) if that has passed."""
         self._sequence += 1
         heapq.heappush(self._heap, (max(time_s, self.now_s), self._sequence, event))
 
     def step(self, until_s: float) -> bool:
-        """The next event; False, with the time at `until_s`, where there is none before."""
+        """Runs the next event; False, with the time at `until_s`, without an earlier one."""
         if not self._heap or self._heap[0][0] > until_s:
             self.now_s = max(self.now_s, until_s)
             return False
@@ -39,7 +39,7 @@ class Schedule:
 
 
 class Alarm:
-    """One moment at which somebody wants to be woken. It may be put off or brought forward as often as one likes."""
+    """One moment at which its owner wakes. It may be moved in both directions any number of times."""
 
     def __init__(self, schedule: Schedule, ring: Event) -> None:
         self._schedule = schedule
@@ -60,7 +60,7 @@ class Alarm:
 
     def _fired(self, armed_s: float) -> None:
         if armed_s != self._armed_s:
-            return  # it was brought forward since
+            return  # it was moved forward
         self._armed_s = None
         if self._due_s is None:
             return

@@ -1,6 +1,6 @@
-"""The queue's server: the memory twin, one command at a time, which may be slow, stand still, be away and come back.
+"""The queue's server: the memory twin, one command at a time; it may be slow, stalled or away, and recover.
 
-A read that blocks waits for what a later command writes, never for time alone.
+A read that blocks waits for a later command's write, never for time alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StreamKey = tuple[str, str]
 
 
 class Condition(Enum):
-    """How the server is."""
+    """State of the server."""
 
     UP = "up"
     STALLED = "stalled"  # it answers nothing, and does all of it later
@@ -51,7 +51,7 @@ class Watcher(Protocol):
 
 
 class SimServer:
-    """`slow_s`: seconds that each command takes, one after the other. `watchers` see what is done."""
+    """`slow_s`: seconds that each command takes, one after the other. `watchers` see all commands."""
 
     def __init__(self, schedule: Schedule, queue: MemoryQueue) -> None:
         self.queue = queue
@@ -61,7 +61,7 @@ class SimServer:
         self._schedule = schedule
         self._busy_until_s = 0.0
         self._backlog: list[Exchange] = []
-        self._blocked: list[tuple[Exchange, float, StreamKey]] = []  # with the time at which it answers nothing
+        self._blocked: list[tuple[Exchange, float, StreamKey]] = []  # with the time at which it returns empty
 
     def receive(self, exchange: Exchange) -> None:
         match self.condition:
@@ -84,7 +84,7 @@ class SimServer:
         self.condition = Condition.STALLED
 
     def kill(self) -> None:
-        """What it has answered, it keeps; what it has not read is lost."""
+        """It keeps all answered commands; unread ones are lost."""
         self.condition = Condition.AWAY
         left = [*self._backlog, *(exchange for exchange, *_ in self._blocked)]
         self._backlog, self._blocked = [], []
@@ -92,7 +92,7 @@ class SimServer:
             self._refuse(exchange)
 
     def recover(self) -> None:
-        """Up again, after a stall with all that came meanwhile."""
+        """Up again; after a stall it carries out the delayed commands."""
         self.condition = Condition.UP
         backlog, self._backlog = self._backlog, []
         for exchange in backlog:
@@ -122,7 +122,7 @@ class SimServer:
         self._wake_readers()
 
     def _wake_readers(self) -> None:
-        """Answers the reads of the streams that were written, in the order in which they came."""
+        """Answers the blocked reads of written streams, in order of arrival."""
         written = self.queue.state.written
         if written:
             self._blocked = [

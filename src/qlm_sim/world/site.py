@@ -1,4 +1,4 @@
-"""What all processes of one simulated cluster share."""
+"""Shared state of the processes of one simulated cluster."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def silent_tracing() -> TracerProvider:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """One per run. `on_step`: told of the effects of every step of an agent's or planner's machine, before they are carried out; with it
-    `effects` counts them, by kind and cause."""
+    """One per run. `on_step`: called with the effects of every step of an agent's or planner's machine, before they are carried out;
+    `effects` then counts them, by kind and cause."""
 
     description: ClusterDescription
     schedule: Schedule
@@ -72,7 +72,7 @@ class Site:
 
     @property
     def policy(self) -> Policy:
-        """That of the planner, with the cluster's leases."""
+        """The planner's policy, with the cluster's leases."""
         return replace(self.planner_policy, lease_ttl_s=self.description.lease_ttl_s)
 
     def process(self, name: str) -> Process:

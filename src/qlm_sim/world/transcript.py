@@ -1,6 +1,6 @@
-"""What happened, in words: one line an event, with the time, the process and what the machine made of it.
+"""The transcript of a run: one line an event, with the time, the process and the machine's effects.
 
-The words are made of the events and effects themselves, so that a new one of a service needs no change here.
+The words derive from the events and effects themselves, so that a new one of a service needs no change here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXT_SHOWN = 48
 
 
 class Transcript:
-    """Lines are kept where `lines` are wanted, hashed where the `digest` is, and not made where neither is."""
+    """`lines` keeps the last lines, `hashed` the `digest`; without both no line is made."""
 
     def __init__(self, start_s: float, *, lines_max: int = 0, hashed: bool = False) -> None:
         self.on = lines_max > 0 or hashed
@@ -31,7 +31,7 @@ class Transcript:
         self._hash = hashlib.blake2b(digest_size=16) if hashed else None
 
     def line(self, now_s: float, process: str, text: str) -> None:
-        """Adds one; old lines go where there are too many."""
+        """Adds a line; the oldest are dropped beyond the limit."""
         if not self.on:
             return
         line = f"{now_s - self._start_s:10.3f} {process:<14} {text}"
@@ -43,7 +43,7 @@ class Transcript:
                 del self._lines[: -self._lines_max]
 
     def step(self, now_s: float, process: str, event: object, effects: Sequence[object]) -> None:
-        """A machine's event and what it wants done."""
+        """A machine's event and its effects."""
         self.line(now_s, process, f"{in_words(event)} -> {', '.join(map(in_words, effects)) or 'nothing'}")
 
     @property
@@ -61,7 +61,7 @@ def in_words(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         parts = [_spoken(type(value).__name__)]
         for each in fields(value):
-            if not each.init:  # follows from the others, or is kept once it was asked for
+            if not each.init:  # it follows from the others, or is a cache
                 continue
             found = getattr(value, each.name)
             if not isinstance(found, np.ndarray) and (
@@ -81,7 +81,7 @@ def _short(value: Any, name: str) -> str:
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, float):
-        # Times of the clock are of no use as they are: they are on the line's left.
+        # Times of the clock are omitted: they are on the line's left.
         return "soon" if value > 1e8 and value != float("inf") else f"{value:.3f}"
     if isinstance(value, bytes | bytearray):
         return f"{len(value)}B"
@@ -90,7 +90,7 @@ def _short(value: Any, name: str) -> str:
     if isinstance(value, Mapping):
         return _several([f"{_short(key, '')}:{_short(found, '')}" for key, found in value.items()])
     if isinstance(value, np.ndarray):
-        # Numbers that things have; measures are the same again in every run, but say nothing here.
+        # Numbers as identifiers; measures are equal in every run, but carry no information here.
         return _several([str(each) for each in value.ravel().tolist()]) if value.dtype.kind == "i" else f"{value.size} of an array"
     if isinstance(value, AbstractSet):
         return f"{len(value)} of a set"

@@ -29,7 +29,7 @@ class OpenAiSubject:
             remote=MODEL,
             server=server,
             context_tokens=self.context_tokens,
-            tells_text=False,
+            text_output=False,
             continues_chats=False,
             parameters=EXTRA_PARAMETERS,
             ends=set(),

@@ -28,7 +28,7 @@ class OpenAiTextSubject:
             remote=MODEL,
             server=server,
             context_tokens=self.context_tokens,
-            tells_text=True,
+            text_output=True,
             continues_chats=False,
             parameters=("ignore_eos",),
             ends=set(),

@@ -28,7 +28,7 @@ def told(run: Collected, top: int) -> Logprobs:
 
 async def whole(subject: Subject, reader: Reader, top: int) -> tuple[Collected, Logprobs]:
     """What is told of a run that nothing happens to."""
-    if subject.engine.tells_text:
+    if subject.engine.text_output:
         pytest.skip("it tells only text")
     await subject.engine.add(asking(subject, f"whole-{top}", top))
     (run,) = await reader.ends(f"whole-{top}")
@@ -52,7 +52,7 @@ async def test_each_token_has_its_own_and_the_likeliest(subject: Subject, reader
 
 
 async def test_a_token_that_was_drawn_has_its_own(subject: Subject, reader: Reader) -> None:
-    if subject.engine.tells_text:
+    if subject.engine.text_output:
         pytest.skip("it tells only text")
     sampling = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)
     await subject.engine.add(request(subject, "drawn", answer=ANSWER, output_tokens_max=ANSWER, sampling=sampling))
@@ -110,7 +110,7 @@ async def test_they_are_the_same_over_a_kv_swap(subject: Subject, reader: Reader
 
 
 async def test_an_engine_that_tells_only_text_refuses(subject: Subject, reader: Reader) -> None:
-    if not subject.engine.tells_text:
+    if not subject.engine.text_output:
         pytest.skip("it tells token ids")
     await subject.engine.add(asking(subject, "refused", 5))
     (refused,) = await reader.ends("refused")

@@ -17,7 +17,7 @@ from .subjects import Can, Limits, Reader, Subject, needs, request, undisturbed
 async def test_output_is_whole_and_in_order(subject: Subject, reader: Reader) -> None:
     run = await undisturbed(subject, reader, answer=30)
     assert len(run.output) == 30
-    assert all(isinstance(item, str) == subject.engine.tells_text for item in run.output)
+    assert all(isinstance(item, str) == subject.engine.text_output for item in run.output)
     assert [output.finish for output in run.outputs] == [None] * (len(run.outputs) - 1) + [subject.finish]
 
 

@@ -99,7 +99,7 @@ async def test_what_other_clients_of_the_server_hold_is_not_pulled_into(rig: Rig
     await rig.place(names)
     await until(lambda: agent.value("qlm_agent_model_swaps_total", model="m"), "the model is active")
     shell = agent.process.shell
-    await until(lambda: shell.machine.runs.others_runs == 4 and shell.machine.pulling.head is not None, "it knows of both")
+    await until(lambda: shell.machine.runs.others_runs == 4 and shell.machine.pull.head is not None, "it knows of both")
     assert agent.owned == 0
     await say_running(text_server, 2)
     await until(lambda: agent.owned == 2, "what fits is pulled")

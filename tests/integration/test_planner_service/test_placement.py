@@ -67,23 +67,6 @@ async def test_arrivals_while_groups_drain(cluster: Cluster) -> None:
         assert await cluster.ended(keys)
 
 
-async def test_kinds_of_groups_are_shown(cluster: Cluster) -> None:
-    await cluster.join("a")
-
-    def figure(kind: str) -> float | None:
-        return cluster.metrics.registry.get_sample_value("qlm_planner_groups_of_kind", {"kind": kind})
-
-    async with cluster.planner(mega_fraction=1e-6, overview_every_s=0.1):
-        await cluster.submit("mistral-7b", count=10)
-
-        async def shown() -> bool:
-            return bool(figure("mega"))
-
-        await until(shown, "groups of mega prompts are shown")
-        assert figure("fixed") == 0.0
-    assert figure("mega") == 0.0, "a standby has none"
-
-
 async def test_expired_requests_are_swept(cluster: Cluster) -> None:
     await cluster.join("a")
     async with cluster.planner():

@@ -27,30 +27,30 @@ from qlm_agent.decisions.effects import (
     StartRun,
 )
 from qlm_agent.decisions.events import (
+    AgentStart,
     CallAnswered,
     CallLost,
-    DrainAsked,
+    ControlMessage,
+    DrainCommand,
     EngineEnd,
-    EngineTold,
+    EngineProgress,
     Event,
     ItemsAnswered,
-    LeaseWasLost,
-    LoadAsked,
+    LeaseLoss,
+    LoadCommand,
     Message,
     ModelLoaded,
     ModelNotLoaded,
-    OthersTold,
+    OtherLoad,
     Outcome,
     OwnedAnswered,
     PullAnswered,
     PulledRun,
     QueueHead,
-    Registered,
+    RegistrationAnswer,
     RunsOffloaded,
     RunsRestored,
-    Started,
     TimePassed,
-    Told,
 )
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.decisions.runs import ON_GPU, ReturnCause, RunPhase
@@ -85,7 +85,7 @@ class AnyEvents(RuleBasedStateMachine):
                 models=MODELS, batch_max=BATCH_MAX, lookahead_requests=1, buffer_tokens_max=100, hardware=HARDWARE, host_memory_gb=25.0
             )
         )
-        self.feed(Started())
+        self.feed(AgentStart())
 
     def feed(self, event: Event) -> None:
         known = {run.run_id for run in self.machine.runs.all()}
@@ -140,7 +140,7 @@ class AnyEvents(RuleBasedStateMachine):
     def answer(self, pick: int) -> None:
         call = self.open_call(pick, Register, Describe, Deregister)
         if isinstance(call, Register):
-            self.feed(Registered(call=call.call, incarnation=f"a/{call.call}"))
+            self.feed(RegistrationAnswer(call=call.call, incarnation=f"a/{call.call}"))
         elif isinstance(call, Describe | Deregister):
             self.feed(CallAnswered(call=call.call))
 
@@ -217,11 +217,11 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 5))
     def tokens(self, tokens: int) -> None:
-        self.feed(EngineTold(counts=[(run_id, tokens) for run_id in sorted(self.on_gpu)]))
+        self.feed(EngineProgress(counts=[(run_id, tokens) for run_id in sorted(self.on_gpu)]))
 
     @rule(runs=st.sampled_from([0, 1, 9]), kv_tokens=st.sampled_from([0, 300, 1_000]))
     def others(self, runs: int, kv_tokens: int) -> None:
-        self.feed(OthersTold(runs=runs, kv_tokens=kv_tokens))
+        self.feed(OtherLoad(runs=runs, kv_tokens=kv_tokens))
 
     @rule(pick=names, failure=st.one_of(st.none(), st.sampled_from(FailureKind)))
     def end(self, pick: int, failure: FailureKind | None) -> None:
@@ -229,7 +229,7 @@ class AnyEvents(RuleBasedStateMachine):
             run_id = sorted(self.on_gpu)[pick % len(self.on_gpu)]
             self.on_gpu.discard(run_id)
             self.feed(
-                EngineTold(ended=[EngineEnd(run_id=run_id, tokens=1, finish=None if failure else FinishReason.STOP, failure=failure)])
+                EngineProgress(ended=[EngineEnd(run_id=run_id, tokens=1, finish=None if failure else FinishReason.STOP, failure=failure)])
             )
 
     @rule(stranger=st.booleans(), done=st.booleans())
@@ -239,7 +239,7 @@ class AnyEvents(RuleBasedStateMachine):
             self.on_gpu -= set(asked)
             self.in_host |= set(asked)
         told = (*asked, "stranger/1") if stranger else asked
-        self.feed(RunsOffloaded(asked=told, done=told if done else ()))
+        self.feed(RunsOffloaded(requested=told, done=told if done else ()))
 
     @rule(stranger=st.booleans(), done=st.booleans())
     def restore(self, stranger: bool, done: bool) -> None:
@@ -248,13 +248,13 @@ class AnyEvents(RuleBasedStateMachine):
             self.on_gpu -= set(asked)
             self.in_host |= set(asked)
         told = (*asked, "stranger/1") if stranger else asked
-        self.feed(RunsRestored(asked=told, done=told if done else ()))
+        self.feed(RunsRestored(requested=told, done=told if done else ()))
 
     @rule(done=st.booleans(), host_kv_tokens=st.sampled_from([0, 300, 5_000]))
     def load(self, done: bool, host_kv_tokens: int) -> None:
         if not self.loads:
             return
-        load, active = self.loads.pop(0), self.machine.swapping.active
+        load, active = self.loads.pop(0), self.machine.model_swap.active
         if not done:
             self.feed(ModelNotLoaded(model=load.model, tier=load.tier, message="broken", active=active, warm=()))
             return
@@ -273,20 +273,20 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(message=st.sampled_from([Message.WAKE, Message.HEAD_CHANGED, Message.CANCEL, Message.GATEWAY_REBOUND]), pick=names)
     def message(self, message: Message, pick: int) -> None:
         runs = self.machine.runs.all()
-        self.feed(Told(message=message, run_id=runs[pick % len(runs)].run_id if runs else "stranger/1"))
+        self.feed(ControlMessage(message=message, run_id=runs[pick % len(runs)].run_id if runs else "stranger/1"))
 
     @rule(current=st.booleans())
     def lease(self, current: bool) -> None:
-        self.feed(LeaseWasLost(incarnation=self.machine.incarnation if current else "a/0"))
+        self.feed(LeaseLoss(incarnation=self.machine.incarnation if current else "a/0"))
 
     @rule(model=models, tier=st.sampled_from([Tier.WARM, Tier.COLD]))
     def ask(self, model: str, tier: Tier) -> None:
-        self.feed(LoadAsked(ask=1, model=model, tier=tier))
+        self.feed(LoadCommand(caller=1, model=model, tier=tier))
 
     @rule(rare=st.integers(0, 9), finish_s=st.sampled_from([0.0, 30.0]))
     def drain(self, rare: int, finish_s: float) -> None:
         if rare == 0:
-            self.feed(DrainAsked(finish_s=finish_s, stop=False))
+            self.feed(DrainCommand(finish_s=finish_s, stop=False))
 
     @invariant()
     def counts_are_right(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from qlm_agent.decisions.events import DrainAsked, OthersTold
+from qlm_agent.decisions.events import DrainCommand, OtherLoad
 from qlm_agent.decisions.machine import Life
 
 from .world import DISPLACEMENTS_MAX, World
@@ -30,8 +30,8 @@ def test_others_that_come_and_go_hold_up_nobody_for_ever(seed: int) -> None:
     world = World(seed)
     for at_s in range(1, 60):
         runs = world.random.randrange(12) if at_s % 5 else 0
-        world.later(OthersTold(runs=runs, kv_tokens=600 * runs), float(at_s))
-    world.later(OthersTold(runs=0, kv_tokens=0), 60.0)
+        world.later(OtherLoad(runs=runs, kv_tokens=600 * runs), float(at_s))
+    world.later(OtherLoad(runs=0, kv_tokens=0), 60.0)
     world.run(until_s=600.0)
     assert all(request.ended for request in world.requests), f"seed {seed}"
 
@@ -50,7 +50,7 @@ def test_the_seeds_meet_each_operation() -> None:
 @pytest.mark.parametrize("seed", range(150, 200))
 def test_a_drain_in_the_middle_leaves_nothing_owned(seed: int) -> None:
     world = World(seed)
-    world.later(DrainAsked(finish_s=0.2, stop=True), world.random.uniform(0.1, 2.0))
+    world.later(DrainCommand(finish_s=0.2, stop=True), world.random.uniform(0.1, 2.0))
     world.run(until_s=600.0)
     assert world.machine.life is Life.STOPPED or all(request.ended for request in world.requests)
     if world.loss == 0.0 and world.trouble == 0.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import DrainAsked, Message, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, DrainCommand, Message, Outcome
 from qlm_agent.engines.port import FailureKind
 
 from .transcript import Transcript, ended, pulled
@@ -38,7 +38,7 @@ def test_output_of_all_runs_goes_in_one_call() -> None:
 
 def test_a_first_output_does_not_take_the_others_along() -> None:
     t = serving("1")
-    t.step(Told(message=Message.WAKE))
+    t.step(ControlMessage(message=Message.WAKE))
     t.answer_pull(pulled("2"))
     t.at(1.0).produce(("1", 1))
     assert t.at(1.01).produce(("2", 1)) == ["emit 2[0:1]"]
@@ -67,13 +67,13 @@ def test_an_end_waits_for_the_output_call_of_its_run_only() -> None:
 def test_a_rebound_gateway_gets_what_is_held() -> None:
     t = serving("1")
     assert t.at(1.0).produce(("1", 2)) == []
-    assert t.step(Told(message=Message.GATEWAY_REBOUND, run_id="1/1")) == ["emit 1[1:3]"]
+    assert t.step(ControlMessage(message=Message.GATEWAY_REBOUND, run_id="1/1")) == ["emit 1[1:3]"]
 
 
 def test_cancel_aborts_and_later_output_is_dropped() -> None:
     t = serving("1")
     t.produce(("1", 2))
-    assert t.step(Told(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 not owned"]
     assert t.produce(("1", 2)) == []
     assert t.end(ended("1", 1)) == []
     assert t.machine.runs.held_tokens == 0
@@ -81,20 +81,20 @@ def test_cancel_aborts_and_later_output_is_dropped() -> None:
 
 def test_cancel_of_another_attempt_changes_nothing() -> None:
     t = serving("1")
-    assert t.step(Told(message=Message.CANCEL, run_id="1/2")) == []
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/2")) == []
 
 
 def test_a_stale_answer_aborts() -> None:
     t = serving("1", "2")
     t.produce(("1", 2), ("2", 1))
     assert t.wake() == ["emit 1[1:3] 2[1:2]"]
-    assert t.answer_items("emit", STALE, DONE) == ["abort 1", "forget 1 gone"]
+    assert t.answer_items("emit", STALE, DONE) == ["abort 1", "forget 1 not owned"]
 
 
 def test_a_stale_end_is_forgotten() -> None:
     t = serving("1")
     t.end(ended("1", 1))
-    assert t.answer_items("complete", STALE) == ["forget 1 gone"]
+    assert t.answer_items("complete", STALE) == ["forget 1 not owned"]
     assert t.machine.delivery.finished == 0
 
 
@@ -119,7 +119,7 @@ def test_a_gap_of_a_run_that_is_not_owned_any_more() -> None:
     t.produce(("1", 4))
     t.wake()
     t.answer_items("emit", GAP)
-    assert t.answer_owned() == ["abort 1", "forget 1 gone"]
+    assert t.answer_owned() == ["abort 1", "forget 1 not owned"]
 
 
 def test_a_run_that_the_engine_broke_goes_back_with_what_it_made() -> None:
@@ -202,7 +202,7 @@ def test_the_engine_pauses_when_too_much_is_held() -> None:
     assert t.lose("emit") == []
     assert t.produce(("1", 60)) == ["pause"]
     assert t.machine.runs.held_tokens == 120
-    assert t.step(Told(message=Message.WAKE)) == []  # takes no more requests either
+    assert t.step(ControlMessage(message=Message.WAKE)) == []  # takes no more requests either
     assert t.wake() == ["emit 1[1:121]"]
     assert t.answer_items("emit", DONE) == ["resume", "pull m x100"]
 
@@ -228,4 +228,4 @@ def test_what_cannot_be_continued_faithfully_goes_on_elsewhere_all_the_same_when
     t.answer_items("emit", DONE, DONE)
     assert t.end(ended("1", failure=FailureKind.BROKEN))[-1] == "give back 1 failed"
     t.answer_items("give back", DONE)
-    assert "give back 2 drained" in t.step(DrainAsked(finish_s=0.0, stop=True))
+    assert "give back 2 drained" in t.step(DrainCommand(finish_s=0.0, stop=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import Message, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, Message, Outcome
 from qlm_agent.engines.port import Tier
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, pulled
@@ -23,7 +23,7 @@ def full(*, due: float = 3_600.0, resumable: bool = True, displacements: int = 0
 
 def urgent(t: Transcript, due: float, **more: int) -> list[str]:
     """The head is now a group of the same model with this deadline."""
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group("m", name="urgent", due=due, **more))  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def test_kv_for_the_head_and_no_more() -> None:
     t.answer_pull(head=group("m", name="batch", prompt=4_500), blocked=4_713)
     t.at(0.1).produce(("1", 1), ("2", 1))
     t.answer_items("emit", DONE, DONE)
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull m x100"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull m x100"]
     head = group("m", name="urgent", prompt=3_000, due=4.5)
     assert t.answer_pull(head=head, blocked=3_213) == ["abort 1", "pull m x100", "give back 1 evicted"]
     assert t.pull is not None
@@ -106,18 +106,18 @@ def test_who_gave_way_three_times_is_left() -> None:
 
 def test_strict_priorities_go_before_the_band_of_the_slos() -> None:
     t = full(slo_band=5)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("m", priority=4))[0] == "abort 1"
     t = full(slo_band=5)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("m", priority=6)) == []
 
 
 def test_a_first_token_in_time_needs_no_whole_answer() -> None:
     t = full()
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("m", due=3.0, first_token=True)) == []  # a place is free in 2 s, its prefill takes 10 ms
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", due=1.5, first_token=True))[0] == "abort 1"
 
 
@@ -127,8 +127,8 @@ def test_evicting_can_be_switched_off() -> None:
 
 def test_nobody_gives_way_while_the_head_is_not_known_for_sure() -> None:
     t = full()
-    t.step(Told(message=Message.HEAD_CHANGED))
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("m", name="urgent", due=3.0)) == ["pull nothing"]  # it may be older than the last message
     assert t.answer_pull(head=group("m", name="batch", due=3_600.0)) == []
 
@@ -137,7 +137,7 @@ def test_nobody_gives_way_while_the_head_is_not_known_for_sure() -> None:
 
 
 def other_model(t: Transcript, due: float) -> list[str]:
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group("n", name="urgent", due=due))
 
 

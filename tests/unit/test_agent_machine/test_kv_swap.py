@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.decisions.events import DrainAsked, LeaseWasLost, Message, ModelNotLoaded, Outcome, TimePassed, Told
+from qlm_agent.decisions.events import ControlMessage, DrainCommand, LeaseLoss, Message, ModelNotLoaded, Outcome, TimePassed
 from qlm_agent.engines.port import Tier
 
 from .transcript import HARDWARE, Transcript, ended, group, profile, pulled
@@ -26,7 +26,7 @@ def full(*, host_kv_tokens: int = 5_000, resumable: bool = True, **settings: obj
 
 
 def head(t: Transcript, model: str, due: float) -> list[str]:
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group(model, name="urgent", due=due))
 
 
@@ -81,7 +81,7 @@ def test_who_cannot_be_offloaded_is_evicted() -> None:
 
 def test_no_more_than_host_memory_holds() -> None:
     t = full(host_kv_tokens=150)
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", name="urgent", waiting=2, due=3.0)) == ["abort 2", "offload 1", "pull m x1", "give back 2 evicted"]
 
 
@@ -89,7 +89,7 @@ def test_what_is_in_host_memory_already_takes_its_room() -> None:
     t = swapped_out(host_kv_tokens=150)
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    assert t.machine.preempting.choice_text("m").endswith("host memory left for 49 tokens)")
+    assert t.machine.eviction.choice_text("m").endswith("host memory left for 49 tokens)")
     assert head(t, "m", due=3.5)[0] == "abort 2"
 
 
@@ -112,13 +112,13 @@ def test_who_has_made_nothing_yet_is_not_offloaded() -> None:
 
 def test_it_can_be_switched_off() -> None:
     t = full(kv_swap=False)
-    assert t.machine.preempting.choice_text("m") == "evict (KV swap is turned off)"
+    assert t.machine.eviction.choice_text("m") == "evict (KV swap is turned off)"
     assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
 def test_an_engine_that_keeps_no_kv_in_host_memory_evicts() -> None:
     t = full(host_kv_tokens=0)
-    assert t.machine.preempting.choice_text("m") == "evict (no host memory for KV)"
+    assert t.machine.eviction.choice_text("m") == "evict (no host memory for KV)"
     assert head(t, "m", due=3.0)[0] == "abort 1"
 
 
@@ -131,7 +131,7 @@ def test_nothing_less_urgent_is_pulled_before_it() -> None:
     t.produce(("u", 1))
     t.end(ended("u", 5))
     assert t.restored(asked=("1",)) == []  # the engine has no room yet
-    assert t.step(Told(message=Message.WAKE)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.WAKE)) == ["pull nothing"]
     assert t.answer_pull(head=group("m", name="batch", due=3_600.0)) == []
     assert "restore 1" in t.wake()
 
@@ -140,7 +140,7 @@ def test_something_more_urgent_is_pulled_before_it() -> None:
     t = swapped_out()
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     t.answer_pull(head=group("m", name="next", due=9.0))
     assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
 
@@ -149,7 +149,7 @@ def test_beside_offloaded_runs_an_empty_engine_is_given_whatever_the_head_needs(
     t = swapped_out()
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     t.answer_pull(head=group("m", name="next", due=9.0))
     assert t.end(ended("u", 5)) == ["pull m x1", "complete u[1:6]=STOP"]
     assert t.pull is not None
@@ -160,7 +160,7 @@ def test_an_empty_engine_that_is_refused_asks_no_more_until_something_happens() 
     t = Transcript(hardware=HARDWARE, batch_max=2)
     t.serve()
     assert t.answer_pull(head=group("m", name="big", due=60.0), blocked=9_999) == []
-    assert t.step(Told(message=Message.WAKE))[0].startswith("pull m")
+    assert t.step(ControlMessage(message=Message.WAKE))[0].startswith("pull m")
 
 
 def test_who_was_offloaded_three_times_is_left() -> None:
@@ -213,11 +213,11 @@ def test_nobody_waits_in_host_memory_for_ever() -> None:
     t = swapped_out(offloaded_max_s=30.0)
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head=group("n", name="busy", due=40.0)) == ["load n warm"]
     t.loaded("n", Tier.WARM, warm=("n",), active="m")
     t.at(20.0).end(ended("u", 5), ended("2", 5))
-    assert t.machine.swapping.swapping_to == "n"  # the head is more urgent
+    assert t.machine.model_swap.swapping_to == "n"  # the head is more urgent
     assert t.at(21.0).loaded("n", warm=("m",)) == ["pull n x2"]
     assert t.answer_pull(pulled("x", model="n", due=40.0), head=group("n", name="busier", due=41.0)) == ["start x", "pull n x1"]
     assert t.answer_pull(pulled("y", model="n", due=41.0), head=group("n", name="busiest", due=42.0)) == ["start y"]
@@ -257,7 +257,7 @@ def test_the_whole_batch_waits_while_another_model_is_active() -> None:
 @pytest.mark.parametrize(("apart", "left"), [(True, "5,000"), (False, "4,798")])
 def test_what_another_model_has_in_host_memory_takes_no_room_where_each_has_its_own(apart: bool, left: str) -> None:
     t = swapped_over(host_kv_apart=apart)
-    assert t.machine.preempting.choice_text("n").endswith(f"host memory left for {left} tokens)")
+    assert t.machine.eviction.choice_text("n").endswith(f"host memory left for {left} tokens)")
 
 
 def test_it_swaps_back_when_the_queue_is_empty() -> None:
@@ -288,8 +288,8 @@ def test_a_model_that_cannot_be_active_again_holds_up_nobody() -> None:
 def test_it_stays_for_a_head_that_is_more_urgent() -> None:
     t = swapped_over()
     t.answer_pull(pulled("u", model="n", due=6.0), head=group("n", name="more", due=60.0))
-    assert t.step(Told(message=Message.WAKE)) == []
-    assert t.machine.swapping.swapping_to == ""
+    assert t.step(ControlMessage(message=Message.WAKE)) == []
+    assert t.machine.model_swap.swapping_to == ""
 
 
 # Leaving --------------------------------------------------------------------------------------------------------------------
@@ -297,19 +297,19 @@ def test_it_stays_for_a_head_that_is_more_urgent() -> None:
 
 def test_a_lost_lease_returns_it_with_its_progress() -> None:
     t = swapped_out()
-    assert t.at(100.0).step(LeaseWasLost(incarnation="a/1"))[0] == "abort 1 2 u"
+    assert t.at(100.0).step(LeaseLoss(incarnation="a/1"))[0] == "abort 1 2 u"
     assert t.machine.runs.get("1/1").cause == "drained"  # type: ignore[union-attr]
 
 
 def test_a_cancelled_one_is_dropped() -> None:
     t = swapped_out()
-    assert t.step(Told(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 gone"]
+    assert t.step(ControlMessage(message=Message.CANCEL, run_id="1/1")) == ["abort 1", "forget 1 not owned"]
     assert not t.machine.runs.offloaded()
 
 
 def test_a_drain_returns_it_at_once() -> None:
     t = swapped_out()
-    lines = t.step(DrainAsked(finish_s=30.0, stop=False))
+    lines = t.step(DrainCommand(finish_s=30.0, stop=False))
     assert lines == ["abort 1", "describe", "give back 1 drained"]
 
 
@@ -318,7 +318,7 @@ def test_a_drain_finishes_here_who_cannot_be_continued_elsewhere() -> None:
     t.answer_pull(pulled("u", model="n", due=6.0))
     t.produce(("u", 1))
     t.answer_items("emit", DONE)
-    assert t.step(DrainAsked(finish_s=30.0, stop=True)) == ["describe"]
+    assert t.step(DrainCommand(finish_s=30.0, stop=True)) == ["describe"]
     assert "load m active" in t.end(ended("u", 5))
     assert t.loaded("m") == ["restore 1 2"]
     t.restored("1", "2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import Message, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, Message, Outcome
 
 from .transcript import HARDWARE, Transcript, group, pulled
 
@@ -21,7 +21,7 @@ def looking_ahead() -> Transcript:
 
 
 def head(t: Transcript, model: str, due: float, name: str = "urgent") -> list[str]:
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group(model, name=name, due=due))
 
 
@@ -80,7 +80,7 @@ def test_the_head_is_looked_at_before_more_lookahead_is_taken() -> None:
     t.answer_pull(*(pulled(name, due=3_600.0) for name in "12"))
     t.at(0.1).produce(("1", 1), ("2", 1))
     t.answer_items("emit", DONE, DONE)
-    assert t.step(Told(message=Message.WAKE)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.WAKE)) == ["pull nothing"]
     # It gets a seat, not a place in the engine's line.
     assert t.answer_pull(head=group("m", name="urgent", due=3.0)) == ["abort 1", "pull m x3", "give back 1 evicted"]
 

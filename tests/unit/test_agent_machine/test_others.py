@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import Message, OthersTold, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, Message, OtherLoad, Outcome
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, pulled
 
 DONE = Outcome.DONE
 
 
-def others(runs: int, kv_tokens: int = 0) -> OthersTold:
-    return OthersTold(runs=runs, kv_tokens=kv_tokens)
+def others(runs: int, kv_tokens: int = 0) -> OtherLoad:
+    return OtherLoad(runs=runs, kv_tokens=kv_tokens)
 
 
-def beside(told: OthersTold, **settings: object) -> tuple[Transcript, list[str]]:
+def beside(told: OtherLoad, **settings: object) -> tuple[Transcript, list[str]]:
     """Model m became active beside them, and what was done then."""
     t = Transcript(**{"batch_max": 4, **settings})
     assert t.register() == ["pull nothing"]
@@ -22,7 +22,7 @@ def beside(told: OthersTold, **settings: object) -> tuple[Transcript, list[str]]
     return t, t.loaded("m")
 
 
-def full(told: OthersTold, **settings: object) -> Transcript:
+def full(told: OtherLoad, **settings: object) -> Transcript:
     """Two runs, each with a token; more of their group wait. A token takes 10 ms, an answer 2 s."""
     t, lines = beside(told, hardware=HARDWARE, **settings)
     assert lines[0].startswith("pull m")
@@ -35,7 +35,7 @@ def full(told: OthersTold, **settings: object) -> Transcript:
 
 def urgent(t: Transcript, due: float = 3.0) -> list[str]:
     """The head is now a group of the same model with this deadline."""
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     return t.answer_pull(head=group("m", name="urgent", due=due))
 
 

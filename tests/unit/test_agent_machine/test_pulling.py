@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qlm_agent.decisions.events import Message, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, Message, Outcome
 
 from .transcript import CAPACITY, HARDWARE, Transcript, ended, group, profile, pulled
 
@@ -43,7 +43,7 @@ def test_an_empty_queue_is_left_alone_until_told() -> None:
     t = Transcript(poll_s=1.0)
     t.serve()
     assert t.answer_pull() == []
-    assert t.at(0.5).step(Told(message=Message.WAKE)) == ["pull m x100"]
+    assert t.at(0.5).step(ControlMessage(message=Message.WAKE)) == ["pull m x100"]
     assert t.answer_pull() == []
     assert t.wake() == ["pull m x100"]  # a message may be lost: it looks by itself
     assert t.now_s == 1.0
@@ -52,7 +52,7 @@ def test_an_empty_queue_is_left_alone_until_told() -> None:
 def test_a_signal_during_a_pull_is_not_lost() -> None:
     t = Transcript()
     t.serve()
-    assert t.step(Told(message=Message.WAKE)) == []
+    assert t.step(ControlMessage(message=Message.WAKE)) == []
     assert t.answer_pull() == ["pull m x100"]  # the answer may be older than the signal
 
 
@@ -140,7 +140,7 @@ def test_the_head_is_looked_at_even_when_the_batch_is_full() -> None:
     t = Transcript(batch_max=1)
     t.serve()
     t.answer_pull(pulled("1"), head="m")
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull nothing"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull nothing"]
     assert t.answer_pull(head="n") == ["load n warm"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import HardwareTold, LoadAsked, Message, ModelNotLoaded, Outcome, Told
+from qlm_agent.decisions.events import ControlMessage, LoadCommand, Message, ModelNotLoaded, Outcome, ProfilesUpdated
 from qlm_agent.engines.port import Tier
 
 from .transcript import HARDWARE, Transcript, ended, profile, pulled
@@ -22,9 +22,9 @@ def test_next_model_is_warmed_and_becomes_active_when_the_batch_is_done() -> Non
     t = busy()
     assert t.loaded("n", Tier.WARM, active="m", warm=("n",)) == []  # nothing more of the old model
     assert t.end(ended("1", 3)) == ["load n active", "complete 1[0:3]=STOP"]
-    assert t.machine.swapping.swapping_to == "n"
+    assert t.machine.model_swap.swapping_to == "n"
     assert t.machine.batch_reported == 0, "the batch of m says nothing of n"
-    assert t.step(Told(message=Message.WAKE)) == []  # no pull during the swap
+    assert t.step(ControlMessage(message=Message.WAKE)) == []  # no pull during the swap
     assert t.loaded("n", warm=("m",)) == ["pull n x100"]
     assert t.machine.batch_reported == 256
 
@@ -53,7 +53,7 @@ def test_a_swap_does_not_wait_for_ends_to_be_written() -> None:
 def test_head_comes_back_to_the_active_model() -> None:
     t = busy()
     t.loaded("n", Tier.WARM, active="m", warm=("n",))
-    assert t.step(Told(message=Message.HEAD_CHANGED)) == ["pull m x100"]
+    assert t.step(ControlMessage(message=Message.HEAD_CHANGED)) == ["pull m x100"]
     assert t.answer_pull(pulled("2"), head="n") == ["start 2"]
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_warm_is_still_made_active() -> None:
     t = busy()
     failed = ModelNotLoaded(model="n", tier=Tier.WARM, message="no room", active="m", warm=())
     assert t.step(failed) == []
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     assert t.answer_pull(head="n") == []  # not tried again
     assert t.end(ended("1", 1))[0] == "load n active"
 
@@ -90,16 +90,16 @@ def test_models_are_moved_on_request() -> None:
     t = Transcript("m", "n", "o")
     t.serve()
     t.answer_pull()
-    assert t.step(LoadAsked(ask=1, model="n", tier=Tier.WARM)) == ["load n warm"]
-    assert t.step(LoadAsked(ask=2, model="n", tier=Tier.WARM)) == []
-    assert t.step(LoadAsked(ask=3, model="o", tier=Tier.WARM)) == ["answer 3 MODEL_BUSY"]  # one transfer at a time
+    assert t.step(LoadCommand(caller=1, model="n", tier=Tier.WARM)) == ["load n warm"]
+    assert t.step(LoadCommand(caller=2, model="n", tier=Tier.WARM)) == []
+    assert t.step(LoadCommand(caller=3, model="o", tier=Tier.WARM)) == ["answer 3 MODEL_BUSY"]  # one transfer at a time
     answered = t.loaded("n", Tier.WARM, active="m", warm=("n",))
     assert answered[:2] == ["answer 1 done", "answer 2 done"]
-    assert t.step(LoadAsked(ask=4, model="n", tier=Tier.WARM)) == ["answer 4 done"]
-    assert t.step(LoadAsked(ask=5, model="m", tier=Tier.WARM)) == ["answer 5 done"]
-    assert t.step(LoadAsked(ask=6, model="m", tier=Tier.COLD)) == ["answer 6 MODEL_BUSY"]  # active
-    assert t.step(LoadAsked(ask=7, model="x", tier=Tier.COLD)) == ["answer 7 UNKNOWN_MODEL"]
-    assert t.step(LoadAsked(ask=8, model="n", tier=Tier.COLD)) == ["load n cold"]
+    assert t.step(LoadCommand(caller=4, model="n", tier=Tier.WARM)) == ["answer 4 done"]
+    assert t.step(LoadCommand(caller=5, model="m", tier=Tier.WARM)) == ["answer 5 done"]
+    assert t.step(LoadCommand(caller=6, model="m", tier=Tier.COLD)) == ["answer 6 MODEL_BUSY"]  # active
+    assert t.step(LoadCommand(caller=7, model="x", tier=Tier.COLD)) == ["answer 7 UNKNOWN_MODEL"]
+    assert t.step(LoadCommand(caller=8, model="n", tier=Tier.COLD)) == ["load n cold"]
     assert t.loaded("n", Tier.COLD, active="m", warm=())[:1] == ["answer 8 done"]
 
 
@@ -117,7 +117,7 @@ def ahead(*models: str, host_memory_gb: float, sizes: dict[str, float] | None = 
 
 def behind(t: Transcript, *models: str, head: str = "m") -> list[str]:
     """The order of the queue is now this."""
-    t.step(Told(message=Message.HEAD_CHANGED))
+    t.step(ControlMessage(message=Message.HEAD_CHANGED))
     return t.answer_pull(head=head, ahead=models)
 
 
@@ -173,7 +173,7 @@ def test_a_warm_head_need_not_wait_for_another_model_that_is_being_warmed() -> N
     assert behind(t, head="n") == []
     assert t.end(ended("1", 1)) == ["load n active", "complete 1[0:1]=STOP"]
     assert t.loaded("o", Tier.WARM, active="", warm=("m", "n", "o")) == []
-    assert t.machine.swapping.swapping_to == "n"
+    assert t.machine.model_swap.swapping_to == "n"
     assert t.loaded("n", warm=("m", "o"))[0] == "pull n x1"
 
 
@@ -181,7 +181,7 @@ def test_weights_that_are_told_later_count() -> None:
     t = Transcript("m", "n", "o", host_memory_gb=40.0, batch_max=1)
     t.serve()
     t.answer_pull(pulled("1"), head="m", ahead=("n", "o"))
-    assert t.step(HardwareTold(hardware={name: profile(name) for name in "mno"})) == ["load n warm"]
+    assert t.step(ProfilesUpdated(hardware={name: profile(name) for name in "mno"})) == ["load n warm"]
 
 
 def test_weights_that_the_engine_counts_itself_go_before_those_of_profiles() -> None:
@@ -190,7 +190,7 @@ def test_weights_that_the_engine_counts_itself_go_before_those_of_profiles() -> 
     t.serve()
     assert t.answer_pull(pulled("1"), head="m", ahead=("n", "o")) == ["start 1", "load n warm"]
     assert t.loaded("n", Tier.WARM, active="m", warm=("n",)) == []
-    assert t.step(HardwareTold(hardware={name: profile(name) for name in "mno"})) == []
+    assert t.step(ProfilesUpdated(hardware={name: profile(name) for name in "mno"})) == []
 
 
 def test_warming_ahead_can_be_switched_off() -> None:
@@ -203,7 +203,7 @@ def test_a_model_that_could_not_be_warmed_is_tried_again_after_a_while() -> None
     t = ahead("n", host_memory_gb=40.0)
     assert t.step(ModelNotLoaded(model="n", tier=Tier.WARM, message="no room", active="m", warm=())) == []
     assert behind(t, "n") == []
-    assert t.at(40.0).step(Told(message=Message.HEAD_CHANGED)) == ["load n warm", "pull nothing"]
+    assert t.at(40.0).step(ControlMessage(message=Message.HEAD_CHANGED)) == ["load n warm", "pull nothing"]
 
 
 def test_what_turns_out_to_be_owned_during_a_swap_goes_back() -> None:

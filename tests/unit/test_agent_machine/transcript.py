@@ -28,10 +28,11 @@ from qlm_agent.decisions.effects import (
     Stop,
 )
 from qlm_agent.decisions.events import (
+    AgentStart,
     CallAnswered,
     CallLost,
     EngineEnd,
-    EngineTold,
+    EngineProgress,
     Event,
     ItemsAnswered,
     ModelLoaded,
@@ -40,10 +41,9 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    Registered,
+    RegistrationAnswer,
     RunsOffloaded,
     RunsRestored,
-    Started,
     TimePassed,
 )
 from qlm_agent.decisions.machine import AgentMachine
@@ -166,8 +166,8 @@ class Transcript:
 
     def register(self) -> list[str]:
         if "register" not in self.calls:
-            assert self.step(Started()) == ["register"]
-        return self.step(Registered(call=self.calls.pop("register"), incarnation="a/1"))
+            assert self.step(AgentStart()) == ["register"]
+        return self.step(RegistrationAnswer(call=self.calls.pop("register"), incarnation="a/1"))
 
     def serve(self, model: str = "m") -> list[str]:
         """Registered, with a model active that the head of the queue is of; the first pull is open."""
@@ -196,10 +196,10 @@ class Transcript:
 
     def offloaded(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
         """The engine moved the KV of these, of those `asked` (all of them where none is named)."""
-        return self.step(RunsOffloaded(asked=_ids(asked or names), done=_ids(names)))
+        return self.step(RunsOffloaded(requested=_ids(asked or names), done=_ids(names)))
 
     def restored(self, *names: str, asked: tuple[str, ...] = ()) -> list[str]:
-        return self.step(RunsRestored(asked=_ids(asked or names), done=_ids(names)))
+        return self.step(RunsRestored(requested=_ids(asked or names), done=_ids(names)))
 
     def answer_owned(self, *runs: PulledRun) -> list[str]:
         return self.step(OwnedAnswered(call=self.calls.pop("read owned"), owned=runs))
@@ -215,10 +215,10 @@ class Transcript:
         return self.step(CallLost(call=self.calls.pop(kind)))
 
     def produce(self, *counts: tuple[str, int]) -> list[str]:
-        return self.step(EngineTold(counts=[(f"{name}/1", tokens) for name, tokens in counts]))
+        return self.step(EngineProgress(counts=[(f"{name}/1", tokens) for name, tokens in counts]))
 
     def end(self, *ends: EngineEnd) -> list[str]:
-        return self.step(EngineTold(ended=ends))
+        return self.step(EngineProgress(ended=ends))
 
     # Lines ------------------------------------------------------------------------------------------------------------
 
@@ -267,11 +267,11 @@ class Transcript:
             case ResumeEngine():
                 return "resume"
             case ForgetRun():
-                return f"forget {_name(effect.run_id)} {effect.fate.value}"
+                return f"forget {_name(effect.run_id)} {effect.cause.value}"
             case DrainAnswer():
                 return f"drained {effect.finished} finished {effect.given_back} given back"
             case LoadAnswer():
-                return f"answer {effect.ask} {effect.problem or 'done'}"
+                return f"answer {effect.caller} {effect.problem or 'done'}"
             case Stop():
                 return "stop"
             case _:

@@ -26,13 +26,15 @@ from qlm_agent.decisions.effects import (
     Stop,
 )
 from qlm_agent.decisions.events import (
+    AgentStart,
     CallAnswered,
     CallLost,
+    ControlMessage,
     EngineEnd,
-    EngineTold,
+    EngineProgress,
     Event,
     ItemsAnswered,
-    LeaseWasLost,
+    LeaseLoss,
     Message,
     ModelLoaded,
     Outcome,
@@ -40,12 +42,10 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    Registered,
+    RegistrationAnswer,
     RunsOffloaded,
     RunsRestored,
-    Started,
     TimePassed,
-    Told,
 )
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.decisions.runs import ON_GPU, ReturnCause, RunPhase
@@ -142,7 +142,7 @@ class World:
         answer = self.serve(effect, call)
         self.later(CallLost(call=call) if lost or answer is None else answer, 0.1 if lost else None)
         if answer is None:
-            self.later(LeaseWasLost(incarnation=self.machine.incarnation), 0.1)
+            self.later(LeaseLoss(incarnation=self.machine.incarnation), 0.1)
 
     def serve(self, effect: Effect, call: int) -> Event | None:
         match effect:
@@ -150,7 +150,7 @@ class World:
                 if not self.leased:
                     self.incarnation += 1
                     self.leased = True
-                return Registered(call=call, incarnation=f"a/{self.incarnation}")
+                return RegistrationAnswer(call=call, incarnation=f"a/{self.incarnation}")
             case Pull():
                 if not self.leased:
                     return None
@@ -263,9 +263,9 @@ class World:
                     self.on_engine.pop(run_id, None)
                     self.offloaded.pop(run_id, None)
             case OffloadRuns():
-                self.later(RunsOffloaded(asked=effect.run_ids, done=self.offload(effect.run_ids)), 0.02)
+                self.later(RunsOffloaded(requested=effect.run_ids, done=self.offload(effect.run_ids)), 0.02)
             case RestoreRuns():
-                self.later(RunsRestored(asked=effect.run_ids, done=self.restore(effect.run_ids)), 0.02)
+                self.later(RunsRestored(requested=effect.run_ids, done=self.restore(effect.run_ids)), 0.02)
             case LoadModel():
                 assert effect.tier is not Tier.ACTIVE or not self.on_engine
                 if effect.tier is Tier.ACTIVE:
@@ -300,7 +300,7 @@ class World:
             self.on_engine[run_id] = self.offloaded.pop(run_id)
         return tuple(done)
 
-    def engine_step(self) -> EngineTold:
+    def engine_step(self) -> EngineProgress:
         counts: list[tuple[str, int]] = []
         ends: list[EngineEnd] = []
         for run_id, run in list(self.on_engine.items())[:BATCH_MAX]:
@@ -314,7 +314,7 @@ class World:
                 counts.append((run_id, tokens))
         for end in ends:
             del self.on_engine[end.run_id]
-        return EngineTold(counts=counts, ended=ends)
+        return EngineProgress(counts=counts, ended=ends)
 
     def make_trouble(self) -> None:
         if self.random.random() > self.trouble:
@@ -322,14 +322,14 @@ class World:
         match self.random.choice(["lease", "away", "cancel", "reclaim", "rollback"]):
             case "lease":
                 self.leased = False
-                self.later(LeaseWasLost(incarnation=f"a/{self.incarnation}"))
+                self.later(LeaseLoss(incarnation=f"a/{self.incarnation}"))
             case "away":
                 self.away_until_s = self.now_s + self.random.uniform(0.1, 3.0)
             case "cancel":
                 request = self.random.choice(self.requests)
                 if not request.ended:
                     request.ended = "cancelled"
-                    self.later(Told(message=Message.CANCEL, run_id=request.run_id))
+                    self.later(ControlMessage(message=Message.CANCEL, run_id=request.run_id))
             case "reclaim":
                 for request in self.requests:
                     if request.owner and not request.ended and (request.owner != f"a/{self.incarnation}" or not self.leased):
@@ -362,7 +362,7 @@ class World:
     def run(self, until_s: float) -> None:
         """Until all have ended."""
         next_engine_s = next_timer_s = 0.0
-        self.feed(Started())
+        self.feed(AgentStart())
         while not self.stopped and (any(not request.ended for request in self.requests) or len(self.machine.runs)):
             assert self.now_s < until_s, "something waits for ever"
             next_event_s = self.events[0][0] if self.events else until_s
@@ -385,7 +385,7 @@ class World:
         """Tells of requests that have come since the last look, most of the time."""
         arrived = sum(request.arrives_s <= self.now_s for request in self.requests)
         if arrived != self.arrived and self.random.random() < 0.9:
-            self.later(Told(message=Message.HEAD_CHANGED))
+            self.later(ControlMessage(message=Message.HEAD_CHANGED))
         self.arrived = arrived
 
     def reclaim_orphans(self) -> None:

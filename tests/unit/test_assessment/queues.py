@@ -23,9 +23,11 @@ CALIBRATED = replace(
     version=7,
     calibration=CalibrationTable(
         (
-            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3),
-            CalibrationProfile(time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8),
-            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1),
+            CalibrationProfile(time=CalibratedTime.WAIT, model="big", bias_factor=1.3, evidence_s=1e6),
+            CalibrationProfile(
+                time=CalibratedTime.COMPLETION, instance="a", model="chat", gpu="A100-80GB", n_gpu=1, bias_factor=0.8, evidence_s=1e6
+            ),
+            CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=1.1, evidence_s=1e6),
         )
     ),
 )

@@ -156,8 +156,8 @@ def test_nothing_gives_way_that_would_be_late_by_it() -> None:
 
 def test_times_are_calibrated_by_the_snapshots_rows() -> None:
     rows = (
-        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2),
-        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9),
+        CalibrationProfile(time=CalibratedTime.WAIT, bias_factor=1.2, evidence_s=1e9),
+        CalibrationProfile(time=CalibratedTime.COMPLETION, bias_factor=0.9, evidence_s=1e9),
     )
     own, told = assessed(*TWO), Assessment(CATALOGUE, replace(SHIPPED, calibration=CalibrationTable(rows)), TWO)
     before, after = own.waiting("a1", 600), told.waiting("a1", 600)

@@ -26,7 +26,7 @@ def taught() -> Driver:
     driver.seen()
     loads(driver, 9, 2.0)
     loads(driver, 5, 0.7, from_s=1_000.0, kind=SWAPPED_COLD)
-    driver.operation(KV_MOVED, 2_000.0, 2.0 * A100.kv_moved_s(4, 20_000), requests=4, tokens=20_000)
+    driver.operation(KV_MOVED, 2_000.0, 2.0 * A100.kv_swap_s(20_000, 4), requests=4, tokens=20_000)
     return driver
 
 

@@ -9,7 +9,6 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from qlm_core.group import MEGA
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import RequestFacts, RequestKey, Slo, SloKind
@@ -269,18 +268,6 @@ def test_the_figures_of_a_class_are_of_the_batch_that_is_reported() -> None:
     assert (after[WORK] > before[WORK]).tolist() == active.tolist()
     slot.report_batch(slot.facts.batch_max)
     assert (rows_of(table, board, "i-0") == before).all()
-
-
-def test_a_group_of_another_cluster_keeps_its_terms_and_takes_no_more_memory() -> None:
-    """Profiles know no clusters."""
-    made, board = estimates(), random_board(4)
-    table = ClassTable(estimates=made)
-    before, keys = rows_of(table, board, "i-0"), len(table._keys)
-    for each in board.queue_groups("i-0"):
-        each.traits = replace(each.traits, key=replace(each.traits.key, cluster=MEGA))
-    table._traits.clear()  # as groups of their own would have it
-    assert (rows_of(table, board, "i-0") == before).all()
-    assert len(table._keys) == keys
 
 
 def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

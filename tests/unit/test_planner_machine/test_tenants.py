@@ -126,7 +126,7 @@ def test_a_hundred_thousand_tenants_take_bounded_memory() -> None:
 
 
 def test_the_class_survives_a_restart() -> None:
-    key = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256", tenant_class="8/a/b", cluster="mega")
+    key = GroupKey(model="alpha", slo_kind=SloKind.COMPLETION, slo_class="64s", token_class="256", tenant_class="8/a/b")
     traits = GroupTraits(key=key, slo_s=60.0, priority=0)
     assert from_meta(to_meta(traits, 0)) == traits
 

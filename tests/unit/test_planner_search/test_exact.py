@@ -12,11 +12,13 @@ import pytest
 from benchmarks.planner.enumeration import enumerated
 from benchmarks.planner.generator import Shape, drawn
 from benchmarks.planner.printed import printed_optimum
+from benchmarks.planner.scenarios import at_quantile, sampled
 from hypothesis import given, settings
 
 from drawn_problems import by_hand, certain, problems
 from qlm_core.errors import ConfigError
-from qlm_planner.exact import (
+from qlm_planner.exact import backends
+from qlm_planner.exact.solver import (
     ExactError,
     NoOrders,
     Scenario,
@@ -27,9 +29,6 @@ from qlm_planner.exact import (
     Status,
     TooLarge,
     at_means,
-    at_quantile,
-    backends,
-    sampled,
     solve_exactly,
 )
 from qlm_planner.machine.effects import Solve, Stage

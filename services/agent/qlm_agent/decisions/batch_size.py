@@ -1,7 +1,7 @@
-"""How many requests run at once (`agent.batch`): what the agent knows of its classes, for `qlm_core.batch_size.choose_batch`.
+"""How many requests run at once (`agent.batch`): the agent's figures of its classes, for `qlm_core.batch_size.choose_batch`.
 
-Of each class it counts the arrivals: what it pulled, and what waits more than before in the groups that the last pull saw. What outputs are
-like it learns from its runs (`expectations`).
+Arrivals of a class are its pulled requests, and the growth of its waiting groups between two pulls. Output lengths are learned from the
+agent's runs (`expectations`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ClassKey = tuple[str, str, bool]
 """Model, SLO class, whether the SLO bounds the first token."""
 
 SNAPSHOTS = 16
-"""Counts of arrivals are kept at so many times of the window over which rates are measured."""
+"""Arrival counts are kept for this many windows of rate measurement."""
 
 CHOOSE_EVERY_S = 0.1
-"""The size is chosen again this often at the most: it follows classes and rates, not single requests."""
+"""Minimum time between two choices: the size follows classes and rates, not single requests."""
 
 PROMPTS_KEPT = 32
-"""Prompts of a class after which their mean has forgotten those before."""
+"""Prompts of a class after which their mean has forgotten earlier ones."""
 
 REPORT_STEP = 1.25
-"""Sizes whose ratio is below this are reported as the same: plans and predictions rest on each that is reported."""
+"""Sizes within this ratio are reported as one: each reported size changes plans and predictions."""
 
 CLASSES_MAX = 200
 """Most classes that are known; further ones have no limit of their own."""
@@ -39,7 +39,7 @@ CLASSES_MAX = 200
 
 @dataclass(slots=True, kw_only=True)
 class _Class:
-    """What is known of a class. `pulled`: its requests, each counted once."""
+    """Figures of a class. `pulled`: its requests, each counted once."""
 
     slo_s: float
     prompt_tokens: float
@@ -59,8 +59,8 @@ class BatchSize:
         self._choose_at_s = -math.inf
         self.limit = self.reported = settings.batch_max
 
-    def pulled(self, run: PulledRun) -> None:
-        """Learns from a request that came to be owned."""
+    def record_pull(self, run: PulledRun) -> None:
+        """Learns from a request that is owned now."""
         key = (run.model, run.slo_class, run.first_token)
         known = self._classes.get(key)
         if run.slo_s == math.inf or run.displacements or (known is None and len(self._classes) >= CLASSES_MAX):
@@ -72,7 +72,7 @@ class BatchSize:
         known.slo_s = run.slo_s
 
     def choose(self, now_s: float, model: str, head: QueueHead | None) -> None:
-        """Chooses again, where that is due, for the model that is active."""
+        """Chooses a size for the active model, if a choice is due."""
         hardware, other = self._expectations.hardware.get(model), model != self._chosen_for
         if not self._settings.batch_by_slo or hardware is None:
             self.limit = self._settings.batch_max
@@ -124,11 +124,11 @@ class BatchSize:
         return demands
 
     def _rates(self, now_s: float, model: str, waiting: Mapping[ClassKey, int]) -> dict[ClassKey, float]:
-        """Arrivals a second by class, over the time that an output takes in the largest batch: what was pulled, and what waits more."""
-        come = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
+        """Arrivals a second by class, over the time of an output in the largest batch: pulled requests and growth of the waiting groups."""
+        arrived = {key: known.pulled + waiting.get(key, 0) for key, known in self._classes.items()}
         window_s = self._expectations.output_s(model, self._settings.batch_max)
         kept = self._snapshots
         if not kept or now_s - kept[-1][0] >= window_s / SNAPSHOTS:
-            kept.append((now_s, come))
+            kept.append((now_s, arrived))
         then_s, before = kept[0]
-        return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in come.items()}
+        return {key: max(0, count - before.get(key, 0)) / max(now_s - then_s, window_s / SNAPSHOTS) for key, count in arrived.items()}

@@ -1,6 +1,6 @@
-"""The way out of an agent: output, ends and give-backs, each at most one call at a time, in order, until the server has answered.
+"""Delivers output, ends and give-backs: each at most one call at a time, in order, until the server has answered.
 
-The first output of a run is sent at once, its last with its end, and what comes between after at most `coalesce_s`.
+The first output of a run is sent at once, its last with its end, any other after at most `coalesce_s`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from qlm_agent.decisions.effects import Complete, CompleteItem, Effect, Emit, EmitItem, GiveBack
 from qlm_agent.decisions.events import Outcome
 from qlm_agent.decisions.registration import ServerLink
-from qlm_agent.decisions.runs import Ending, Fate, ReturnCause, Run, RunPhase, RunTable
+from qlm_agent.decisions.runs import Ending, RemovalCause, ReturnCause, Run, RunPhase, RunTable
 
 ITEMS_MAX = 500
 """Most runs in one call (`qlm_queue.values.BATCH_MAX`; the shell checks that they are equal)."""
@@ -38,24 +38,24 @@ class Delivery:
     def next_wakeup_s(self) -> float | None:
         return self._flush_at_s if self._emit is None else None
 
-    # What happens to runs ---------------------------------------------------------------------------------------------
+    # Events of runs -------------------------------------------------------------------------------------------------------
 
-    def produced(self, now_s: float, run: Run, tokens: int) -> None:
-        """The engine made tokens."""
+    def add_output(self, now_s: float, run: Run, tokens: int) -> None:
+        """Counts new tokens of the engine."""
         first = run.produced == run.resumed
-        self._runs.produced(run, tokens)
+        self._runs.add_output(run, tokens)
         if first:
             self._urgent[run.run_id] = None
         else:
             self._wait_for_more(now_s, run.run_id)
 
-    def hurry(self, run: Run) -> None:
-        """Somebody waits for what is held."""
+    def send_soon(self, run: Run) -> None:
+        """Sends the run's held output without delay."""
         if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
-    def ended(self, run: Run, ending: Ending) -> None:
-        """Its end is to be written."""
+    def queue_end(self, run: Run, ending: Ending) -> None:
+        """Queues the run's end for writing."""
         if run.on_engine:
             self._runs.move(run, RunPhase.ENDED)
         run.ending = ending
@@ -63,7 +63,7 @@ class Delivery:
         self._ending[run.run_id] = None
 
     def give_back(self, run: Run, cause: ReturnCause, failure: str = "") -> None:
-        """It is off the engine and goes back to its place, with what it produced."""
+        """Queues a run that is off the engine for its return, with its output."""
         if run.on_engine:
             self._runs.move(run, RunPhase.RETURNING)
         run.cause = cause
@@ -77,16 +77,16 @@ class Delivery:
         self._ending.pop(run.run_id, None)
         self._returning.pop(run.run_id, None)
 
-    def progress_read(self, run: Run, stored: int) -> None:
-        """What the server has, after a gap."""
+    def set_progress(self, run: Run, stored: int) -> None:
+        """Sets the server's progress, after a gap."""
         run.gap = False
-        self._runs.stored(run, min(stored, run.produced))
+        self._runs.set_stored(run, min(stored, run.produced))
         if run.on_engine and run.unstored:
             self._urgent[run.run_id] = None
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
-    def answered(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
+    def handle_answer(self, now_s: float, call: int, outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
         """Takes the answer to one of its calls. Returns the runs that are no longer the agent's, and why."""
         if self._emit is not None and self._emit[0] == call:
             items, self._emit = self._emit[1], None
@@ -99,8 +99,8 @@ class Delivery:
             return self._give_back_answered(run_ids, outcomes)
         return []
 
-    def lost(self, now_s: float, call: int) -> None:
-        """One of its calls, perhaps, was not answered; what it held is tried again."""
+    def handle_loss(self, now_s: float, call: int) -> None:
+        """A call that may be one of its own was not answered: its content is retried."""
         if self._emit is not None and self._emit[0] == call:
             for run_id in self._emit[1]:
                 run = self._runs.get(run_id)
@@ -113,24 +113,24 @@ class Delivery:
         elif self._give_back is not None and self._give_back[0] == call:
             self._give_back = None
 
-    def _emit_answered(self, now_s: float, items: dict[str, EmitItem], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        lost: list[tuple[Run, Fate]] = []
+    def _emit_answered(self, now_s: float, items: dict[str, EmitItem], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        lost: list[tuple[Run, RemovalCause]] = []
         for item, outcome in zip(items.values(), outcomes, strict=True):
             run = self._runs.get(item.run_id)
             if run is None:
                 continue
             if outcome is Outcome.DONE:
-                self._runs.stored(run, item.end)
+                self._runs.set_stored(run, item.end)
                 if run.unstored and run.on_engine and run.run_id not in self._urgent:
                     self._wait_for_more(now_s, run.run_id)
             elif outcome is Outcome.GAP:
                 run.gap = True
             else:
-                lost.append((run, Fate.GONE))
+                lost.append((run, RemovalCause.NOT_OWNED))
         return lost
 
-    def _complete_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        gone: list[tuple[Run, Fate]] = []
+    def _complete_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        removed: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is None:
@@ -139,22 +139,22 @@ class Delivery:
                 run.gap = True
             else:
                 self.finished += outcome is Outcome.DONE
-                gone.append((run, Fate.WRITTEN if outcome is Outcome.DONE else Fate.GONE))
-        return gone
+                removed.append((run, RemovalCause.WRITTEN if outcome is Outcome.DONE else RemovalCause.NOT_OWNED))
+        return removed
 
-    def _give_back_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, Fate]]:
-        gone: list[tuple[Run, Fate]] = []
+    def _give_back_answered(self, run_ids: tuple[str, ...], outcomes: Iterable[Outcome]) -> list[tuple[Run, RemovalCause]]:
+        removed: list[tuple[Run, RemovalCause]] = []
         for run_id, outcome in zip(run_ids, outcomes, strict=True):
             run = self._runs.get(run_id)
             if run is not None:
                 self.given_back += outcome is Outcome.DONE
-                gone.append((run, Fate.GONE if outcome is Outcome.STALE else Fate.GIVEN_BACK))
-        return gone
+                removed.append((run, RemovalCause.NOT_OWNED if outcome is Outcome.STALE else RemovalCause.GIVEN_BACK))
+        return removed
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[Effect]:
-        """The calls to make now."""
+        """Returns the calls to make now."""
         effects: list[Effect] = []
         if not self._link.usable(now_s):
             return effects
@@ -210,7 +210,7 @@ class Delivery:
             effects.append(Complete(call=call, items=tuple(items)))
 
     def _decide_give_back(self, effects: list[Effect]) -> None:
-        """One call takes runs of one cause and failure: those of the first one that is ready."""
+        """One call takes runs of one cause and failure: the first ready run's."""
         emitting = self._emit[1] if self._emit is not None else {}
         ready: list[Run] = []
         for run_id in self._returning:

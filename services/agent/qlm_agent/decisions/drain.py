@@ -1,7 +1,7 @@
-"""Draining and stopping: nothing more is pulled, what runs may finish until a time, the rest goes back.
+"""Draining and stopping: pulling ends, running requests may finish until a time, all others return to the queue.
 
-What waits in host memory goes back at once, for another instance to continue; only runs that cannot be continued faithfully elsewhere stay,
-to be finished here while there is time.
+Offloaded runs return at once, for another instance to continue; only runs that cannot be continued faithfully elsewhere stay, and finish
+here while there is time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from qlm_agent.decisions.delivery import Delivery
 from qlm_agent.decisions.effects import AbortRuns, Deregister, Describe, DrainAnswer, Effect
-from qlm_agent.decisions.events import DrainAsked
+from qlm_agent.decisions.events import DrainCommand
 from qlm_agent.decisions.registration import ServerLink
 from qlm_agent.decisions.runs import ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
 
 
-class Draining:
-    """`draining`: since the first time that anybody asked. `stop`: the process is to end with it."""
+class DrainControl:
+    """`draining`: set by the first drain command. `stop`: the process ends with the drain."""
 
     def __init__(self, settings: MachineSettings, runs: RunTable, link: ServerLink, delivery: Delivery) -> None:
         self._settings = settings
@@ -26,26 +26,26 @@ class Draining:
         self._delivery = delivery
         self.draining = False
         self.stop = False
-        self._finish_by_s: float | None = None  # None when what ran then was given back
+        self._finish_by_s: float | None = None  # None once the runs of that time are given back
         self._give_up_at_s: float | None = None
         self._described = False
         self._describe_call: int | None = None
         self._deregister_call: int | None = None
-        self._asks: list[int] = []
+        self._callers: list[int] = []
         self._base = (0, 0)  # finished and given back before the drain
 
     @property
     def wakeups_s(self) -> tuple[float | None, float | None]:
         return self._finish_by_s, self._give_up_at_s
 
-    def asked(self, now_s: float, event: DrainAsked) -> None:
-        """The earliest end that was asked for counts."""
+    def request(self, now_s: float, event: DrainCommand) -> None:
+        """Takes a drain command; the earliest end of all commands counts."""
         self.begin(now_s, event.finish_s)
         if event.stop:
             self.stop = True
             self._give_up_at_s = now_s + event.finish_s + self._settings.give_up_s
-        if event.ask:
-            self._asks.append(event.ask)
+        if event.caller:
+            self._callers.append(event.caller)
 
     def begin(self, now_s: float, finish_s: float) -> None:
         finish_by_s = now_s + finish_s
@@ -56,7 +56,7 @@ class Draining:
         elif self._finish_by_s is not None:
             self._finish_by_s = min(self._finish_by_s, finish_by_s)
 
-    def registered(self) -> None:
+    def handle_registration(self) -> None:
         """A new incarnation is not described yet."""
         self._described = False
 
@@ -65,20 +65,20 @@ class Draining:
         return self._give_up_at_s is not None and now_s >= self._give_up_at_s
 
     def give_back(self, now_s: float) -> list[Effect]:
-        """What need not, or may no longer, run here."""
+        """Gives back the runs that need not, or may no longer, run here."""
         if self._finish_by_s is not None and now_s >= self._finish_by_s:
             self._finish_by_s = None
             return self.take_off_engine(self._runs.on_engine())
         return self.take_off_engine([run for run in self._runs.offloaded() if run.resumable or self._finish_by_s is None])
 
     def take_off_engine(self, runs: Sequence[Run]) -> list[Effect]:
-        """Aborts runs, which go back with what they produced; what made no token yet counts as not started."""
+        """Aborts runs, which return with their output; a run without a token counts as not started."""
         for run in runs:
-            self._delivery.give_back(run, ReturnCause.DRAINED if run.made else ReturnCause.UNSTARTED)
+            self._delivery.give_back(run, ReturnCause.DRAINED if run.has_output else ReturnCause.UNSTARTED)
         return [AbortRuns(run_ids=tuple(run.run_id for run in runs))] if runs else []
 
     def decide(self, now_s: float, *, owns_nothing: bool) -> list[Effect]:
-        """The calls of a drain, and its answer when nothing is owned any more."""
+        """The calls of a drain, and its answer once the agent owns nothing."""
         if not self._link.usable(now_s):
             return []
         effects: list[Effect] = []
@@ -93,21 +93,23 @@ class Draining:
         return effects
 
     def answer(self) -> list[Effect]:
-        """To all that asked."""
-        if not self._asks:
+        """Answers all callers."""
+        if not self._callers:
             return []
-        asks, self._asks = tuple(self._asks), []
+        callers, self._callers = tuple(self._callers), []
         finished, given_back = self._base
-        return [DrainAnswer(asks=asks, finished=self._delivery.finished - finished, given_back=self._delivery.given_back - given_back)]
+        return [
+            DrainAnswer(callers=callers, finished=self._delivery.finished - finished, given_back=self._delivery.given_back - given_back)
+        ]
 
-    def call_answered(self, call: int) -> bool:
+    def handle_answer(self, call: int) -> bool:
         """Whether the incarnation is deregistered with this."""
         if call == self._describe_call:
             self._describe_call = None
             self._described = True
         return call == self._deregister_call
 
-    def lost(self, call: int) -> bool:
+    def handle_loss(self, call: int) -> bool:
         """Whether the incarnation counts as deregistered: its lease ends by itself."""
         if call == self._describe_call:
             self._describe_call = None

@@ -1,11 +1,11 @@
-"""What an agent's machine wants done. Effects with `call` are answered by an event with that number; the shell performs engine effects in
-the order they are given."""
+"""Effects of the agent's machine. Effects with `call` are answered by an event with that number; the shell performs engine effects in the
+order given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlm_agent.decisions.runs import Ending, Fate, ReturnCause
+from qlm_agent.decisions.runs import Ending, RemovalCause, ReturnCause
 from qlm_agent.engines.port import Tier
 
 # The server --------------------------------------------------------------------------------------------------------------
@@ -13,8 +13,8 @@ from qlm_agent.engines.port import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """Become a new incarnation. A retry of a lost call repeats `nonce_number`, so that one nonce serves both. `yields`: not while a
-    process that started earlier serves the instance."""
+    """Registers a new incarnation. A retry of a lost call repeats `nonce_number`, so that one nonce serves both. `yields`: wait while an
+    older process serves the instance."""
 
     call: int
     nonce_number: int
@@ -35,7 +35,7 @@ class Deregister:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """See `qlm_queue.values.PullBudget`. `model` "" looks at the head only."""
+    """See `qlm_queue.values.PullBudget`. `model` "": read the head only."""
 
     call: int
     model: str
@@ -84,7 +84,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """Requeue, or unpull where `cause` is UNSTARTED or DISPLACED. `failure`: why, where `cause` is FAILED."""
+    """Requeue, or unpull if `cause` is UNSTARTED or DISPLACED. `failure`: the reason, if `cause` is FAILED."""
 
     call: int
     run_ids: tuple[str, ...]
@@ -107,14 +107,14 @@ class AbortRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadRuns:
-    """Their KV goes to host memory. Answered by RunsOffloaded."""
+    """Moves their KV to host memory. Answered by RunsOffloaded."""
 
     run_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRuns:
-    """Their KV comes back. Answered by RunsRestored."""
+    """Moves their KV back to the GPU. Answered by RunsRestored."""
 
     run_ids: tuple[str, ...]
 
@@ -145,23 +145,23 @@ class ForgetRun:
     """The run is no longer this agent's: drop its tokens."""
 
     run_id: str
-    fate: Fate
+    cause: RemovalCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainAnswer:
-    """To all that asked to drain: nothing is owned any more."""
+    """Answers all drain commands: the agent owns nothing any more."""
 
-    asks: tuple[int, ...]
+    callers: tuple[int, ...]
     finished: int
     given_back: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadAnswer:
-    """`problem`: a reason of errors.proto, "" where it was done in `took_s`."""
+    """`problem`: a reason of errors.proto, "" for a load done in `took_s`."""
 
-    ask: int
+    caller: int
     took_s: float = 0.0
     problem: str = ""
     message: str = ""

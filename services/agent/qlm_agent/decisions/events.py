@@ -1,4 +1,4 @@
-"""What an agent's machine is told. Answers carry the number of the call that they answer; late ones of unknown calls change nothing."""
+"""Events of an agent's machine. Answers carry the number of their call; late answers of unknown calls change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlm_core.profile import HardwareProfile
 
 
 class Outcome(Enum):
-    """What became of one item of a call (`qlm_queue.values.StepStatus`)."""
+    """The outcome of one item of a call (`qlm_queue.values.StepStatus`)."""
 
     DONE = "done"
     STALE = "stale"
@@ -32,11 +32,11 @@ class Message(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledRun:
-    """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why it cannot be read, else "".
+    """A request that the incarnation owns. `stored`: output tokens that the server has. `refusal`: why the body cannot be read, else "".
 
-    `deadline_s`: on the queue's clock; `slo_s`: from acceptance to it; both infinite for a strict priority. `first_token`: it
-    bounds the first token only. `priority`: None for requests with an SLO. `resumable`: prompt + output are enough to go on faithfully
-    elsewhere. `displacements`: how often earlier attempts were given back without having failed; `failed`: how many did."""
+    `deadline_s`: on the queue's clock; `slo_s`: from acceptance to it; both infinite for a strict priority. `first_token`: it bounds the
+    first token only. `priority`: None for requests with an SLO. `resumable`: prompt + output are enough to continue faithfully elsewhere.
+    `displacements`: earlier attempts given back without a failure; `failed`: earlier attempts that failed."""
 
     run_id: str
     queue_id: str
@@ -68,7 +68,7 @@ class WaitingGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueHead:
     """The first group of the virtual queue (`qlm_queue.values.HeadGroup`). `first_deadline_s`, `first_token`, `priority`: as in PulledRun,
-    of its first waiting request. `behind`: the groups behind it in their order, as far as the pull looked."""
+    of its first waiting request. `behind`: the groups behind it in order, as far as the pull read them."""
 
     group_id: str
     model: str
@@ -85,13 +85,13 @@ class QueueHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegistrationAnswer:
     call: int
     incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWasLost:
+class LeaseLoss:
     """The lease of this incarnation expired or another incarnation registered."""
 
     incarnation: str
@@ -125,29 +125,29 @@ class ItemsAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnswered:
-    """To calls that answer nothing but that they are done."""
+    """Answers a call without a result."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLost:
-    """The server is away or did not answer in time: the call may or may not have happened."""
+    """The server is away or did not answer in time: the call may or may not have been carried out."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A control message; `run_id` for those about a run, else ""."""
+class ControlMessage:
+    """A control message; `run_id` if it concerns a run, else ""."""
 
     message: Message
     run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareTold:
-    """The rows of this agent's GPUs as they are known now, by model and by its clock, in the place of those before."""
+class ProfilesUpdated:
+    """The current rows of this agent's GPUs, by model and by its clock; they replace all earlier ones."""
 
     hardware: Mapping[str, HardwareProfile]
 
@@ -167,9 +167,8 @@ class EngineEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTold:
-    """New tokens of runs that go on, as (run, how many), and runs that ended. A run of which nothing was told counts as
-    waiting."""
+class EngineProgress:
+    """New tokens of running requests, as (run, count), and ended runs. A run counts as waiting until its first report."""
 
     counts: Sequence[tuple[str, int]] = ()
     ended: Sequence[EngineEnd] = ()
@@ -177,24 +176,24 @@ class EngineTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsOffloaded:
-    """To OffloadRuns: the KV of `done` is in host memory; the others of `asked` go on as they were, or ended."""
+    """Answers OffloadRuns: the KV of `done` is in host memory; the others of `requested` continue unchanged, or ended."""
 
-    asked: Sequence[str]
+    requested: Sequence[str]
     done: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsRestored:
-    """To RestoreRuns: `done` go on; the others of `asked` are still offloaded."""
+    """Answers RestoreRuns: `done` continue; the others of `requested` are still offloaded."""
 
-    asked: Sequence[str]
+    requested: Sequence[str]
     done: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OthersTold:
-    """What other clients of the active model's server hold, in the place of what was told before: runs, those that wait there included, and
-    tokens of KV. Never told by engines that nobody shares."""
+class OtherLoad:
+    """Load of other clients on the active model's server, replacing the last report: runs, those waiting there included, and tokens of KV.
+    Engines that are not shared never report it."""
 
     runs: int
     kv_tokens: int
@@ -202,8 +201,8 @@ class OthersTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded:
-    """A transfer is done. `active`, `warm`: as all models are now. KV capacities are in tokens of the active one; that of the host is 0
-    where nothing can be offloaded."""
+    """A transfer is done. `active`, `warm`: the state of all models now. KV capacities are in tokens of the active model; the host's is 0
+    if nothing can be offloaded."""
 
     model: str
     tier: Tier
@@ -216,7 +215,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNotLoaded:
-    """A transfer failed; all models are where they were, as told."""
+    """A transfer failed; all models are in the given tiers."""
 
     model: str
     tier: Tier
@@ -229,7 +228,7 @@ class ModelNotLoaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class AgentStart:
     """The first event."""
 
 
@@ -239,41 +238,41 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainAsked:
-    """Stop pulling; runs may go on for `finish_s`. `stop`: the process ends afterwards. `ask`: who wants an answer, 0 for nobody."""
+class DrainCommand:
+    """Stop pulling; runs may continue for `finish_s`. `stop`: the process ends then. `caller`: awaits the answer, 0 for nobody."""
 
     finish_s: float
     stop: bool
-    ask: int = 0
+    caller: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAsked:
+class LoadCommand:
     """Bring a model to host memory (WARM), or drop it from there (COLD)."""
 
-    ask: int
+    caller: int
     model: str
     tier: Tier
 
 
 Event = (
-    Started
+    AgentStart
     | TimePassed
-    | Registered
-    | LeaseWasLost
+    | RegistrationAnswer
+    | LeaseLoss
     | PullAnswered
     | OwnedAnswered
     | ItemsAnswered
     | CallAnswered
     | CallLost
-    | Told
-    | HardwareTold
-    | EngineTold
+    | ControlMessage
+    | ProfilesUpdated
+    | EngineProgress
     | RunsOffloaded
     | RunsRestored
-    | OthersTold
+    | OtherLoad
     | ModelLoaded
     | ModelNotLoaded
-    | DrainAsked
-    | LoadAsked
+    | DrainCommand
+    | LoadCommand
 )

@@ -1,8 +1,8 @@
-"""Who makes room for the head of the virtual queue (QLM section 5: request eviction, GPU-CPU state swapping; the rules are
-`qlm_core.preemption`), and the lookahead that goes back for it (`unpull`).
+"""Chooses the runs that make room for the head of the virtual queue (QLM section 5: request eviction, GPU-CPU state swapping; the rules are
+`qlm_core.preemption`), and the lookahead that is unpulled for it.
 
-The agent looks again whenever the head or the batch changed, and every LOOK_EVERY_S while a head waits: what is in time now may be late
-soon. It looks no further while room is on its way.
+The agent decides anew when the head or the batch has changed, and every SCAN_EVERY_S while a head waits: a head in time now may be late
+soon. It decides nothing while room is being made.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from qlm_agent.decisions.events import QueueHead, RunsOffloaded
 from qlm_agent.decisions.expectations import Expectations
 from qlm_agent.decisions.runs import Operations, ReturnCause, Run, RunPhase, RunTable
 from qlm_agent.decisions.settings import MachineSettings
-from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, choice_text, clear, make_room
+from qlm_core.preemption import Contender, Occupant, Room, Rule, Urgency, Victim, Way, clear, make_room, offload_pays
+from qlm_core.profile import HardwareProfile
 
-LOOK_EVERY_S = 0.1
+SCAN_EVERY_S = 0.1
 
 
-class Preempting:
-    """`host_kv_capacity_tokens`: as the engine told last, 0 where it cannot offload."""
+class EvictionControl:
+    """`host_kv_capacity_tokens`: as last reported by the engine, 0 if it cannot offload."""
 
     def __init__(
         self,
@@ -46,28 +47,28 @@ class Preempting:
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """When it looks again, while a head waits."""
+        """The time of the next scan, while a head waits."""
         return self._look_at_s
 
     def urgency(self, priority: int | None, deadline_s: float) -> Urgency:
-        """Of a request with an SLO (`priority` None), or a strict priority."""
+        """Urgency of a request with an SLO (`priority` None), or a strict priority."""
         return Urgency(self._settings.slo_band, deadline_s) if priority is None else Urgency(priority, math.inf)
 
     def head_urgency(self, head: QueueHead) -> Urgency:
         return self.urgency(head.priority, head.first_deadline_s)
 
-    def look_again(self) -> None:
+    def mark_changed(self) -> None:
         """The head or the batch changed."""
         self._look_at_s = None
 
-    def offloaded(self, now_s: float, event: RunsOffloaded) -> None:
-        """Who could not be offloaded runs on, and is not asked again in this attempt."""
+    def handle_offload(self, now_s: float, event: RunsOffloaded) -> None:
+        """A run that could not be offloaded continues; this attempt is not offloaded again."""
         done = frozenset(event.done)
-        for run_id in event.asked:
+        for run_id in event.requested:
             run = self._runs.get(run_id)
             if run is None or run.phase is not RunPhase.OFFLOADING:
                 continue
-            run.told_s = None
+            run.reported_s = None
             if run_id in done:
                 self._runs.move(run, RunPhase.OFFLOADED)
                 run.offloaded_s = now_s
@@ -77,12 +78,12 @@ class Preempting:
             else:
                 self._runs.move(run, RunPhase.RUNNING)
                 run.refusals += 1
-        self.look_again()
+        self.mark_changed()
 
     # Decisions --------------------------------------------------------------------------------------------------------
 
     def displace_lookahead(self, head: QueueHead, kv_capacity_tokens: int) -> list[Effect]:
-        """A head that is new goes before what waits in the engine and is less urgent."""
+        """Unpulls waiting lookahead that is less urgent than a new head."""
         urgency = self.head_urgency(head)
         later = [run for run in self._lookahead(kv_capacity_tokens) if run.urgency > urgency]
         return self._give_back(sorted(later, key=lambda run: run.urgency)[::-1])
@@ -98,15 +99,15 @@ class Preempting:
         blocked_tokens: int,
         warm: bool,
     ) -> list[Effect]:
-        """Makes room for a head that waits. `blocked`: of the active model, and without room; `blocked_tokens`: KV that its first request
-        needs, 0 where that is not known; `warm`: of another model, which is in host memory."""
+        """Makes room for a waiting head. `blocked`: it is of the active model, without room; `blocked_tokens`: KV of its first request, 0
+        if unknown; `warm`: it is of another model, which is in host memory."""
         other_model = head.model != active_model
         if not self._settings.evict or self._runs.offloading or not (blocked or (other_model and self._runs.running)):
             self._look_at_s = None
             return []
         if self._look_at_s is not None and now_s < self._look_at_s:
             return []
-        self._look_at_s = now_s + LOOK_EVERY_S
+        self._look_at_s = now_s + SCAN_EVERY_S
         urgency = self.head_urgency(head)
         runs = self._runs.on_gpu()
         if not any(run.urgency > urgency for run in runs):
@@ -126,7 +127,7 @@ class Preempting:
         return self._displace(rule(now_s, contender, batch, room, hardware, self._rule))
 
     def choice_text(self, model: str) -> str:
-        """How requests of a model give way, and why; "" where none do."""
+        """Whether requests of a model are evicted or offloaded, and why; "" for neither."""
         if not self._settings.evict or not model:
             return ""
         if not self._settings.kv_swap:
@@ -134,7 +135,7 @@ class Preempting:
         return choice_text(self._expectations.hardware.get(model), self._host_kv_left(model) if self.host_kv_capacity_tokens else -1)
 
     def _host_kv_left(self, model: str) -> int:
-        """For the model that is active."""
+        """Free host KV of the active model, in tokens."""
         apart = self._settings.host_kv_apart
         taken = sum(run.context_tokens for run in self._runs.offloaded() if run.model == model or not apart)
         return max(0, self.host_kv_capacity_tokens - taken)
@@ -148,8 +149,8 @@ class Preempting:
             kv_tokens=run.kv_reserved,
             context_tokens=run.context_tokens,
             answered=run.first_token and run.produced > 0,
-            abortable=settled and (run.resumable or not run.made),
-            offloadable=settled and run.made and self._settings.kv_swap and run.refusals == 0,
+            abortable=settled and (run.resumable or not run.has_output),
+            offloadable=settled and run.has_output and self._settings.kv_swap and run.refusals == 0,
             displacements=run.displacements,
         )
 
@@ -164,15 +165,15 @@ class Preempting:
         return effects
 
     def _give_back(self, runs: Sequence[Run]) -> list[Effect]:
-        """The least urgent first: of groups that open again, each goes in front of the one before."""
+        """The least urgent first: each reopened group stands in front of the last one."""
         for run in runs:
-            self._delivery.give_back(run, ReturnCause.EVICTED if run.made else ReturnCause.DISPLACED)
-            self._operations.evictions += run.made
-            self._operations.unpulls += not run.made
+            self._delivery.give_back(run, ReturnCause.EVICTED if run.has_output else ReturnCause.DISPLACED)
+            self._operations.evictions += run.has_output
+            self._operations.unpulls += not run.has_output
         return [AbortRuns(run_ids=tuple(run.run_id for run in runs))] if runs else []
 
     def _lookahead(self, kv_capacity_tokens: int) -> list[Run]:
-        """Runs that have not started and for which the engine, as it takes them in order, has no seat or no KV."""
+        """Unstarted runs for which the engine, taking them in order, has no seat or no KV."""
         seats = self._settings.batch_max - self._runs.others_runs
         kv_tokens = kv_capacity_tokens - self._runs.others_kv_tokens
         waiting: list[Run] = []
@@ -190,3 +191,28 @@ class Preempting:
                 seats -= 1
                 kv_tokens -= run.kv_reserved
         return beyond
+
+
+def choice_text(hardware: HardwareProfile | None, host_kv_tokens: int) -> str:
+    """How requests give way on this GPU and why, for people. `host_kv_tokens`: host memory that is left, negative where the engine has none
+    for KV."""
+    if host_kv_tokens < 0:
+        return "evict (no host memory for KV)"
+    if hardware is None:
+        return "evict (nobody measured this model on this GPU)"
+    first, last = offload_pays(hardware)
+    if first == last:
+        choice = "evict at any context"
+    elif first == 0.0:
+        choice = "KV swap at any context" if last == math.inf else f"KV swap up to {last:,.0f} tokens, above evict"
+    else:
+        choice = f"KV swap above {first:,.0f} tokens, up to there evict"
+    both_ways = 2.0 * hardware.kv_swap.slowdown
+    there_and_back = _cost_text(both_ways * hardware.kv_swap_base_ms, both_ways * hardware.kv_swap_us_per_token)
+    again = _cost_text(hardware.slowdown * hardware.recompute_base_ms, hardware.slowdown * hardware.recompute_us_per_token)
+    return f"{choice} (there and back {there_and_back}, computed again {again}; host memory left for {host_kv_tokens:,} tokens)"
+
+
+def _cost_text(fixed_ms: float, each_us: float) -> str:
+    """A fixed part of 0 was not measured, or is none."""
+    return f"{fixed_ms:.3g} ms + {each_us:.3g} us a token" if fixed_ms else f"{each_us:.3g} us a token"

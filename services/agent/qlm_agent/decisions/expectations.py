@@ -1,7 +1,7 @@
-"""What the agent expects of its runs: how long answers are, how fast tokens come, how long a wait is (QLM section 6, equations 1 to 4).
+"""Expected output lengths, token times and waits of the agent's runs (QLM section 6, equations 1 to 4).
 
-Output lengths are learned from what ends here, token times from what the engine tells; both begin at the profile or a stated prior. The
-planner's predictions are finer; these need only say whether a head is late unless somebody gives way.
+Output lengths are learned from completed runs, token times from the engine's reports; both begin at the profile or a stated prior. The
+planner's predictions are finer; these only decide whether a head is late without an eviction.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ OUTPUT_SAMPLES_MAX = 200
 """Weight of the prior, and of all the past, in the expected output length."""
 
 TOKEN_S_PRIOR = 0.05
-"""Seconds of a token where neither a profile nor the engine told any: a full batch of a 13B model on an A100."""
+"""Seconds of a token without a profile or a measurement: a full batch of a 13B model on an A100."""
 
-TOLD_KEPT = 0.95
-"""Share of its weight that a measurement of the token time keeps when the engine tells more."""
+REPORT_KEPT = 0.95
+"""Share of its weight that the token time keeps at each new report."""
 
 STEPS_KEPT = 0.998
-"""The same share for the speed of the engine, which changes seldom, while single reports hold few or many prefills."""
+"""The same share for the engine's speed, which changes rarely, while single reports hold few or many prefills."""
 
 GROWTH = 0.5
-"""A run that outlived the expected output is expected to make this share of what it made already."""
+"""A run that outlives the expected output is expected to produce this share of its output again."""
 
 SERVICE_MARGIN = 1.25
-"""What is asked for the service of a head over its expectation: outputs vary, and the batch around it slows it down."""
+"""Margin on the expected service time of a head: outputs vary, and the batch around it slows it down."""
 
 CLASSES_MAX = 1_000
-"""Most pairs of a model and an SLO class of which output lengths are kept; further ones count with their model."""
+"""Most pairs of model and SLO class with output lengths; further pairs count with their model."""
 
 _ANY_CLASS = ""
 
 
 @dataclass(slots=True)
 class _Lengths:
-    """Output lengths of a class: samples in the bins of `LengthCurve`, of which the last OUTPUT_SAMPLES_MAX or so are remembered."""
+    """Output lengths of a class: samples in the bins of `LengthCurve`; about the last OUTPUT_SAMPLES_MAX count."""
 
     samples: FloatArray
     _curve: LengthCurve | None = None
@@ -62,19 +62,19 @@ class _Lengths:
 
 
 class Expectations:
-    """`hardware`: profiles by model on this agent's GPUs; models without one have none of what it tells."""
+    """`hardware`: profiles by model on this agent's GPUs; some models have none."""
 
     def __init__(self, hardware: Mapping[str, HardwareProfile]) -> None:
         self.hardware = hardware
         self._outputs: dict[tuple[str, str], _Lengths] = {}  # (model, SLO class)
-        self._prompt_tokens: dict[str, float] = {}  # by model, of those that ended
-        self._told: dict[str, tuple[float, float]] = {}  # model -> seconds, tokens
-        self._steps: dict[str, tuple[float, float]] = {}  # model -> seconds, those of its profile
+        self._prompt_tokens: dict[str, float] = {}  # by model, of completed requests
+        self._token_times: dict[str, tuple[float, float]] = {}  # model -> seconds, tokens
+        self._steps: dict[str, tuple[float, float]] = {}  # model -> measured seconds, profiled seconds
 
     # Output lengths ---------------------------------------------------------------------------------------------------
 
     def output_tokens(self, model: str, slo_class: str = _ANY_CLASS) -> int:
-        """Of a request of the class, else of its model, else of any."""
+        """Expected output of the class, else of its model, else of any."""
         return math.ceil(self._output(model, slo_class))
 
     def outputs(self, model: str, slo_class: str) -> LengthCurve:
@@ -85,7 +85,7 @@ class Expectations:
     def _output(self, model: str, slo_class: str) -> float:
         return self.outputs(model, slo_class).output_tokens.mean
 
-    def finished(self, run: Run) -> None:
+    def record_completion(self, run: Run) -> None:
         """A request completed: one more sample."""
         mean = self._prompt_tokens.get(run.model, WORKLOAD_PRIOR.prompt_tokens_mean)
         self._prompt_tokens[run.model] = mean + (run.prompt_tokens - mean) / OUTPUT_SAMPLES_MAX
@@ -96,36 +96,36 @@ class Expectations:
                 self._outputs[key].add(run.produced)
 
     def left_tokens(self, run: Run) -> float:
-        """That it is expected to make until its end, at least one."""
+        """Tokens that the run is expected to produce until its end, at least one."""
         expected = self._output(run.model, run.slo_class)
         left = expected - run.produced if run.produced < expected else GROWTH * run.produced
         return max(1.0, min(left, run.output_tokens_max - run.produced))
 
     # Times ------------------------------------------------------------------------------------------------------------
 
-    def told(self, model: str, seconds: float, tokens: int, sequences: int) -> None:
-        """Runs of a model made `tokens` in `seconds`, both summed over the runs, while `sequences` ran."""
-        kept_s, kept_tokens = self._told.get(model, (0.0, 0.0))
-        self._told[model] = (TOLD_KEPT * kept_s + seconds, TOLD_KEPT * kept_tokens + tokens)
+    def record_tokens(self, model: str, seconds: float, tokens: int, sequences: int) -> None:
+        """Records that runs of a model produced `tokens` in `seconds`, both summed over the runs, while `sequences` ran."""
+        kept_s, kept_tokens = self._token_times.get(model, (0.0, 0.0))
+        self._token_times[model] = (REPORT_KEPT * kept_s + seconds, REPORT_KEPT * kept_tokens + tokens)
         kept_s, kept_profiled_s = self._steps.get(model, (0.0, 0.0))
         profiled_s = tokens * self._profiled_step_s(model, sequences)
         self._steps[model] = (STEPS_KEPT * kept_s + seconds, STEPS_KEPT * kept_profiled_s + profiled_s)
 
     def token_s(self, model: str) -> float:
         """Seconds from one token of a run to its next: d of equation 4."""
-        seconds, tokens = self._told.get(model, (0.0, 0.0))
+        seconds, tokens = self._token_times.get(model, (0.0, 0.0))
         if tokens:
             return seconds / tokens
         hardware = self.hardware.get(model)
         return TOKEN_S_PRIOR if hardware is None else hardware.decode_step_s(1.0, 0.0)
 
     def slowdown(self, model: str) -> float:
-        """Measured times of tokens over those of the profile, for batches of the same sizes; 1 where nothing was measured."""
+        """Measured token times over profiled ones, for batches of the same sizes; 1 without measurements."""
         seconds, profiled_s = self._steps.get(model, (0.0, 0.0))
         return seconds / profiled_s if seconds > 0.0 and profiled_s > 0.0 else 1.0
 
     def output_s(self, model: str, sequences: int) -> float:
-        """Seconds that an output of a model takes in a batch of so many; 1 where nobody measured its steps."""
+        """Seconds of a model's output in a batch of this size; 1 without measured or profiled steps."""
         return self._output(model, _ANY_CLASS) * self._profiled_step_s(model, sequences) or 1.0
 
     def _profiled_step_s(self, model: str, sequences: int) -> float:
@@ -139,23 +139,23 @@ class Expectations:
         )
 
     def left_s(self, run: Run) -> float:
-        """Until it ends, its prefill included where it has not started."""
+        """Seconds until the run ends, including its prefill if it has not started."""
         prefill_s = 0.0 if run.started else self._prefill_s(run.model, run.prompt_tokens + run.produced)
         return prefill_s + self.left_tokens(run) * self.token_s(run.model)
 
     def head_kv_tokens(self, head: QueueHead) -> int:
-        """KV that one request of the head is expected to need at its end: as much as a pull asks for it."""
+        """KV that one request of the head is expected to need at its end, as a pull requests it."""
         return math.ceil(head.waiting_prompt_tokens / max(1, head.waiting)) + self.output_tokens(head.model)
 
     def service_s(self, head: QueueHead, swap_s: float) -> float:
-        """What a request of the head takes to what its SLO bounds, with a margin: P + O * d of equation 1, after a swap."""
+        """Seconds from a request's start to the point that its SLO bounds, with a margin: P + O * d of equation 1, after a model swap."""
         seconds = swap_s + self._prefill_s(head.model, head.waiting_prompt_tokens / max(1, head.waiting))
         if not head.first_token:
             seconds += self._output(head.model, head.slo_class) * self.token_s(head.model)
         return SERVICE_MARGIN * seconds
 
     def swap_s(self, model: str, *, warm: bool) -> float:
-        """To make a model active."""
+        """Seconds to make a model active."""
         hardware = self.hardware.get(model)
         return 0.0 if hardware is None else hardware.swap_s(warm)
 

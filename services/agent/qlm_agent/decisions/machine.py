@@ -1,12 +1,11 @@
 """The agent's decisions: `AgentMachine.step(now_s, event) -> effects`. No IO, no clock, no randomness.
 
-An incarnation registers, serves, and ends by draining or by losing its lease. Work under way is state here: calls to the server,
-transfers of models and KV, runs on the engine. After every event all that could be done is looked at again, so no order of events is
-needed. What the head of the virtual queue asks for is done in this order (QLM section 5): lookahead goes back, runs make room, runs come
-back from host memory, models move, and what fits is pulled.
+An incarnation registers, serves, and ends by draining or by losing its lease. Work under way is state here: calls to the server, transfers
+of models and KV, runs on the engine. Every event triggers all decisions, so events may arrive in any order. The head of the virtual queue
+is served in this order (QLM section 5): unpull lookahead, make room, restore offloaded runs, move models, pull requests that fit.
 
-Owning a request needs no lease (`qlm_queue.port`): an agent that lost its lease first writes what it holds and gives back what it runs, and
-then registers again as a new incarnation.
+Owning a request needs no lease (`qlm_queue.port`): an agent that lost its lease first writes its output and gives back its runs, and then
+registers again as a new incarnation.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ from typing import assert_never
 
 from qlm_agent.decisions.batch_size import BatchSize
 from qlm_agent.decisions.delivery import Delivery
-from qlm_agent.decisions.drain import Draining
+from qlm_agent.decisions.drain import DrainControl
 from qlm_agent.decisions.effects import AbortRuns, Effect, ForgetRun, PauseEngine, ResumeEngine, Stop
 from qlm_agent.decisions.events import (
+    AgentStart,
     CallAnswered,
     CallLost,
-    DrainAsked,
+    ControlMessage,
+    DrainCommand,
     EngineEnd,
-    EngineTold,
+    EngineProgress,
     Event,
-    HardwareTold,
     ItemsAnswered,
-    LeaseWasLost,
-    LoadAsked,
+    LeaseLoss,
+    LoadCommand,
     Message,
     ModelLoaded,
     ModelNotLoaded,
-    OthersTold,
+    OtherLoad,
     Outcome,
     OwnedAnswered,
+    ProfilesUpdated,
     PullAnswered,
     PulledRun,
     QueueHead,
-    Registered,
+    RegistrationAnswer,
     RunsOffloaded,
     RunsRestored,
-    Started,
     TimePassed,
-    Told,
 )
-from qlm_agent.decisions.evict import Preempting
+from qlm_agent.decisions.evict import EvictionControl
 from qlm_agent.decisions.expectations import Expectations
-from qlm_agent.decisions.model_swap import Swapping
-from qlm_agent.decisions.pull import Intake, Pulling
+from qlm_agent.decisions.model_swap import ModelSwapControl
+from qlm_agent.decisions.pull import Intake, PullControl
 from qlm_agent.decisions.registration import Life, Registration, ServerLink
-from qlm_agent.decisions.restore import Restoring
-from qlm_agent.decisions.runs import Ending, Fate, Operations, ReturnCause, Run, RunTable
+from qlm_agent.decisions.restore import RestoreControl
+from qlm_agent.decisions.runs import Ending, Operations, RemovalCause, ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.engines.port import FailureKind, Tier
 from qlm_core.profile import HardwareProfile
@@ -60,11 +59,11 @@ from qlm_core.profile import HardwareProfile
 __all__ = ["AgentMachine", "Life"]
 
 BUFFER_RESUME_SHARE = 0.5
-"""The engine goes on when what is held is down to this share of the bound."""
+"""The engine resumes when held output is down to this share of the bound."""
 
 
 class AgentMachine:
-    """See the module. `next_wakeup_s` tells when TimePassed is wanted at the latest."""
+    """See the module. `next_wakeup_s`: the latest time for TimePassed."""
 
     def __init__(self, settings: MachineSettings) -> None:
         self._settings = settings
@@ -74,16 +73,16 @@ class AgentMachine:
         self.operations = Operations()
         self.expectations = Expectations(settings.hardware)
         self.delivery = Delivery(self.runs, self._link, settings.coalesce_s)
-        self._drain = Draining(settings, self.runs, self._link, self.delivery)
+        self._drain = DrainControl(settings, self.runs, self._link, self.delivery)
         self.batch_size = BatchSize(settings, self.runs, self.expectations)
-        self.pulling = Pulling(settings, self.runs, self._link, self.expectations, self.batch_size)
-        self.preempting = Preempting(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
-        self.restoring = Restoring(settings, self.runs, self.delivery, self.operations, self.batch_size)
+        self.pull = PullControl(settings, self.runs, self._link, self.expectations, self.batch_size)
+        self.eviction = EvictionControl(settings, self.runs, self.delivery, self.expectations, self.operations, self.batch_size)
+        self.restore = RestoreControl(settings, self.runs, self.delivery, self.operations, self.batch_size)
         weights_gb = self._weights_gb(settings.hardware)
-        self.swapping = Swapping(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
-        self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.swapping)
+        self.model_swap = ModelSwapControl(settings.models, weights_gb, settings.host_memory_gb, self.operations, ahead=settings.warm_ahead)
+        self._intake = Intake(settings, self.runs, self.delivery, self.expectations, self.model_swap)
         self.paused = False
-        self._broke_together = False  # the engine, with more than one run on it, and its model is not back yet
+        self._broke_together = False  # the engine broke with more than one run on it, and its model is not active yet
         self._now_s = 0.0
 
     @property
@@ -96,8 +95,8 @@ class AgentMachine:
 
     @property
     def serves(self) -> str:
-        """The model that is active or becomes so now: the planner hears of a change at once."""
-        return self.swapping.swapping_to or self.swapping.active
+        """The model that is active or is being made active: the planner gets a change at once."""
+        return self.model_swap.swapping_to or self.model_swap.active
 
     @property
     def draining(self) -> bool:
@@ -105,29 +104,29 @@ class AgentMachine:
 
     @property
     def batch_reported(self) -> int:
-        """Most requests of the active model to run at once; 0 while another one is made active, for which none was chosen yet."""
-        return 0 if self.swapping.swapping_to else self.batch_size.reported
+        """Most requests of the active model to run at once; 0 while another one is made active, without a choice yet."""
+        return 0 if self.model_swap.swapping_to else self.batch_size.reported
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """Seconds of the clock that is passed in; None: nothing but an event will change anything."""
+        """Seconds of the caller's clock; None: only an event will change anything."""
         if self.life is Life.STOPPED:
             return None
         away_until_s = self._link.away_until_s
         times = [away_until_s, self._registration.next_wakeup_s, *self._drain.wakeups_s]
         calls = [self.delivery.next_wakeup_s]
         if self.life is Life.SERVING:
-            times += [self.swapping.next_wakeup_s, self.restoring.next_wakeup_s]
+            times += [self.model_swap.next_wakeup_s, self.restore.next_wakeup_s]
             if not self.draining:
-                times.append(self.preempting.next_wakeup_s)
-                calls.append(self.pulling.next_wakeup_s)
+                times.append(self.eviction.next_wakeup_s)
+                calls.append(self.pull.next_wakeup_s)
         after_s = -math.inf if away_until_s is None else away_until_s
         times += [max(time_s, after_s) for time_s in calls if time_s is not None]
-        # What was due at the last step was looked at then, and waits for an event.
+        # The last step decided everything that was due then; it waits for an event.
         return min((time_s for time_s in times if time_s is not None and time_s > self._now_s), default=None)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes an event at a time that does not go back."""
+        """Takes an event; time never decreases."""
         if self.life is Life.STOPPED:
             return []
         self._now_s = now_s
@@ -140,67 +139,69 @@ class AgentMachine:
 
     def _take(self, now_s: float, event: Event, effects: list[Effect]) -> None:
         match event:
-            case EngineTold():
-                self._engine_told(now_s, event)
+            case EngineProgress():
+                self._take_progress(now_s, event)
             case RunsOffloaded():
-                self.preempting.offloaded(now_s, event)
+                self.eviction.handle_offload(now_s, event)
             case RunsRestored():
-                effects += self.restoring.restored(now_s, event)
+                effects += self.restore.handle_restore(now_s, event)
             case ItemsAnswered():
-                self._link.answered()
-                for run, fate in self.delivery.answered(now_s, event.call, event.outcomes):
-                    self._forget(run, effects, fate)
+                self._link.handle_answer()
+                for run, cause in self.delivery.handle_answer(now_s, event.call, event.outcomes):
+                    self._forget(run, effects, cause)
                 if Outcome.GAP in event.outcomes:
-                    self.pulling.read_owned()
+                    self.pull.read_owned()
             case PullAnswered():
-                self._link.answered()
-                if self.pulling.pull_answered(event):
-                    self.preempting.look_again()
+                self._link.handle_answer()
+                if self.pull.handle_pull(event):
+                    self.eviction.mark_changed()
                     for pulled in event.pulled:
-                        self.batch_size.pulled(pulled)
+                        self.batch_size.record_pull(pulled)
                         self._own(pulled, effects)
             case OwnedAnswered():
-                self._link.answered()
-                if self.pulling.owned_answered(event.call):
+                self._link.handle_answer()
+                if self.pull.handle_owned(event.call):
                     self._owned(event.owned, effects)
-            case Told():
-                self._told(now_s, event, effects)
-            case HardwareTold():
+            case ControlMessage():
+                self._take_message(now_s, event, effects)
+            case ProfilesUpdated():
                 self.expectations.hardware = event.hardware
-                self.swapping.weights_told(self._weights_gb(event.hardware))
-            case Registered():
-                self._link.answered()
-                if self._registration.registered(now_s, event):
-                    self._drain.registered()
-                    self.pulling.reset(now_s)
-            case LeaseWasLost():
-                if self._registration.lease_lost(now_s, event.incarnation):
+                self.model_swap.update_weights(self._weights_gb(event.hardware))
+            case RegistrationAnswer():
+                self._link.handle_answer()
+                if self._registration.handle_registration(now_s, event):
+                    self._drain.handle_registration()
+                    self.pull.reset(now_s)
+            case LeaseLoss():
+                if self._registration.handle_lease_loss(now_s, event.incarnation):
                     effects += self._drain.take_off_engine(self.runs.on_engine())
             case CallAnswered():
-                self._link.answered()
-                if self._drain.call_answered(event.call):
+                self._link.handle_answer()
+                if self._drain.handle_answer(event.call):
                     self._end(effects)
             case CallLost():
-                self._link.lost(now_s)
+                self._link.handle_loss(now_s)
                 self._lost(now_s, event.call, effects)
-            case OthersTold():
+            case OtherLoad():
                 self.runs.others_runs, self.runs.others_kv_tokens = event.runs, event.kv_tokens
             case ModelLoaded():
                 self._broke_together = False
-                self.preempting.host_kv_capacity_tokens = event.host_kv_capacity_tokens
-                effects += self.swapping.loaded(event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens)
+                self.eviction.host_kv_capacity_tokens = event.host_kv_capacity_tokens
+                effects += self.model_swap.handle_load(
+                    event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens
+                )
                 if event.tier is Tier.ACTIVE:
-                    self.pulling.model_changed(event.active)
+                    self.pull.set_model(event.active)
             case ModelNotLoaded():
-                self._broke_together = self._broke_together or (bool(self.swapping.active) and self.runs.running > 1)
-                effects += self.swapping.not_loaded(now_s, event.model, event.tier, event.message, event.active, event.warm)
+                self._broke_together = self._broke_together or (bool(self.model_swap.active) and self.runs.running > 1)
+                effects += self.model_swap.handle_load_failure(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
-                    effects += self.restoring.model_failed(event.model)
-            case LoadAsked():
-                effects += self.swapping.asked(event.ask, event.model, event.tier)
-            case DrainAsked():
-                self._drain.asked(now_s, event)
-            case Started() | TimePassed():
+                    effects += self.restore.give_up_model(event.model)
+            case LoadCommand():
+                effects += self.model_swap.request(event.caller, event.model, event.tier)
+            case DrainCommand():
+                self._drain.request(now_s, event)
+            case AgentStart() | TimePassed():
                 pass
             case _:
                 assert_never(event)
@@ -208,60 +209,60 @@ class AgentMachine:
     def _weights_gb(self, hardware: Mapping[str, HardwareProfile]) -> Mapping[str, float]:
         return {**{model: row.weights_gb for model, row in hardware.items()}, **self._settings.weights_gb}
 
-    def _told(self, now_s: float, event: Told, effects: list[Effect]) -> None:
+    def _take_message(self, now_s: float, event: ControlMessage, effects: list[Effect]) -> None:
         run = self.runs.get(event.run_id)
         match event.message:
             case Message.WAKE | Message.HEAD_CHANGED:
-                self.pulling.signalled()
+                self.pull.note_signal()
             case Message.CANCEL:
                 if run is not None:
-                    self._forget(run, effects, Fate.GONE)
+                    self._forget(run, effects, RemovalCause.NOT_OWNED)
             case Message.GATEWAY_REBOUND:
                 if run is not None:
-                    self.delivery.hurry(run)
+                    self.delivery.send_soon(run)
             case Message.DRAIN:
                 self._drain.begin(now_s, self._settings.drain_finish_s)
             case _:
                 assert_never(event.message)
 
-    def _engine_told(self, now_s: float, event: EngineTold) -> None:
-        seconds, tokens_told, model = 0.0, 0, ""
+    def _take_progress(self, now_s: float, event: EngineProgress) -> None:
+        seconds, tokens_made, model = 0.0, 0, ""
         sequences = self.runs.running + self.runs.others_runs
         for run_id, tokens in event.counts:
             run = self.runs.get(run_id)
             if run is None or not run.on_engine:
                 continue
             run.started = True
-            if run.told_s is not None:
-                seconds += now_s - run.told_s
-                tokens_told += tokens
+            if run.reported_s is not None:
+                seconds += now_s - run.reported_s
+                tokens_made += tokens
                 model = run.model
-            run.told_s = now_s
-            self.delivery.produced(now_s, run, tokens)
-        if tokens_told:
-            self.expectations.told(model, seconds, tokens_told, sequences)
+            run.reported_s = now_s
+            self.delivery.add_output(now_s, run, tokens)
+        if tokens_made:
+            self.expectations.record_tokens(model, seconds, tokens_made, sequences)
         broken = sum(end.failure is FailureKind.BROKEN for end in event.ended)
         if broken > 1:
             self._broke_together = True
         for end in event.ended:
             self._engine_ended(end)
-        if self.swapping.active:
+        if self.model_swap.active:
             self._broke_together = False
 
     def _engine_ended(self, end: EngineEnd) -> None:
         run = self.runs.get(end.run_id)
         if run is None or not run.on_engine:
             return
-        self.runs.produced(run, end.tokens)
+        self.runs.add_output(run, end.tokens)
         match end.failure:
             case None:
                 assert end.finish is not None
-                self.expectations.finished(run)
-                self.delivery.ended(run, Ending(finish=end.finish))
+                self.expectations.record_completion(run)
+                self.delivery.queue_end(run, Ending(finish=end.finish))
             case FailureKind.REFUSED:
-                self.delivery.ended(run, Ending(reason="ENGINE_FAILURE", message=end.message))
+                self.delivery.queue_end(run, Ending(reason="ENGINE_FAILURE", message=end.message))
             case FailureKind.KV_CAPACITY:
-                self.delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
+                self.delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=end.message))
             case FailureKind.BROKEN:
                 self.delivery.give_back(run, ReturnCause.SUSPECTED if self._broke_together else ReturnCause.FAILED, end.message)
             case FailureKind.AWAY:
@@ -273,22 +274,22 @@ class AgentMachine:
         effects += self._intake.own(pulled, serving=self.life is Life.SERVING and not self.draining)
 
     def _owned(self, owned: tuple[PulledRun, ...], effects: list[Effect]) -> None:
-        """What the server says this incarnation owns: takes what is not known, and mends gaps."""
+        """Takes unknown runs that this incarnation owns on the server, and closes gaps."""
         by_id = {pulled.run_id: pulled for pulled in owned}
         for run in self.runs.all():
             if run.gap:
                 if run.run_id in by_id:
-                    self.delivery.progress_read(run, by_id[run.run_id].stored)
+                    self.delivery.set_progress(run, by_id[run.run_id].stored)
                 else:
-                    self._forget(run, effects, Fate.GONE)
+                    self._forget(run, effects, RemovalCause.NOT_OWNED)
         for pulled in owned:
             self._own(pulled, effects)
 
     def _lost(self, now_s: float, call: int, effects: list[Effect]) -> None:
-        self.delivery.lost(now_s, call)
-        self.pulling.lost(call)
-        self._registration.lost(call)
-        if self._drain.lost(call):
+        self.delivery.handle_loss(now_s, call)
+        self.pull.handle_loss(call)
+        self._registration.handle_loss(call)
+        if self._drain.handle_loss(call):
             self._end(effects)
 
     # Decisions --------------------------------------------------------------------------------------------------------
@@ -299,17 +300,17 @@ class AgentMachine:
         if self._drain.gives_up(now_s):
             self._end(effects)
             return
-        if self.life is Life.LEAVING and not len(self.runs) and not self.pulling.under_way:
+        if self.life is Life.LEAVING and not len(self.runs) and not self.pull.under_way:
             self._registration.life = Life.NONE
         if self.life is Life.NONE:
             if not self._drain.stop:
                 effects += self._registration.decide(now_s)
-            elif not self._registration.under_way:  # else it is deregistered once it is known by what name
+            elif not self._registration.under_way:  # else it deregisters once its name is known
                 self._end(effects)
             return
         self._pause_or_resume(effects)
         if self.life is Life.LEAVING:
-            effects += self.pulling.decide(now_s, "", 0, may_pull=False)
+            effects += self.pull.decide(now_s, "", 0, may_pull=False)
         elif self.draining:
             self._decide_drain(now_s, effects)
         else:
@@ -317,47 +318,47 @@ class AgentMachine:
         effects += self.delivery.decide(now_s)
 
     def _decide_service(self, now_s: float, effects: list[Effect]) -> None:
-        swapping, pulling = self.swapping, self.pulling
-        self.batch_size.choose(now_s, swapping.active, pulling.head)
-        head = pulling.head if pulling.head is not None and pulling.head.model in self._settings.models else None
-        urgency = None if head is None else self.preempting.head_urgency(head)
-        if not self.paused and not swapping.swapping_to and pulling.head_is_fresh:
-            if head is not None and self.restoring.first(now_s, urgency) is None:
+        model_swap, pull = self.model_swap, self.pull
+        self.batch_size.choose(now_s, model_swap.active, pull.head)
+        head = pull.head if pull.head is not None and pull.head.model in self._settings.models else None
+        urgency = None if head is None else self.eviction.head_urgency(head)
+        if not self.paused and not model_swap.swapping_to and pull.head_is_fresh:
+            if head is not None and self.restore.first(now_s, urgency) is None:
                 self._make_room(now_s, head, effects)
-            effects += self.restoring.decide(now_s, urgency, swapping.active, swapping.kv_capacity_tokens)
-        # An offloaded run that comes before the head needs the room, or its model: nothing is taken meanwhile.
-        first = self.restoring.first(now_s, urgency)
-        models = [*([first.model] if first else []), *([head.model] if head else []), *pulling.models_ahead]
-        if not models and not swapping.active and len(self._settings.models) == 1:
+            effects += self.restore.decide(now_s, urgency, model_swap.active, model_swap.kv_capacity_tokens)
+        # An offloaded run that precedes the head needs the room, or its model: nothing is pulled.
+        first = self.restore.first(now_s, urgency)
+        models = [*([first.model] if first else []), *([head.model] if head else []), *pull.models_ahead]
+        if not models and not model_swap.active and len(self._settings.models) == 1:
             models = list(self._settings.models)  # without it this is no place for a request that cannot wait for the load
-        if not models and swapping.failing:
-            models = [swapping.failing]  # what waited for it went elsewhere
-        empty = self.runs.running == 0 and not pulling.under_way
-        effects += swapping.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
-        may_pull = not self.paused and not swapping.swapping_to
-        effects += pulling.decide(now_s, swapping.active, swapping.kv_capacity_tokens, may_pull=may_pull, may_take=first is None)
+        if not models and model_swap.failing:
+            models = [model_swap.failing]  # its requests went to other instances
+        empty = self.runs.running == 0 and not pull.under_way
+        effects += model_swap.decide(now_s, list(dict.fromkeys(models)), engine_empty=empty)
+        may_pull = not self.paused and not model_swap.swapping_to
+        effects += pull.decide(now_s, model_swap.active, model_swap.kv_capacity_tokens, may_pull=may_pull, may_take=first is None)
 
     def _make_room(self, now_s: float, head: QueueHead, effects: list[Effect]) -> None:
-        active, capacity = self.swapping.active, self.swapping.kv_capacity_tokens
-        if self._settings.lookahead_requests and self.pulling.head_is_new:
-            effects += self.preempting.displace_lookahead(head, capacity)
-        blocked = head.model == active and self.pulling.blocked(capacity)
-        warm = self.swapping.is_warm(head.model)
-        needs = self.pulling.blocked_tokens if blocked else 0
-        effects += self.preempting.decide(now_s, head, active, capacity, blocked=blocked, blocked_tokens=needs, warm=warm)
+        active, capacity = self.model_swap.active, self.model_swap.kv_capacity_tokens
+        if self._settings.lookahead_requests and self.pull.head_is_new:
+            effects += self.eviction.displace_lookahead(head, capacity)
+        blocked = head.model == active and self.pull.blocked(capacity)
+        warm = self.model_swap.is_warm(head.model)
+        needs = self.pull.blocked_tokens if blocked else 0
+        effects += self.eviction.decide(now_s, head, active, capacity, blocked=blocked, blocked_tokens=needs, warm=warm)
 
     def _decide_drain(self, now_s: float, effects: list[Effect]) -> None:
         effects += self._drain.give_back(now_s)
-        if not self.paused and not self.swapping.swapping_to and self.runs.offloaded():
-            effects += self.restoring.decide(now_s, None, self.swapping.active, self.swapping.kv_capacity_tokens)
-            first = self.restoring.first(now_s, None)
-            empty = self.runs.running == 0 and not self.pulling.under_way
+        if not self.paused and not self.model_swap.swapping_to and self.runs.offloaded():
+            effects += self.restore.decide(now_s, None, self.model_swap.active, self.model_swap.kv_capacity_tokens)
+            first = self.restore.first(now_s, None)
+            empty = self.runs.running == 0 and not self.pull.under_way
             if first is not None and empty:
-                effects += self.swapping.decide(now_s, [first.model], engine_empty=True)
-        owns_nothing = not len(self.runs) and not self.pulling.under_way
+                effects += self.model_swap.decide(now_s, [first.model], engine_empty=True)
+        owns_nothing = not len(self.runs) and not self.pull.under_way
         effects += self._drain.decide(now_s, owns_nothing=owns_nothing)
         if not owns_nothing:
-            effects += self.pulling.decide(now_s, "", 0, may_pull=False)
+            effects += self.pull.decide(now_s, "", 0, may_pull=False)
 
     def _pause_or_resume(self, effects: list[Effect]) -> None:
         held, bound = self.runs.held_tokens, self._settings.buffer_tokens_max
@@ -367,15 +368,15 @@ class AgentMachine:
         elif self.paused and held <= bound * BUFFER_RESUME_SHARE:
             self.paused = False
             for run in self.runs.on_gpu():
-                run.told_s = None
+                run.reported_s = None
             effects.append(ResumeEngine())
 
-    def _forget(self, run: Run, effects: list[Effect], fate: Fate) -> None:
+    def _forget(self, run: Run, effects: list[Effect], cause: RemovalCause) -> None:
         """The run is not the agent's any more."""
         if run.on_engine:
             effects.append(AbortRuns(run_ids=(run.run_id,)))
         self.delivery.forget(run)
-        effects.append(ForgetRun(run_id=run.run_id, fate=fate))
+        effects.append(ForgetRun(run_id=run.run_id, cause=cause))
 
     def _end(self, effects: list[Effect]) -> None:
         effects += self._drain.answer()

@@ -1,8 +1,8 @@
-"""Where the weights of models are, and when that changes (QLM section 5, model warm start): active, warm or cold by the virtual queue.
+"""Where the weights of models are, and when they move (QLM section 5, model warm start): active, warm or cold by the virtual queue.
 
-The model that is wanted next becomes active when the GPU is empty. Beside the running batch it is warmed, and after it the models behind
-it in the order of the queue, as far as host memory holds them: to make room, only models that come later become cold. One model is moved to
-or from host memory at a time, and one made active beside it.
+The next model of the queue becomes active when the GPU is empty. It is warmed beside the running batch, and then the models behind it in
+queue order, as far as host memory holds them; only models that are needed later become cold for them. One model is moved to or from host
+memory at a time, and one made active beside it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
 
 REWARM_S = 30.0
-"""A model that could not be warmed is not tried again for so long."""
+"""Pause before a model that could not be warmed is tried again."""
 
 
-class Swapping:
-    """`weights_gb`: of the models where they are known; a model whose weights are not known is warmed only when it is the next. `ahead`:
-    whether models behind the next one are warmed."""
+class ModelSwapControl:
+    """`weights_gb`: by model, as far as known; a model of unknown weight is warmed only as the next one. `ahead`: also warm models behind
+    the next one."""
 
     def __init__(
         self, models: tuple[str, ...], weights_gb: Mapping[str, float], host_memory_gb: float, operations: Operations, *, ahead: bool
@@ -39,7 +39,7 @@ class Swapping:
         self._ahead = ahead
         self._warm: tuple[str, ...] = ()
         self._moving: tuple[str, Tier] | None = None  # to or from host memory
-        self._asks: list[int] = []  # who waits for that
+        self._callers: list[int] = []  # callers that wait for the move
         self._unwarmable: dict[str, float] = {}  # until when
         self._retry_s = 0.0
         self._retry_at_s: float | None = None
@@ -47,7 +47,7 @@ class Swapping:
 
     @property
     def failing(self) -> str:
-        """The model that could not be made active, more than once in a row: the engine serves nobody. "" otherwise."""
+        """The model that failed to become active more than once in a row: the engine serves nobody. "" otherwise."""
         return self._failed if self._retry_s > RETRY_MIN_S else ""
 
     @property
@@ -57,8 +57,8 @@ class Swapping:
     def is_warm(self, model: str) -> bool:
         return model in self._warm
 
-    def weights_told(self, weights_gb: Mapping[str, float]) -> None:
-        """Of all models whose weights are known now."""
+    def update_weights(self, weights_gb: Mapping[str, float]) -> None:
+        """Sets the weights of all models with known ones."""
         self._weights_gb = weights_gb
 
     def decide(self, now_s: float, order: Sequence[str], *, engine_empty: bool) -> list[Effect]:
@@ -105,12 +105,12 @@ class Swapping:
             if self._fits(model, [each for each in held if each not in later]):
                 return later[0], Tier.COLD
             if place == 0 and self._fits(model, [each for each in held if each not in later and each != self.active]):
-                # Only without that copy, which the engine then gives up.
+                # Only without that copy, which the engine then drops.
                 return (later[0], Tier.COLD) if later else (model, Tier.WARM)
         return None
 
     def _later_than(self, order: Sequence[str], place: int) -> list[str]:
-        """Warm models that are wanted later, the last one first; those that nobody waits for before all."""
+        """Warm models that are needed later, the last one first; unneeded models before all."""
         waited_for = [model for model in order if model in self._warm]
         unwanted = [model for model in self._warm if model not in waited_for]
         return unwanted + [model for model in reversed(order[place + 1 :]) if model in self._warm]
@@ -120,7 +120,9 @@ class Swapping:
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
-    def loaded(self, model: str, tier: Tier, took_s: float, active: str, warm: tuple[str, ...], kv_capacity_tokens: int) -> list[Effect]:
+    def handle_load(
+        self, model: str, tier: Tier, took_s: float, active: str, warm: tuple[str, ...], kv_capacity_tokens: int
+    ) -> list[Effect]:
         """A transfer is done."""
         self._active_is(active, warm)
         self.kv_capacity_tokens = kv_capacity_tokens
@@ -130,10 +132,10 @@ class Swapping:
             self.swapping_to = ""
             return []
         self._operations.warmings += tier is Tier.WARM
-        return self._moved(LoadAnswer(ask=0, took_s=took_s))
+        return self._moved(LoadAnswer(caller=0, took_s=took_s))
 
-    def not_loaded(self, now_s: float, model: str, tier: Tier, message: str, active: str, warm: tuple[str, ...]) -> list[Effect]:
-        """A transfer failed. To be warm is not needed, so that is left for long; to be active is, so that is tried again soon."""
+    def handle_load_failure(self, now_s: float, model: str, tier: Tier, message: str, active: str, warm: tuple[str, ...]) -> list[Effect]:
+        """A transfer failed. A warm load is retried late, since it is optional; an active one soon."""
         self._active_is(active, warm)
         if tier is Tier.ACTIVE:
             self._retry_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * self._retry_s))
@@ -142,24 +144,26 @@ class Swapping:
             self.swapping_to = ""
             return []
         self._unwarmable[model] = now_s + REWARM_S
-        return self._moved(LoadAnswer(ask=0, problem="MODEL_BUSY", message=message))
+        return self._moved(LoadAnswer(caller=0, problem="MODEL_BUSY", message=message))
 
-    def asked(self, ask: int, model: str, tier: Tier) -> list[Effect]:
-        """Somebody wants a model to be warm or cold."""
+    def request(self, caller: int, model: str, tier: Tier) -> list[Effect]:
+        """Takes a command to make a model warm or cold."""
         assert tier is not Tier.ACTIVE
         if model not in self.models:
-            return [LoadAnswer(ask=ask, problem="UNKNOWN_MODEL", message=f"model {model} is not served here: {', '.join(self.models)}")]
+            return [
+                LoadAnswer(caller=caller, problem="UNKNOWN_MODEL", message=f"model {model} is not served here: {', '.join(self.models)}")
+            ]
         if self._moving == (model, tier):
-            self._asks.append(ask)
+            self._callers.append(caller)
             return []
         busy = self.swapping_to or (self._moving[0] if self._moving is not None else "")
         if busy:
-            return [LoadAnswer(ask=ask, problem="MODEL_BUSY", message=f"model {busy} is being moved")]
+            return [LoadAnswer(caller=caller, problem="MODEL_BUSY", message=f"model {busy} is being moved")]
         if model == self.active and tier is Tier.COLD:
-            return [LoadAnswer(ask=ask, problem="MODEL_BUSY", message=f"model {model} is active")]
+            return [LoadAnswer(caller=caller, problem="MODEL_BUSY", message=f"model {model} is active")]
         if model == self.active or (model in self._warm) == (tier is Tier.WARM):
-            return [LoadAnswer(ask=ask)]
-        self._asks.append(ask)
+            return [LoadAnswer(caller=caller)]
+        self._callers.append(caller)
         self._moving = (model, tier)
         return [LoadModel(model=model, tier=tier)]
 
@@ -169,5 +173,5 @@ class Swapping:
 
     def _moved(self, answer: LoadAnswer) -> list[Effect]:
         self._moving = None
-        asks, self._asks = self._asks, []
-        return [LoadAnswer(ask=ask, took_s=answer.took_s, problem=answer.problem, message=answer.message) for ask in asks]
+        callers, self._callers = self._callers, []
+        return [LoadAnswer(caller=caller, took_s=answer.took_s, problem=answer.problem, message=answer.message) for caller in callers]

@@ -1,12 +1,12 @@
 """When an agent pulls, for which model and how much (QLM section 5, request pulling).
 
-It pulls for the active model while the batch has seats and KV has room for the need that is predicted, and knows from each answer what
-waits at the head of its virtual queue. After a lost answer it reads what it owns before it pulls again. What it pulls beyond the batch
-(lookahead) waits in the engine, so it looks at the head before it takes more of that.
+It pulls for the active model while the batch has seats and KV has room for the predicted need, and learns from each answer the head of its
+virtual queue. After a lost answer it reads its owned requests before it pulls again. Requests pulled beyond the batch (lookahead) wait in
+the engine, so it reads the head before it takes more of them.
 
-Where other clients share the engine's server, room is what they leave. An empty batch takes its first request whatever that needs while
-they leave any; where they leave none it waits. For a head runs give way to make its own room, and at most as much again that others took
-from them: beyond that what they gave up would be the others', who come and go as they like, and the head waits.
+If other clients share the engine's server, room is the rest that they leave. An empty batch takes its first request at any size if they
+leave some room, else it waits. For a head the agent evicts at most twice the capacity that the head needs; if others hold more, the head
+waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qlm_agent.decisions.delivery import Delivery
 from qlm_agent.decisions.effects import Effect, Pull, ReadOwned, StartRun
 from qlm_agent.decisions.events import PullAnswered, PulledRun, QueueHead
 from qlm_agent.decisions.expectations import Expectations
-from qlm_agent.decisions.model_swap import Swapping
+from qlm_agent.decisions.model_swap import ModelSwapControl
 from qlm_agent.decisions.registration import ServerLink
 from qlm_agent.decisions.runs import Ending, ReturnCause, Run, RunTable
 from qlm_agent.decisions.settings import MachineSettings
@@ -31,14 +31,14 @@ PULL_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A pull without an answer; `signals`: how many there had been when it was made."""
+    """An unanswered pull; `signals`: how many there were at its start."""
 
     number: int
     model: str
     signals: int
 
 
-class Pulling:
+class PullControl:
     """`head`: the first group of the virtual queue when it was last seen, None if it was empty; `models_ahead`: of the groups behind it."""
 
     def __init__(
@@ -53,34 +53,34 @@ class Pulling:
         self.reset(0.0)
 
     def reset(self, now_s: float) -> None:
-        """A new incarnation knows nothing yet."""
+        """Forgets the queue, for a new incarnation."""
         self._call: _Call | None = None
         self._owned_call: int | None = None
         self._owned_due = False
         self._signals = 0
         self._more = True  # there may be something to pull
-        self._look = True  # the head may have changed
+        self._head_stale = True  # the head may have changed
         self._suspect = False  # the first request of the head is to run alone
         self.blocked_tokens = 0  # KV that the first request of the head needs, 0 where it was not said
         self.head: QueueHead | None = None
         self.models_ahead: tuple[str, ...] = ()
-        self._next_group = ""  # that stood behind what was pulled last
+        self._next_group = ""  # that stood behind the last pulled request
         self._poll_at_s = now_s + self._settings.poll_s
         self._check_at_s = now_s + self._settings.owned_check_s
 
     @property
     def under_way(self) -> bool:
-        """What an unanswered call will have taken is not known."""
+        """The result of an unanswered call is unknown."""
         return self._call is not None or self._owned_due or self._owned_call is not None
 
     @property
     def head_is_fresh(self) -> bool:
-        """Nothing was heard of the queue since the head was seen, and the server can be asked for it."""
-        return not self.under_way and not self._look
+        """No signal arrived since the head was read, and the server is usable."""
+        return not self.under_way and not self._head_stale
 
     @property
     def head_is_new(self) -> bool:
-        """It came in front of what stood behind the last request that was pulled: the plan changed."""
+        """The head is not the group that stood behind the last pulled request: the plan changed."""
         return self.head is not None and self.head.group_id != self._next_group
 
     @property
@@ -88,15 +88,15 @@ class Pulling:
         return min(self._poll_at_s, self._check_at_s)
 
     def blocked(self, kv_capacity_tokens: int) -> bool:
-        """The batch has no room for the head, which is of the active model, and the runs can make it."""
+        """The batch has no room for the head, which is of the active model, and eviction can make it."""
         if self._runs.running == 0 or self._suspect:
             return False
-        # The agent's own limit gives nobody a reason to evict.
+        # The agent's own limit is no reason to evict.
         seats, kv_tokens = self._runs.room(self._settings.batch_max, kv_capacity_tokens)
         return (seats < 1 or kv_tokens < max(1, self.blocked_tokens)) and not self._crowded(seats, kv_tokens)
 
     def _crowded(self, seats: int, kv_tokens: int) -> bool:
-        """Others hold so much more than is left beside the runs (`seats`, `kv_tokens`) that most of what runs gave up would be theirs."""
+        """Others hold so much more than the runs leave (`seats`, `kv_tokens`) that most of the evicted capacity would be theirs."""
         if not self._runs.others_runs:
             return False
         lookahead = self._settings.lookahead_requests
@@ -105,26 +105,26 @@ class Pulling:
 
     @property
     def _mean_kv_tokens(self) -> int:
-        """Of a run."""
+        """Mean KV of a run."""
         return self._runs.kv_reserved // self._runs.running if self._runs.running else 0
 
-    def signalled(self) -> None:
-        """Something happened to the virtual queue."""
+    def note_signal(self) -> None:
+        """The virtual queue changed."""
         self._signals += 1
-        self._more = self._look = True
+        self._more = self._head_stale = True
         self.blocked_tokens = 0
         self._suspect = False
 
-    def model_changed(self, active_model: str) -> None:
-        """Another model may be what the head waits for."""
-        self._more = self._look or (self.head is not None and self.head.model == active_model)
+    def set_model(self, active_model: str) -> None:
+        """The head may wait for the new model."""
+        self._more = self._head_stale or (self.head is not None and self.head.model == active_model)
         self.blocked_tokens = 0
 
     def read_owned(self) -> None:
-        """What is owned must be read again."""
+        """Owned requests must be read again."""
         self._owned_due = True
 
-    def pull_answered(self, answer: PullAnswered) -> bool:
+    def handle_pull(self, answer: PullAnswered) -> bool:
         """Whether this is the answer to the pull under way."""
         if self._call is None or self._call.number != answer.call:
             return False
@@ -133,38 +133,38 @@ class Pulling:
         self.models_ahead = answer.models_ahead
         if answer.pulled:
             self._next_group = "" if answer.head is None else answer.head.group_id
-        self._look = call.signals != self._signals
-        # To an empty engine the first request is given whatever it needs, unless the server knows of runs that are not known here.
+        self._head_stale = call.signals != self._signals
+        # An empty engine takes the first request at any size, unless the server lists runs that are unknown here.
         refused = answer.blocked_tokens > 0 and not answer.pulled and self._runs.running == 0
-        self._more = self._look or (not refused and answer.head is not None and answer.head.model == self._active)
+        self._more = self._head_stale or (not refused and answer.head is not None and answer.head.model == self._active)
         self.blocked_tokens = answer.blocked_tokens if call.model else self.blocked_tokens
         self._suspect = answer.suspect if call.model else self._suspect
         return True
 
-    def owned_answered(self, call: int) -> bool:
+    def handle_owned(self, call: int) -> bool:
         """Whether this is the answer to the reading under way."""
         if self._owned_call != call:
             return False
         self._owned_call = None
         return True
 
-    def lost(self, call: int) -> None:
+    def handle_loss(self, call: int) -> None:
         """One of its calls, perhaps, was not answered."""
         if self._call is not None and self._call.number == call:
             if self._call.model:
                 self._owned_due = True
             self._call = None
-            self._more = self._look = True
+            self._more = self._head_stale = True
         elif self._owned_call == call:
             self._owned_call = None
             self._owned_due = True
 
     def decide(self, now_s: float, active_model: str, kv_capacity_tokens: int, *, may_pull: bool, may_take: bool = True) -> list[Effect]:
-        """The call to make now, if any. `may_pull`: nothing else forbids to ask; `may_take`: nor to take more."""
+        """The call to make now, if any. `may_pull`: a call is allowed; `may_take`: so are new requests."""
         self._active = active_model or self._active
         if now_s >= self._poll_at_s:
             self._poll_at_s = now_s + self._settings.poll_s
-            self._more = self._look = True
+            self._more = self._head_stale = True
             self.blocked_tokens = 0
         if now_s >= self._check_at_s:
             self._check_at_s = now_s + self._settings.owned_check_s
@@ -179,7 +179,7 @@ class Pulling:
             return []
         if may_take and self._more and active_model and (pull := self._pull_what_fits(active_model, kv_capacity_tokens)) is not None:
             return [pull]
-        return [self._pull("", 0, 0)] if self._look else []
+        return [self._pull("", 0, 0)] if self._head_stale else []
 
     def _pull_what_fits(self, model: str, kv_capacity_tokens: int) -> Pull | None:
         takes_suspect = self._runs.takes_suspect
@@ -187,7 +187,7 @@ class Pulling:
             return None
         seats, kv_tokens = self._room(kv_capacity_tokens)
         lookahead = self._settings.lookahead_requests
-        if lookahead and not (self._look and self.blocked(kv_capacity_tokens)):
+        if lookahead and not (self._head_stale and self.blocked(kv_capacity_tokens)):
             seats += lookahead
             kv_tokens += lookahead * self._mean_kv_tokens
         requests, kv_tokens = min(PULL_MAX, seats), max(0, kv_tokens)
@@ -221,30 +221,30 @@ class Intake:
     """See the module."""
 
     def __init__(
-        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, expectations: Expectations, swapping: Swapping
+        self, settings: MachineSettings, runs: RunTable, delivery: Delivery, expectations: Expectations, model_swap: ModelSwapControl
     ) -> None:
         self._settings = settings
         self._runs = runs
         self._delivery = delivery
         self._expectations = expectations
-        self._swapping = swapping
+        self._model_swap = model_swap
 
     def own(self, pulled: PulledRun, *, serving: bool) -> list[Effect]:
-        """Takes a run that was not known. `serving`: the agent may start something."""
+        """Takes an unknown run. `serving`: the agent may start something."""
         if pulled.run_id in self._runs:
             return []
         run = self._run(pulled)
         self._runs.add(run)
         if pulled.refusal:
-            self._delivery.ended(run, Ending(reason="ENGINE_FAILURE", message=pulled.refusal))
+            self._delivery.queue_end(run, Ending(reason="ENGINE_FAILURE", message=pulled.refusal))
         elif run.stored >= run.output_tokens_max:
-            # An earlier attempt made all of it and was lost before it could say so.
-            self._delivery.ended(run, Ending(finish=FinishReason.LENGTH))
-        elif not serving or run.model != self._swapping.active or self._swapping.swapping_to:
+            # An earlier attempt produced all of it and ended before the report.
+            self._delivery.queue_end(run, Ending(finish=FinishReason.LENGTH))
+        elif not serving or run.model != self._model_swap.active or self._model_swap.swapping_to:
             self._delivery.give_back(run, ReturnCause.UNSTARTED)
-        elif run.prompt_tokens + run.stored + 1 > self._swapping.kv_capacity_tokens:
-            message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._swapping.kv_capacity_tokens} tokens of KV"
-            self._delivery.ended(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
+        elif run.prompt_tokens + run.stored + 1 > self._model_swap.kv_capacity_tokens:
+            message = f"{run.prompt_tokens + run.stored} tokens do not fit in {self._model_swap.kv_capacity_tokens} tokens of KV"
+            self._delivery.queue_end(run, Ending(reason="KV_CAPACITY_EXCEEDED", message=message))
         else:
             return [StartRun(run_id=run.run_id)]
         return []

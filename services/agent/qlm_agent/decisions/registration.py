@@ -8,14 +8,14 @@ from __future__ import annotations
 from enum import Enum
 
 from qlm_agent.decisions.effects import Effect, Register
-from qlm_agent.decisions.events import Registered
+from qlm_agent.decisions.events import RegistrationAnswer
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 
 
 class ServerLink:
-    """One backoff for all calls: they go to one server. It doubles with each failed try and ends with the first answer."""
+    """One backoff for all calls: they share one server. It doubles with each failed try and ends with the first answer."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -24,7 +24,7 @@ class ServerLink:
 
     @property
     def away_until_s(self) -> float | None:
-        """Before this no call is made; None while the server answers."""
+        """No call is made earlier; None while the server answers."""
         return self._away_until_s
 
     def next_call(self) -> int:
@@ -34,25 +34,25 @@ class ServerLink:
     def usable(self, now_s: float) -> bool:
         return self._away_until_s is None or now_s >= self._away_until_s
 
-    def lost(self, now_s: float) -> None:
+    def handle_loss(self, now_s: float) -> None:
         """A call was not answered. Several that were under way together count once."""
         if self.usable(now_s):
             self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * self._backoff_s))
             self._away_until_s = now_s + self._backoff_s
 
-    def answered(self) -> None:
+    def handle_answer(self) -> None:
         self._backoff_s = 0.0
         self._away_until_s = None
 
 
 SHORT_LIFE_S = 5.0
 REGISTER_PAUSE_S = 1.0
-"""An incarnation that lived less than SHORT_LIFE_S is followed by the next after REGISTER_PAUSE_S, and none by another while a process that
-started earlier serves the instance: of two agents that were given one name the later one yields."""
+"""After an incarnation of less than SHORT_LIFE_S the next one waits REGISTER_PAUSE_S. While an older process serves the instance, none
+registers: of two agents with one name the later yields."""
 
 
 class Life(Enum):
-    """Of the incarnation."""
+    """State of the incarnation."""
 
     NONE = "none"  # to be registered
     SERVING = "serving"
@@ -91,7 +91,7 @@ class Registration:
         self._call = self._link.next_call()
         return [Register(call=self._call, nonce_number=self._count, yields=self._yields)]
 
-    def registered(self, now_s: float, answer: Registered) -> bool:
+    def handle_registration(self, now_s: float, answer: RegistrationAnswer) -> bool:
         """Whether a new incarnation begins with this."""
         if answer.call != self._call:
             return False
@@ -102,7 +102,7 @@ class Registration:
         self.life = Life.SERVING
         return True
 
-    def lease_lost(self, now_s: float, incarnation: str) -> bool:
+    def handle_lease_loss(self, now_s: float, incarnation: str) -> bool:
         """Whether it was this incarnation's."""
         if self.life is not Life.SERVING or incarnation != self.incarnation:
             return False
@@ -111,7 +111,7 @@ class Registration:
         self._not_before_s = now_s + REGISTER_PAUSE_S if now_s - self._registered_s < SHORT_LIFE_S else None
         return True
 
-    def lost(self, call: int) -> None:
+    def handle_loss(self, call: int) -> None:
         """The call, perhaps its own, was not answered."""
         if call == self._call:
             self._call = None

@@ -1,8 +1,8 @@
-"""Offloaded runs on their way back (QLM section 5, GPU-CPU state swapping).
+"""Restores offloaded runs (QLM section 5, GPU-CPU state swapping).
 
-They stand in the order of the virtual queue by their urgency: a run is restored before anything less urgent is pulled, and where its
-model is not active any more it competes with the head for the next model. After `offloaded_max_s` it counts as more urgent than any
-head, so that nobody waits in host memory for ever.
+They compete by urgency with the virtual queue: a run is restored before anything less urgent is pulled; if its model is not active, it
+competes with the head for the next model. After `offloaded_max_s` it counts as more urgent than any head, so no run waits in host memory
+for ever.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from qlm_core.preemption import Urgency
 
 RETRY_S = 0.25
 REFUSALS_MAX = 8
-"""Restores that the engine did not carry out, after which a run goes back to the queue with what it produced."""
+"""Failed restores after which a run returns to the queue with its output."""
 
 FIRST_OF_ALL = Urgency(-1_000_000, -math.inf)
 
 
-class Restoring:
+class RestoreControl:
     """See the module."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Restoring:
 
     @property
     def next_wakeup_s(self) -> float | None:
-        """Of the next try, and of the next run that has waited too long."""
+        """Time of the next try, or of the next run that has waited too long."""
         if not self._runs.offloaded():
             return None
         times_s = [run.offloaded_s + self._settings.offloaded_max_s for run in self._runs.offloaded()]
@@ -56,11 +56,11 @@ class Restoring:
         run = min(self._runs.offloaded(), key=lambda run: (self.urgency(now_s, run), run.queue_id))
         return run if head is None or self.urgency(now_s, run) <= head else None
 
-    def restored(self, now_s: float, event: RunsRestored) -> list[Effect]:
-        """Who could not be restored waits on, and goes back to the queue in the end."""
+    def handle_restore(self, now_s: float, event: RunsRestored) -> list[Effect]:
+        """A run that could not be restored keeps waiting, and returns to the queue in the end."""
         done = frozenset(event.done)
         given_up: list[Run] = []
-        for run_id in event.asked:
+        for run_id in event.requested:
             run = self._runs.get(run_id)
             if run is None or run.phase is not RunPhase.RESTORING:
                 continue
@@ -76,12 +76,12 @@ class Restoring:
                 given_up.append(run)
         return self._give_up(given_up, "its KV could not be brought back from host memory")
 
-    def model_failed(self, model: str) -> list[Effect]:
-        """A model could not be made active: its runs go back to the queue, for whoever can serve it."""
+    def give_up_model(self, model: str) -> list[Effect]:
+        """A model could not be made active: its runs return to the queue, for another instance."""
         return self._give_up([run for run in self._runs.offloaded() if run.model == model], f"model {model} could not be made active again")
 
     def _give_up(self, runs: Sequence[Run], why: str) -> list[Effect]:
-        """An attempt that cannot be continued faithfully has failed with this."""
+        """Gives runs back; an attempt that cannot be continued faithfully fails with this reason."""
         for run in runs:
             self._delivery.give_back(run, ReturnCause.EVICTED if run.resumable else ReturnCause.FAILED, "" if run.resumable else why)
             self._operations.evictions += run.resumable

@@ -16,33 +16,33 @@ class RunPhase(Enum):
     RUNNING = "running"  # on the GPU
     OFFLOADING = "offloading"  # on the GPU, until its KV is in host memory
     OFFLOADED = "offloaded"  # waits in host memory
-    RESTORING = "restoring"  # on the GPU again, as soon as its KV is
+    RESTORING = "restoring"  # on the GPU again, once its KV is
     ENDED = "ended"  # its end is to be written
-    RETURNING = "returning"  # taken off the engine; it goes back to its place in the queue
+    RETURNING = "returning"  # off the engine; it returns to its place in the queue
 
 
 ON_GPU = frozenset({RunPhase.RUNNING, RunPhase.OFFLOADING, RunPhase.RESTORING})
-"""Phases that take a seat and KV; looked up only."""
+"""Phases that take a seat and KV; membership tests only."""
 
 
 class ReturnCause(StrEnum):
-    """Why a run goes back: as in `qlm_queue.values.RequeueCause`, and two that go back by `unpull`."""
+    """Why a run returns: as in `qlm_queue.values.RequeueCause`, and two that use `unpull`."""
 
     UNSTARTED = "unstarted"
-    DISPLACED = "displaced"  # not started, and something more urgent is at the head now: it goes behind that
+    DISPLACED = "displaced"  # unstarted, behind a more urgent head that is new
     EVICTED = "evicted"
     DRAINED = "drained"
     FAILED = "failed"
     SUSPECTED = "suspected"  # the engine broke with others on it
-    AWAY = "away"  # the engine serves nobody: no attempt of the request
+    AWAY = "away"  # the engine serves nobody: not an attempt of the request
 
 
-class Fate(Enum):
+class RemovalCause(Enum):
     """Why a run is no longer this agent's."""
 
     WRITTEN = "written"  # its end is stored
     GIVEN_BACK = "given_back"
-    GONE = "gone"  # it ended elsewhere, or is another's now
+    NOT_OWNED = "not owned"  # it ended elsewhere, or is another's now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,12 @@ class Ending:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run:
-    """One attempt, mutable. Tokens count from the start of the output: `resumed` of earlier attempts, `produced` by now, of which `stored`
-    are known to be with the server. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine told of it.
+    """One attempt, mutable. Tokens count from the start of the output: `resumed` of earlier attempts, `produced` by now, of which the
+    server has `stored`. `kv_reserved`: tokens of KV that it is expected to need at its end. `started`: the engine has reported it.
 
-    `on_gpu`: it takes a seat and KV; `on_engine`: the engine knows it, there or in host memory. `told_s`: when its last tokens were told,
-    None before them and after a break. `displacements`: how often it gave way, earlier attempts included. `offloaded_s`: since when it is
-    offloaded; `refusals`: offloads or restores in a row that the engine did not carry out. `failed`: earlier attempts that did."""
+    `on_gpu`: it takes a seat and KV; `on_engine`: the engine has it, there or in host memory. `reported_s`: time of its last tokens, None
+    before them and after a break. `displacements`: evictions and offloads, earlier attempts included. `offloaded_s`: start of its offload;
+    `refusals`: failed offloads or restores in a row. `failed`: earlier attempts that failed."""
 
     run_id: str
     queue_id: str
@@ -82,21 +82,21 @@ class Run:
     on_gpu: bool = True
     on_engine: bool = True
     started: bool = False
-    told_s: float | None = None
+    reported_s: float | None = None
     offloaded_s: float = 0.0
     refusals: int = 0
     ending: Ending | None = None
     cause: ReturnCause = ReturnCause.DRAINED
     failure: str = ""
-    gap: bool = False  # the server's progress is shorter than was thought: it must be read again first
+    gap: bool = False  # the server's progress is shorter than expected: it must be read first
 
     @property
     def unstored(self) -> int:
         return self.produced - self.stored
 
     @property
-    def made(self) -> bool:
-        """This attempt has made output: giving it back takes something away from it."""
+    def has_output(self) -> bool:
+        """This attempt has output, which giving it back may cost."""
         return self.produced > self.resumed
 
     @property
@@ -113,10 +113,10 @@ class RunTable:
         self._offloaded: dict[str, Run] = {}
         self.running = 0  # on the GPU
         self.offloading = 0  # of them, on their way to host memory
-        self.kv_reserved = 0  # of those on the GPU
+        self.kv_reserved = 0  # of the runs on the GPU
         self.held_tokens = 0  # produced and not stored
-        self._failed = 0  # of all, whose earlier attempts failed
-        self.others_runs = 0  # of other clients of the engine's server, as was told last
+        self._failed = 0  # of all, runs with failed attempts
+        self.others_runs = 0  # of other clients of the engine's server, as last reported
         self.others_kv_tokens = 0
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class RunTable:
         return run_id in self._runs
 
     def room(self, batch_max: int, kv_capacity_tokens: int) -> tuple[int, int]:
-        """Seats and KV tokens that the runs and the others leave; less than none where lookahead waits, or the others took more."""
+        """Seats and KV tokens that the runs and the others leave; negative if lookahead waits, or the others took more."""
         return batch_max - self.running - self.others_runs, kv_capacity_tokens - self.kv_reserved - self.others_kv_tokens
 
     def get(self, run_id: str) -> Run | None:
@@ -138,13 +138,13 @@ class RunTable:
 
     @property
     def takes_suspect(self) -> bool:
-        """One that has failed once may join: what runs has failed once too, and has made output since."""
-        return self.running <= self._failed and all(run.failed == 1 and run.made for run in self.on_gpu())
+        """A run that failed once may be added: every running one failed once too, and has output since."""
+        return self.running <= self._failed and all(run.failed == 1 and run.has_output for run in self.on_gpu())
 
     @property
     def has_suspect(self) -> bool:
-        """One that runs is to be alone: it has failed, and may break the engine again."""
-        return self._failed > 0 and any(run.failed > 1 or (run.failed == 1 and not run.made) for run in self.on_gpu())
+        """A running request must be alone: it failed, and may break the engine again."""
+        return self._failed > 0 and any(run.failed > 1 or (run.failed == 1 and not run.has_output) for run in self.on_gpu())
 
     def on_gpu(self) -> list[Run]:
         return [run for run in self._runs.values() if run.on_gpu]
@@ -163,7 +163,7 @@ class RunTable:
         self._take_gpu(run)
 
     def move(self, run: Run, phase: RunPhase) -> None:
-        """To another phase."""
+        """Moves a run to another phase."""
         self._leave_gpu(run)
         self._offloaded.pop(run.run_id, None)
         run.phase = phase
@@ -173,8 +173,8 @@ class RunTable:
         if phase is RunPhase.OFFLOADED:
             self._offloaded[run.run_id] = run
 
-    def produced(self, run: Run, tokens: int) -> None:
-        """The engine made so many tokens more. A run that outgrows what was reserved is expected to go on for half as much again."""
+    def add_output(self, run: Run, tokens: int) -> None:
+        """Adds tokens of the engine. A run that outgrows its reservation is expected to grow by half again."""
         run.produced += tokens
         self.held_tokens += tokens
         if run.prompt_tokens + run.produced > run.kv_reserved:
@@ -183,7 +183,7 @@ class RunTable:
                 self.kv_reserved += reserved - run.kv_reserved
             run.kv_reserved = reserved
 
-    def stored(self, run: Run, tokens: int) -> None:
+    def set_stored(self, run: Run, tokens: int) -> None:
         """The server has the first `tokens` tokens of the output."""
         self.held_tokens -= tokens - run.stored
         run.stored = tokens
@@ -210,8 +210,8 @@ class RunTable:
 
 @dataclass(slots=True, kw_only=True)
 class Operations:
-    """Requests evicted by abort, offloaded, restored and given back unstarted; models warmed before their turn. Pulls and model swaps are
-    counted where they are made."""
+    """Counts of requests evicted by abort, offloaded, restored and unpulled, and of models warmed early. Pulls and model swaps are counted
+    elsewhere."""
 
     evictions: int = 0
     kv_offloads: int = 0

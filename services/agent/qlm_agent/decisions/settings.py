@@ -1,4 +1,4 @@
-"""What an agent's machine is set to."""
+"""Settings of the agent's machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from qlm_core.profile import HardwareProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSettings:
-    """`models`: those it can serve. `lookahead_requests`: how many it may pull beyond what runs at once. `coalesce_s`: longest that output
-    waits for more, but for the first and last of a run. `buffer_tokens_max`: output held while the server is away; the engine pauses
-    there. `poll_s`: how often an idle agent looks at its queue by itself. `owned_check_s`: how often it compares what it owns with the
-    server. `drain_finish_s`: how long runs may go on where a drain does not say. `give_up_s`: how long after the end of a drain it tries
-    to give back what is left before it stops anyway.
+    """`models`: served models. `lookahead_requests`: how many it may pull beyond the batch. `coalesce_s`: longest that output waits for
+    more, except the first and last of a run. `buffer_tokens_max`: output held while the server is away; the engine pauses there. `poll_s`:
+    how often an idle agent polls its queue. `owned_check_s`: how often it compares its runs with the server. `drain_finish_s`: how long
+    runs may continue in a drain without a time. `give_up_s`: how long after the end of a drain it tries to give back the rest before it
+    stops anyway.
 
-    `hardware`: by model, on this agent's GPUs and by its clock. `weights_gb`: by model, as the engine counts them, where that is known; the
-    others as `hardware` says. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the band of requests with an SLO among
-    those with strict priorities, as the planner has it. `host_kv_apart`: whether each model has host memory for KV of its own; else all
-    share it. `evict`, `kv_swap`, `warm_ahead`: whether it does so. `displacements_max`: how often a request gives way to others.
-    `offloaded_max_s`: after so long in host memory a run counts as more urgent than whatever is at the head. `batch_by_slo`: fewer than
-    `batch_max` requests run at once where more would be too slow for their SLOs."""
+    `hardware`: by model, on this agent's GPUs and by its clock. `weights_gb`: by model, as the engine counts them, as far as known; else
+    from `hardware`. `host_memory_gb`: budget for the weights of warm models. `slo_band`: the planner's band of requests with an SLO among
+    those with strict priorities. `host_kv_apart`: each model has host memory for KV of its own; else all share it. `evict`, `kv_swap`,
+    `warm_ahead`: switches. `displacements_max`: how often a request is evicted or offloaded for others. `offloaded_max_s`: after so long in
+    host memory a run is more urgent than any head. `batch_by_slo`: fewer than `batch_max` requests run at once if more would be too slow
+    for their SLOs."""
 
     models: tuple[str, ...]
     batch_max: int = 256

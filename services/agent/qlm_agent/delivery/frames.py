@@ -24,7 +24,7 @@ def varint(value: int) -> bytes:
 
 
 def frame_prefix(queue_id: str, attempt: int) -> bytes:
-    """What all frames of a run begin with."""
+    """The common beginning of a run's frames."""
     name = queue_id.encode()
     return _QUEUE_ID + varint(len(name)) + name + _ATTEMPT + varint(attempt)
 

@@ -1,4 +1,4 @@
-"""What the shell keeps of a run: its request, its times, and its whole output, from which any part can be sent again."""
+"""The shell's state of a run: its request, its times, and its whole output, from which any part can be sent again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_id_of(queue_id: str, attempt: int) -> str:
 
 
 class HeldOutput:
-    """The output of a request so far, those of earlier attempts included, in tokens (or pieces) and in the bytes of progress."""
+    """The output of a request so far, earlier attempts included, in tokens (or pieces) and in the bytes of progress."""
 
     def __init__(self, progress: bytes, *, text: bool, logprobs: bytes = b"", top: int | None = None) -> None:
         """`top`: how many likeliest tokens each token's record of `logprobs` names; None where there are no records."""
@@ -40,7 +40,7 @@ class HeldOutput:
 
     @property
     def whole(self) -> bool:
-        """Each token has its log probabilities, or none is to have any."""
+        """Each token has its log probabilities, or none has."""
         return len(self._logprobs) == self._record_bytes * len(self)
 
     @property
@@ -67,7 +67,7 @@ class HeldOutput:
         return start * TOKEN_BYTES, bytes(self._bytes[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
     def logprobs(self, start: int, end: int) -> bytes:
-        """Records of tokens `start` to `end`; none where they are not asked for."""
+        """Records of tokens `start` to `end`; empty if not requested."""
         return bytes(self._logprobs[start * self._record_bytes : end * self._record_bytes])
 
     def frame(self, prefix: bytes, start: int, end: int) -> bytes:
@@ -128,5 +128,5 @@ class HeldRun:
 
 
 def make_prefix(pulled: Pulled) -> bytes:
-    """What all frames of this attempt begin with."""
+    """The common beginning of this attempt's frames."""
     return frame_prefix(pulled.queue_id, pulled.attempt)

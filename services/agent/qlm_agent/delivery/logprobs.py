@@ -1,4 +1,4 @@
-"""Log probabilities of output tokens, as they go from an engine to the queue: one record a token.
+"""Log probabilities of output tokens, on their way from an engine to the queue: one record a token.
 
 A record is a serialized field `logprobs` of `Result`, which has the same number in `Frame`: so progress, frames and the result are made of
 records by putting them one after the other, and the queue need not read them. All records of a run are equally long.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from qlm_agent.delivery.frames import varint
 
 TOP_MAX = 20
-"""Most likeliest tokens that a request may ask for, as vLLM has it by default: a record has at most 176 bytes."""
+"""Most likeliest tokens that a request may want, vLLM's default: a record has at most 176 bytes."""
 
 _TAG = b"\x8a\x01"  # field 17, bytes
 _OF_TOKEN = b"\x0a\x04"  # field 1, packed, one float
@@ -31,12 +31,12 @@ def record(of_token: float, top: Sequence[tuple[int, float]]) -> bytes:
 
 
 def record_bytes(top: int | None) -> int:
-    """Length of a record with so many likeliest tokens; 0 for None, where no log probabilities are asked for."""
+    """Length of a record with so many likeliest tokens; 0 for None: no log probabilities."""
     return 0 if top is None else len(record(0.0, [(0, 0.0)] * top))
 
 
 class Records:
-    """Records of tokens that are made and not told yet, first in, first out. Where none are asked for (`top` None) it holds none."""
+    """Records of tokens that are not reported yet, first in, first out; empty without log probabilities (`top` None)."""
 
     def __init__(self, top: int | None) -> None:
         self._size = record_bytes(top)
@@ -46,7 +46,7 @@ class Records:
         self._held += records
 
     def take(self, tokens: int) -> bytes:
-        """Those of the next so many tokens."""
+        """Returns the records of the next `tokens` tokens."""
         end = tokens * self._size
         taken = bytes(self._held[:end])
         del self._held[:end]

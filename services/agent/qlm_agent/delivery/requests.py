@@ -1,5 +1,4 @@
-"""From a pulled request to what the engine takes and the machine is told. The one place of the agent that reads request messages, and what
-the planner wrote of their groups."""
+"""Converts a pulled request for the engine and the machine. The agent's one reader of request messages, and of the planner's groups."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ from qlm_process.wire.chat import chat_from_proto
 from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
 
-def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clock_s: float, slo_band: int = 0) -> HeldRun:
-    """`engine_clock_s`: what to add to the queue's clock to get the engine's; `slo_band`: of requests with an SLO. A body that cannot be
-    read gives a run with a refusal."""
+def read_pulled(pulled: Pulled, *, text_output: bool, pulled_s: float, engine_clock_s: float, slo_band: int = 0) -> HeldRun:
+    """`engine_clock_s`: the engine's clock minus the queue's; `slo_band`: of requests with an SLO. An unreadable body gives a run with a
+    refusal."""
     try:
         message = request_pb2.Request.FromString(pulled.body)
     except DecodeError:
         message = request_pb2.Request()
-    top = message.sampling.logprobs if message.sampling.HasField("logprobs") and not tells_text else None
-    output = HeldOutput(pulled.progress, text=tells_text, logprobs=pulled.logprobs, top=top)
+    top = message.sampling.logprobs if message.sampling.HasField("logprobs") and not text_output else None
+    output = HeldOutput(pulled.progress, text=text_output, logprobs=pulled.logprobs, top=top)
     slo = _slo(message)
     refusal = _refusal(message, slo) or ("" if output.whole else "the stored output lacks log probabilities")
     request = None
@@ -57,8 +56,8 @@ def read_pulled(pulled: Pulled, *, tells_text: bool, pulled_s: float, engine_clo
 
 
 def pulled_run(held: HeldRun, stored: int) -> PulledRun:
-    """What the machine is told of a run, of which the server has `stored` output tokens. Earlier attempts that did not fail were given
-    back: for others, or because their agents left."""
+    """The machine's view of a run, of which the server has `stored` output tokens. Earlier attempts that did not fail were given back: for
+    others, or because their agents left."""
     slo, pulled = held.slo, held.pulled
     return PulledRun(
         run_id=held.run_id,
@@ -73,7 +72,7 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
         first_token=slo is not None and slo.kind is SloKind.FIRST_TOKEN,
         priority=slo.priority if slo is not None and slo.kind is SloKind.PRIORITY else None,
         slo_class=held.slo_class,
-        # A server of chats in text begins a new message, if it cannot go on with one.
+        # A server of text chats starts a new message if it cannot continue one.
         resumable=held.request is None
         or (held.request.sampling.resumable and not (held.output.text and isinstance(held.request.prompt, ChatPrompt))),
         displacements=max(0, pulled.attempt - 1 - pulled.failed_attempts),
@@ -82,8 +81,8 @@ def pulled_run(held: HeldRun, stored: int) -> PulledRun:
 
 
 def read_head(head: HeadGroup | None, behind: Sequence[GroupBehind] = ()) -> QueueHead | None:
-    """The head of the virtual queue as the machine sees it, with the groups behind it. A group whose record lacks its SLO
-    has no deadline."""
+    """The machine's view of the head of the virtual queue, with the groups behind it. A group whose record lacks its SLO has no
+    deadline."""
     if head is None:
         return None
     meta = head.meta

@@ -1,4 +1,4 @@
-"""From the end of a run to what the queue stores: the Result and the caller's part of the lifecycle event."""
+"""Converts the end of a run for the queue: the Result and the caller's part of the lifecycle event."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FINISH_REASONS = {
 
 
 def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion:
-    """The completion that ends a run. The queue adds the request's own times; those of the event are this run's, and its `first_token_s` is
-    0 where the first token was made before it."""
+    """The completion that ends a run. The queue adds the request's own times; the event's are this run's, with `first_token_s` 0 if an
+    earlier attempt made the first token."""
     finish = item.ending.finish
     result = request_pb2.Result(
         model=held.model,
@@ -47,8 +47,7 @@ def completion_of(held: HeldRun, item: CompleteItem, now_s: float) -> Completion
 
 
 def _slack_s(held: HeldRun, finished_s: float) -> float | None:
-    """Seconds that were left of the SLO when it was met, negative where it was missed; None where that is not known here: a priority, or
-    the first token was made by an earlier attempt."""
+    """Seconds left of the SLO at the end, negative if missed; None if unknown here: a priority, or a first token of an earlier attempt."""
     slo = held.slo
     if slo is None or slo.kind is SloKind.PRIORITY:
         return None
@@ -57,7 +56,7 @@ def _slack_s(held: HeldRun, finished_s: float) -> float | None:
 
 
 def failure_result(message: str) -> bytes:
-    """The Result of a request whose attempts all failed."""
+    """The Result of a request with only failed attempts."""
     return request_pb2.Result(error=failure_error("ATTEMPTS_EXHAUSTED", message)).SerializeToString()
 
 

@@ -1,8 +1,8 @@
-"""Stop strings, found on this side of an engine: output ends before one, and nothing of it is ever told.
+"""Stop strings, matched by the agent: output ends before one, and no part of it is ever sent.
 
-What may be the beginning of a stop string is held back until that is decided. So an interrupted answer was told without such a beginning,
-and the attempt that goes on makes it again and finds a stop string that lies across the seam. Where several lie over each other the one
-that is whole first ends the output, whatever portions it comes in.
+A possible beginning of a stop string is held until it is decided. So the output of an interrupted attempt lacks it, and the next attempt
+generates it again and matches a stop string across the seam. Of overlapping stop strings the first complete one ends the output, however
+the text is divided.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an engine made at once: text, and its token ids where it tells them. No text: the beginning of a character."""
+    """One output of an engine: text, and its token ids if it reports them. No text: the beginning of a character."""
 
     text: str
     token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A stop string begins after `at` characters of the text of `last`, which is told up to there."""
+class StopMatch:
+    """A stop string begins after `at` characters of the text of `last`, which is released up to there."""
 
     last: Piece
     at: int
@@ -33,19 +33,19 @@ class StopStrings:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held: list[Piece] = []
-        self._text = ""  # of what is held
+        self._text = ""  # of the held pieces
 
-    def feed(self, piece: Piece) -> tuple[list[Piece], Found | None]:
-        """What may be told now, and the stop string, after which nothing may be fed."""
+    def feed(self, piece: Piece) -> tuple[list[Piece], StopMatch | None]:
+        """Returns the pieces to release, and the stop string, after which nothing may be fed."""
         self._held.append(piece)
         self._text += piece.text
         ends = [(start + len(each), start) for each in self._stop if (start := self._text.find(each)) >= 0]
         at = min(ends)[1] if ends else None
-        told = self._release(self._undecided_at() if at is None else at)
+        released = self._release(self._undecided_at() if at is None else at)
         if at is None:
-            return told, None
-        at -= sum(len(each.text) for each in told)
-        return told, Found(Piece(self._text, tuple(token for each in self._held for token in each.token_ids)), at)
+            return released, None
+        at -= sum(len(each.text) for each in released)
+        return released, StopMatch(Piece(self._text, tuple(token for each in self._held for token in each.token_ids)), at)
 
     def flush(self) -> list[Piece]:
         """All that is held, where the run ends otherwise."""
@@ -61,7 +61,8 @@ class StopStrings:
         return len(text)
 
     def _release(self, until: int) -> list[Piece]:
-        """Takes what ends at or before a place of the text. What has no text yet is the beginning of a character: it goes with the rest."""
+        """Releases pieces that end at or before a position of the text. A piece without text is the beginning of a character and stays with
+        its rest."""
         end = count = 0
         for number, made in enumerate(self._held, start=1):
             end += len(made.text)
@@ -69,27 +70,27 @@ class StopStrings:
                 break
             if made.text:
                 count = number
-        told, self._held = self._held[:count], self._held[count:]
-        self._text = self._text[sum(len(each.text) for each in told) :]
-        return told
+        released, self._held = self._held[:count], self._held[count:]
+        self._text = self._text[sum(len(each.text) for each in released) :]
+        return released
 
 
 class TokenStops:
-    """The end of one run. `text_of`: what a token adds to the text, None while a character is not complete."""
+    """The end of one run. `text_of`: a token's addition to the text, None while a character is incomplete."""
 
     def __init__(self, stop: Sequence[str], text_of: Callable[[int], str | None]) -> None:
         self._strings = StopStrings(stop)
         self._text_of = text_of
 
     def feed(self, tokens: Sequence[int]) -> tuple[list[int], bool]:
-        """The tokens that may be told now, and whether a stop string was found; nothing may be fed after that."""
-        told: list[int] = []
+        """Returns the tokens to release, and whether a stop string matched; nothing may be fed after it."""
+        released: list[int] = []
         for token in tokens:
             pieces, found = self._strings.feed(Piece(self._text_of(token) or "", (token,)))
-            told += _tokens(pieces)
+            released += _tokens(pieces)
             if found is not None:
-                return told, True
-        return told, False
+                return released, True
+        return released, False
 
     def flush(self) -> list[int]:
         """All that is held, where the run ends otherwise."""

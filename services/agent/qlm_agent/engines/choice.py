@@ -1,4 +1,4 @@
-"""Which engine an agent's settings ask for."""
+"""Builds the engine that an agent's settings name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from qlm_core.profile import ProfileSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEngine:
-    """An engine that was not started, and the models that it can serve. `time_scale`: how many times faster than its profile it runs, 1 for
-    real ones. `prefill_chunk_tokens`: prompt tokens that one step takes in at most, 0 where that is not known."""
+    """An unstarted engine, and the models that it can serve. `time_scale`: how many times faster than its profile it runs, 1 for real ones.
+    `prefill_chunk_tokens`: most prompt tokens of one step, 0 if unknown."""
 
     engine: Engine
     models: Mapping[str, ServedModel]
@@ -58,7 +58,7 @@ def _vllm(config: AgentConfig, models: Mapping[str, ServedModel]) -> tuple[Engin
                 "profile_unknown",
                 model=name,
                 gpu=agent.gpu,
-                then="nothing is planned for it until `qlm profile` has measured it and `qlm profiles import` has told the queue",
+                then="nothing is planned for it until `qlm profile` has measured it and `qlm profiles import` has stored the result",
             )
     named = {
         name: VllmModel(
@@ -72,7 +72,7 @@ def _vllm(config: AgentConfig, models: Mapping[str, ServedModel]) -> tuple[Engin
 
 def _openai(agent: AgentSettings, models: Mapping[str, ServedModel]) -> Engine:
     try:
-        from qlm_agent.engines.openai.building import openai_engine
+        from qlm_agent.engines.openai.build import openai_engine
     except ModuleNotFoundError as error:
         raise ConfigError(f"agent.engine: openai needs the package {error.name}: pip install 'qlm-serving[agent]'") from error
     specs = {name: model.spec for name, model in models.items()}

@@ -1,4 +1,4 @@
-"""Between the machine and the engine: performs engine effects in order, and turns outputs into events."""
+"""Between the machine and the engine: performs engine effects in order, and converts outputs to events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, assert_never
 import structlog
 
 from qlm_agent.decisions.effects import AbortRuns, LoadModel, OffloadRuns, PauseEngine, RestoreRuns, ResumeEngine, StartRun
-from qlm_agent.decisions.events import EngineEnd, EngineTold, Event, ModelLoaded, ModelNotLoaded, OthersTold, RunsOffloaded, RunsRestored
+from qlm_agent.decisions.events import EngineEnd, EngineProgress, Event, ModelLoaded, ModelNotLoaded, OtherLoad, RunsOffloaded, RunsRestored
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.port import Engine, EngineBusy, EngineOutput, EngineStats, FailureKind, ModelLoadFailed, Tier
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_agent.telemetry.operations import Lso, ModelMove
 
 LOSSES = (FailureKind.BROKEN, FailureKind.AWAY)
-"""Failures with which the engine may have lost its model."""
+"""Failures after which the engine may have lost its model."""
 
 EngineEffect = StartRun | AbortRuns | OffloadRuns | RestoreRuns | LoadModel | PauseEngine | ResumeEngine
 
@@ -36,7 +36,7 @@ class EngineDriver:
         engine_clock: Callable[[], float] = time.monotonic,
         incarnation: Callable[[], str] = lambda: "",
     ) -> None:
-        """`incarnation`: the one that owns the runs now, for events."""
+        """`incarnation`: the current owner of the runs, for events."""
         self._engine = engine
         self._held = held
         self._telemetry = telemetry
@@ -45,22 +45,22 @@ class EngineDriver:
         self._engine_clock = engine_clock
         self._incarnation = incarnation
         self._effects: asyncio.Queue[EngineEffect] = asyncio.Queue()
-        self._active = ""  # as the machine was told
+        self._active = ""  # as last reported to the machine
         self._loads = 0  # under way
-        self._others = OthersTold(runs=0, kv_tokens=0)  # as the machine was told
+        self._others = OtherLoad(runs=0, kv_tokens=0)  # as last reported to the machine
 
     def put(self, effect: EngineEffect) -> None:
-        """Has an effect performed after those before it."""
+        """Queues an effect."""
         self._effects.put_nowait(effect)
 
     async def drive(self) -> None:
-        """Performs effects until it is cancelled. A transfer goes on beside what comes after it."""
+        """Performs effects until it is cancelled. A transfer runs beside the effects after it."""
         async with asyncio.TaskGroup() as transfers:
             while True:
                 await self.perform(await self._effects.get(), transfers.create_task)
 
     async def perform(self, effect: EngineEffect, beside: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Performs one effect. `beside`: runs what takes long, while others are performed."""
+        """Performs one effect. `beside`: starts long work, while others are performed."""
         match effect:
             case StartRun():
                 held = self._held.get(effect.run_id)
@@ -89,10 +89,10 @@ class EngineDriver:
     async def read(self) -> None:
         """Reads outputs until it is cancelled."""
         while True:
-            self.told(await self._engine.outputs())
+            self.report_outputs(await self._engine.outputs())
 
-    def told(self, outputs: Sequence[EngineOutput]) -> None:
-        """Steps with what the engine made."""
+    def report_outputs(self, outputs: Sequence[EngineOutput]) -> None:
+        """Steps the machine with the engine's outputs."""
         to_server_s = self._now_s() - self._engine_clock()
         counts: list[tuple[str, int]] = []
         ended: list[EngineEnd] = []
@@ -111,32 +111,32 @@ class EngineDriver:
             else:
                 ended.append(_end(output, tokens))
         if not outputs or any(end.failure in LOSSES for end in ended):
-            self._look()  # first, so that nothing is pulled into the seats that become free
-        self._step(EngineTold(counts=counts, ended=ended))
+            self._check_stats()  # first, so that nothing is pulled into the seats that become free
+        self._step(EngineProgress(counts=counts, ended=ended))
 
-    def _look(self) -> None:
-        """What outputs do not tell. An engine that lost its active model by itself (a process that died, a server that is gone) is told as
-        a load that failed, so that nothing is pulled until the model is loaded again."""
+    def _check_stats(self) -> None:
+        """Reports changes that no output carries. An engine that lost its active model by itself (a dead process or server) counts as a
+        failed load, so that nothing is pulled until the model is loaded again."""
         stats = self._engine.stats()
         if stats.active_model == self._active:
-            self._tell_others(stats)
+            self._report_others(stats)
         elif self._active and not stats.active_model and not self._loads:
             lost, self._active = self._active, ""
             message = "the engine lost it"
             structlog.get_logger().error("model_lost", model=lost)
             event = ModelNotLoaded(model=lost, tier=Tier.ACTIVE, message=message, active="", warm=stats.warm_models)
-            self._tell_model(stats, event)
+            self._report_model(stats, event)
 
-    def _tell_model(self, stats: EngineStats, event: ModelLoaded | ModelNotLoaded) -> None:
-        """What others hold is told before a model is active, so that nothing is pulled that finds no room beside them. Without a model
-        it is nothing, which is told when the model is known to be lost."""
+    def _report_model(self, stats: EngineStats, event: ModelLoaded | ModelNotLoaded) -> None:
+        """The load of others is reported before a model is active, so that nothing is pulled without room beside it. Without a model it is
+        zero, reported once the model is known to be lost."""
         if stats.active_model:
-            self._tell_others(stats)
+            self._report_others(stats)
         self._step(event)
-        self._tell_others(stats)
+        self._report_others(stats)
 
-    def _tell_others(self, stats: EngineStats) -> None:
-        others = OthersTold(runs=stats.others_runs, kv_tokens=stats.others_kv_tokens)
+    def _report_others(self, stats: EngineStats) -> None:
+        others = OtherLoad(runs=stats.others_runs, kv_tokens=stats.others_kv_tokens)
         if others != self._others:
             self._others = others
             self._step(others)
@@ -146,15 +146,15 @@ class EngineDriver:
         event: RunsOffloaded | RunsRestored
         if isinstance(effect, OffloadRuns):
             lso, done = Lso.KV_OFFLOAD, await self._engine.offload(effect.run_ids)
-            event = RunsOffloaded(asked=effect.run_ids, done=done)
+            event = RunsOffloaded(requested=effect.run_ids, done=done)
         else:
             lso, done = Lso.KV_RESTORE, await self._engine.restore(effect.run_ids)
-            event = RunsRestored(asked=effect.run_ids, done=done)
+            event = RunsRestored(requested=effect.run_ids, done=done)
         took_s = self._engine_clock() - called_s
-        structlog.get_logger().debug("kv_moved", lso=lso.value, asked=len(effect.run_ids), done=len(done), took_s=round(took_s, 4))
+        structlog.get_logger().debug("kv_moved", lso=lso.value, requested=len(effect.run_ids), done=len(done), took_s=round(took_s, 4))
         moved = [self._held[run_id] for run_id in done if run_id in self._held]
-        told_s = took_s if len(moved) == len(done) else 0.0  # the size of the move is not known without all of them
-        self._telemetry.lso.kv_moved(lso, moved, self._incarnation(), began_s, self._now_s(), told_s)
+        measured_s = took_s if len(moved) == len(done) else 0.0  # the size of the move is not known without all of them
+        self._telemetry.lso.record_kv_move(lso, moved, self._incarnation(), began_s, self._now_s(), measured_s)
         self._step(event)
 
     async def _load(self, effect: LoadModel) -> None:
@@ -163,7 +163,7 @@ class EngineDriver:
             await self._loaded(effect)
         finally:
             self._loads -= 1
-        self._look()
+        self._check_stats()
 
     async def _loaded(self, effect: LoadModel) -> None:
         began_s = self._now_s()
@@ -177,7 +177,7 @@ class EngineDriver:
             metrics.failed_loads.labels(model=effect.model).inc()
             stats = self._engine.stats()
             self._active = stats.active_model
-            self._tell_model(
+            self._report_model(
                 stats,
                 ModelNotLoaded(
                     model=effect.model, tier=effect.tier, message=error.message, active=stats.active_model, warm=stats.warm_models
@@ -188,10 +188,10 @@ class EngineDriver:
         if effect.tier is Tier.ACTIVE:
             metrics.swaps.labels(model=effect.model).inc()
         move = ModelMove(model=effect.model, tier=effect.tier, from_tier=from_tier, from_model=from_model, took_s=took_s)
-        self._telemetry.lso.model_moved(move, self._incarnation(), began_s, self._now_s())
+        self._telemetry.lso.record_model_move(move, self._incarnation(), began_s, self._now_s())
         stats = self._engine.stats()
         self._active = stats.active_model
-        self._tell_model(
+        self._report_model(
             stats,
             ModelLoaded(
                 model=effect.model,

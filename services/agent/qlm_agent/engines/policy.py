@@ -1,5 +1,5 @@
-"""The policy port inside an engine: who is served first, who gives up its KV. Pure; the simulated engine asks it at each step, and
-engines with their own scheduler get it as a plug-in."""
+"""The policy port inside an engine: the order of service, and the victims when KV is short. Pure; the simulated engine calls it at each
+step, and engines with their own scheduler use it as a plug-in."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
-    """A run as a policy sees it. `arrival`: in the order they came, as the request says (vLLM) or by the engine's count. `deadline_s`:
-    engine's clock. `preemptions`: how often it gave up its place or its KV in this engine."""
+    """A policy's view of a run. `arrival`: order of arrival, from the request (vLLM) or the engine's count. `deadline_s`: engine's clock.
+    `preemptions`: how often it lost its seat or KV in this engine."""
 
     run_id: str
     arrival: int
@@ -27,16 +27,16 @@ class EnginePolicy(Protocol):
     """Times are seconds of the engine's clock. Answers name runs that were shown, each at most once."""
 
     def order(self, now_s: float, waiting: Sequence[SequenceView]) -> Sequence[str]:
-        """All waiting runs, who is to be admitted first first. Asked again when the waiting runs changed or a run ended, or at
+        """All waiting runs, the first to be admitted first. Called again when the waiting runs changed or a run ended, or at
         `next_wakeup_s`."""
 
     def preempt(self, now_s: float, waiting: Sequence[SequenceView], running: Sequence[SequenceView]) -> Sequence[str]:
-        """Running runs that give up their place for the first of `waiting`, who gives up first first. Asked right after `order`, with the
-        waiting runs in that order, from the first on that finds no seat or no KV; the engine takes as many as that one needs, or none
-        where all of them do not make room, and asks again for the next that finds none."""
+        """Running runs to preempt for the first of `waiting`, in order. Called right after `order`, with the waiting runs in that order,
+        from the first one without a seat or KV; the engine takes as many as that one needs, or none if all of them do not suffice, and
+        calls again for the next one without room."""
 
     def victims(self, now_s: float, running: Sequence[SequenceView]) -> Sequence[str]:
-        """All running runs, who gives up its KV first first. Asked when the next step does not fit in KV; the engine takes as many as it
+        """All running runs, the first to lose its KV first. Called when the next step does not fit in KV; the engine takes as many as it
         needs, and recomputes them later."""
 
     def next_wakeup_s(self, now_s: float) -> float | None:
@@ -62,10 +62,10 @@ class FirstComeFirstServed:
 class UrgencyFirst:
     """By priority band, then by deadline.
 
-    A running run gives up its place for a waiting one of a lower band at once. Inside a band it does so only for one that would be late
-    by waiting (its deadline is less than `lead_s` away: what a run is taken to need from its start to its end) and can still be in time,
-    and only where it has so much time itself that it can wait for that one and then start again (twice `lead_s`). Nobody is preempted
-    more than `preemptions_max` times for others; KV that is short is another matter, and the least urgent give it up.
+    A running run is preempted at once for a waiting run of a lower band. Inside a band, three conditions hold: the waiting run would be
+    late by waiting (its deadline is less than `lead_s` away, the assumed time from its start to its end), can still be in time, and the
+    running run has time to wait for it and start again (twice `lead_s`). No run is preempted more than `preemptions_max` times for others;
+    a shortage of KV is apart from that, and the least urgent lose it.
     """
 
     def __init__(self, *, lead_s: float = 10.0, preemptions_max: int = 3) -> None:

@@ -1,11 +1,11 @@
-"""The engine port: what an agent needs of whatever generates tokens. Simulated, vLLM and OpenAI-compatible engines stand behind it,
-and `tests/conformance/engine` says the same in code.
+"""The engine port: the agent's contract with any source of tokens. Simulated, vLLM and OpenAI-compatible engines implement it, and
+`tests/conformance/engine` checks it.
 
 - Times are seconds of `time.monotonic()`, the engine's clock.
 - A run is one attempt of one request. The agent chooses its `run_id`; it is never used twice.
-- Output is either token ids or, from engines that tell only text, pieces; one engine gives always the same kind for a model.
-- Outputs of a run are in order and without gaps, and go on after what was produced already. After `abort` returned there are no more.
-- Where a run asks for logprobs each token id comes with a record of `qlm_agent.delivery.logprobs`; text engines refuse such runs.
+- Output is either token ids or, from text engines, pieces; one engine always returns the same kind for a model.
+- Outputs of a run are in order and without gaps, and continue the earlier output. After `abort` returned there are no more.
+- For a run with logprobs each token id has a record of `qlm_agent.delivery.logprobs`; text engines refuse such runs.
 - A run is on the GPU (it waits, prefills or decodes) or offloaded: its KV is in host memory and waits there for `restore`.
 - One task reads `outputs`; the other methods may be called meanwhile.
 """
@@ -42,7 +42,7 @@ class FailureKind(Enum):
     REFUSED = "refused"  # it will never be served: wrong parameters, longer than the context
     KV_CAPACITY = "kv_capacity"  # it alone needs more KV than there is
     BROKEN = "broken"  # the engine failed it, and serves others: another attempt may succeed
-    AWAY = "away"  # the engine serves nobody, or was never asked: no attempt of the request
+    AWAY = "away"  # the engine serves nobody, or never got it: not an attempt of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +83,16 @@ class Sampling:
 
     @property
     def resumable(self) -> bool:
-        """Whether prompt + produced tokens are enough to go on faithfully after an abort."""
+        """Whether prompt + produced tokens are enough to continue faithfully after an abort."""
         penalised = self.presence_penalty or self.frequency_penalty or self.repetition_penalty not in (None, 1.0)
         return self.seed is None and not penalised and not self.json_schema and not self.regex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One run. `produced`: output of earlier attempts, token ids as little-endian uint32; `produced_pieces`: the same from an engine that
-    tells only text. `output_tokens_max` counts that too and is greater. `prompt_tokens`: as counted at the gateway. `arrival` (0:
-    the engine counts), `deadline_s` (engine's clock, infinite for none) and `priority` (lower first) are for the engine's policy."""
+    """One run. `produced`: output of earlier attempts, token ids as little-endian uint32; `produced_pieces`: the same from a text engine.
+    `output_tokens_max` includes it and is greater. `prompt_tokens`: as counted at the gateway. `arrival` (0: the engine counts),
+    `deadline_s` (engine's clock, infinite for none) and `priority` (lower first) are for the engine's policy."""
 
     run_id: str
     model: str
@@ -117,9 +117,9 @@ class EngineFailure:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """New output of a run, made from `first_s` to `last_s`; it may be empty where the run ends. `started_s`: when the engine began with the
-    run. `logprobs`: a record for each token, where they are asked for. At most one of `finish` and `failure` is set, on the last output of
-    a run. (Not frozen, since it is made for each token.)"""
+    """New output of a run, made from `first_s` to `last_s`; it may be empty at the end of the run. `started_s`: when the engine began the
+    run. `logprobs`: a record for each token, if requested. At most one of `finish` and `failure` is set, on the last output of a run. (Not
+    frozen, since one is made for each token.)"""
 
     run_id: str
     token_ids: bytes
@@ -134,10 +134,10 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine now. KV figures are in tokens of the active model, 0 without one. `batch_max`: most runs in one step. `offloaded`: runs of
-    any model with their KV in host memory or on the way there. `host_kv_*_tokens`: of all offloaded runs; the capacity is 0 where the
-    engine cannot offload. `host_memory_*_bytes`: weights of warm models and offloaded KV together; 0 where the engine does not tell.
-    `others_*`: what other clients of its server hold, which `running` and `kv_used_tokens` count too; 0 where nobody shares it."""
+    """The engine's present state. KV figures are in tokens of the active model, 0 without one. `batch_max`: most runs in one step.
+    `offloaded`: runs of any model with their KV in host memory or on the way there. `host_kv_*_tokens`: of all offloaded runs; the capacity
+    is 0 if the engine cannot offload. `host_memory_*_bytes`: weights of warm models and offloaded KV together; 0 if unknown. `others_*`:
+    load of other clients of its server, which `running` and `kv_used_tokens` include; 0 on a server that is not shared."""
 
     active_model: str
     warm_models: tuple[str, ...]
@@ -163,7 +163,7 @@ class EngineBusy(PreconditionFailed):
 
 
 class ModelLoadFailed(PreconditionFailed):
-    """A model cannot be brought to the tier asked for: unknown, too big, or the load failed."""
+    """A model cannot be brought to the requested tier: unknown, too big, or the load failed."""
 
     default_reason = "MODEL_BUSY"
 
@@ -172,7 +172,7 @@ class Engine(Protocol):
     """One engine slot. `start` and `stop` are safe unstarted and twice."""
 
     @property
-    def tells_text(self) -> bool:
+    def text_output(self) -> bool:
         """Its output is pieces of text, not token ids."""
 
     async def start(self) -> None: ...
@@ -183,35 +183,34 @@ class Engine(Protocol):
     def tier(self, model: str) -> Tier: ...
 
     async def load_model(self, model: str, tier: Tier) -> float:
-        """Brings a model to a tier and returns the seconds it took. ACTIVE puts the active model back to WARM, or to COLD where host memory
-        does not hold it; other models may become COLD to make room. WARM goes on beside running work. COLD, and WARM of the active
-        model, end its runs' chances, so they need that it has none on the GPU; offloaded runs stay whatever is loaded. Raises EngineBusy,
-        ModelLoadFailed; then tiers are as before."""
+        """Brings a model to a tier and returns the seconds it took. ACTIVE moves the active model to WARM, or to COLD if host memory does
+        not hold it; other models may become COLD to make room. WARM runs beside other work. COLD, and WARM of the active model, require
+        that it has no runs on the GPU; offloaded runs stay in any case. Raises EngineBusy, ModelLoadFailed; then tiers are unchanged."""
 
     async def add(self, request: EngineRequest) -> None:
         """Takes a run of the active model. A run that cannot be served gives an output with a failure, not an exception."""
 
     async def abort(self, run_ids: Sequence[str]) -> None:
-        """Ends runs, offloaded ones too, without further output; unknown ones are ignored. What was made but not yet read is dropped."""
+        """Ends runs, offloaded ones too, without further output; unknown ones are ignored. Unread output is dropped."""
 
     async def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
-        """Moves the KV of runs to host memory and returns whose is there now; the others go on as they were: unknown, ended, waiting or
-        prefilling, or host memory is full. From the call on an offloaded run makes no output, and what it made before is still told; its
-        KV on the GPU is free when this returns. It keeps its host memory until `restore` or `abort`, over any change of models."""
+        """Moves the KV of runs to host memory and returns the runs that were moved; the others continue unchanged: unknown, ended, waiting
+        or prefilling, or host memory is full. From the call on an offloaded run makes no output, and its earlier output is still reported;
+        its KV on the GPU is free when this returns. It keeps its host memory until `restore` or `abort`, over any change of models."""
 
     async def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
-        """Brings offloaded runs of the active model back and returns those that are; they go on exactly where they were, without computing
+        """Moves offloaded runs of the active model back to the GPU and returns those moved; they continue exactly, without computing
         anything again. From the call on they count as running. The others stay offloaded: of another model, no seat or no KV free."""
 
     async def outputs(self) -> Sequence[EngineOutput]:
-        """Waits for output and returns all there is: the first and the last of a run as soon as it is made. Empty where nothing was made
-        but the engine has changed: it lost its active model by itself, of which `stats` then tells none until one is loaded; or other
-        clients of its server hold more or less than before."""
+        """Waits for output and returns all of it: the first and the last of a run as soon as it is made. Empty if the engine has changed
+        without output: it lost its active model by itself (`stats` then reports none until the next load), or the load of other clients
+        changed."""
 
     async def pause(self) -> None:
         """Stops generating; runs stay. Safe twice."""
 
     async def resume(self) -> None:
-        """Goes on after `pause`. Safe twice."""
+        """Resumes after `pause`. Safe twice."""
 
     def stats(self) -> EngineStats: ...

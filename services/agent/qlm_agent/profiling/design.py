@@ -1,9 +1,9 @@
-"""Which runs tell how fast an engine is (QLM section 6: "running the model with a single batch of requests on the specific GPU").
+"""The runs that measure an engine's speed (QLM section 6: "running the model with a single batch of requests on the specific GPU").
 
-A few batches are enough, if they differ in what a step's duration depends on: prefills by themselves of lengths in powers of two (base,
-linear and quadratic part), decode batches of few and many sequences with short prompts (a and b) and some with long ones (c), and a mixed
-load, which the fit does not see and has to predict. About 100,000 prompt tokens and 600 decode steps: 10 to 20 s of an A100 with a 7B
-model, a minute of two with a 70B one. Pure.
+A few batches suffice, if they differ in the terms of a step's duration: single prefills of lengths in powers of two (base, linear and
+quadratic part), decode batches of few and many sequences with short prompts (a and b) and some with long ones (c), and a mixed load, which
+the fit does not use and has to predict. About 100,000 prompt tokens and 600 decode steps: 10 to 20 s of an A100 with a 7B model, a minute
+of two with a 70B one. Pure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DECODE_STEPS = 48
 PREFILL_BUDGET_TOKENS = 50_000
 """Most prompt tokens of one batch."""
 KV_SHARE = 0.8
-"""Of the engine's KV that a batch may take, so that nothing is preempted."""
+"""Share of the engine's KV that a batch may take, so that nothing is preempted."""
 CHUNK_TOKENS_LEAST = 1024
-"""An engine is taken to prefill at least so much in a step while others decode: who starts first makes that many tokens more meanwhile."""
+"""Least prefill tokens of a step while others decode: a run that starts early makes that many tokens more."""
 
 MIXED_SEQUENCES = 32
 MIXED_RUNS = 96
@@ -36,16 +36,16 @@ MIXED_OUTPUT_TOKENS = (32, 64, 96)
 OFFLOAD_SEQUENCES = (1, 4, 8, 12)
 OFFLOAD_PROMPT_TOKENS = 2000
 OFFLOAD_SMALL_TOKENS = (64, 256, 1024)
-"""Prompts of requests that are moved by themselves: they tell what a transfer costs beside its tokens."""
+"""Prompts of requests that are moved alone: they show the cost of a transfer beside its tokens."""
 OFFLOAD_CYCLES = 3
-"""How often each of them goes to host memory and back."""
+"""Moves of each of them to host memory and back."""
 OFFLOAD_STEPS = 2_000
 """Most tokens that a run makes while it waits to be offloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an engine can take, in tokens and sequences."""
+    """Limits of an engine, in tokens and sequences."""
 
     context_tokens_max: int
     kv_capacity_tokens: int
@@ -73,7 +73,7 @@ class Design:
 
 
 def design(limits: EngineLimits) -> Design:
-    """What fits into this engine. Raises ValueError for one too small to be measured."""
+    """The design that fits this engine. Raises ValueError for one too small to be measured."""
     if limits.batch_max < 4 or limits.context_tokens_max < 256 or limits.kv_capacity_tokens < 2048:
         raise ValueError(f"an engine is profiled with at least 4 sequences, 256 tokens of context and 2,048 of KV, got {limits}")
     longest = min(limits.context_tokens_max - 1, math.floor(KV_SHARE * limits.kv_capacity_tokens))

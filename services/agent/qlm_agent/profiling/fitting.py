@@ -1,8 +1,8 @@
 """The hardware profile that explains measurements best: robust least squares on relative errors (QLM section 6: Theta, P, d and epsilon).
 
-Every observation weighs by what it can be known to: a window of k decode steps with noise s on each has a relative error of s / sqrt(k).
-Outliers (a step during which the host did something else) are held down by a soft L1 loss. Intervals are the usual ones of least squares at
-the optimum, from the Jacobian and the residuals, at 95%. Pure.
+Every observation weighs by its precision: a window of k decode steps with noise s on each has a relative error of s / sqrt(k). Outliers (a
+step during which the host was busy otherwise) are damped by a soft L1 loss. Intervals are the usual ones of least squares at the optimum,
+from the Jacobian and the residuals, at 95%. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy.stats import t as student
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, Prefill
 
 OUTLIER = 0.1
-"""Relative error, of one step or one prefill, beyond which an observation is held down."""
+"""Relative error, of one step or one prefill, beyond which an observation is damped."""
 
 PRIOR_RESIDUAL = 0.1
 """Residual of a figure that is twice its prior: a prior that holds to within 50% counts as much as a prefill that is known to 5%."""
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A fitted value with its 95% interval, None where nothing tells how sure it is."""
+    """A fitted value with its 95% interval, None if unknown."""
 
     value: float
     low: float | None = None
@@ -45,11 +45,11 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """What was found. `figures`: fields of `HardwareProfile` by name; those that could not be measured are missing. `decode_error`,
-    `prefill_error`: root mean square of the relative residuals. `theta_tokens_per_s`: output tokens a second of the largest batch.
-    `epsilon`: time of a token in the mixed load over that of a decode step as large. `mixed_error`: how far the fit is from the mixed load,
-    which it did not see: 0.05 is 5% too slow."""
+class Fit:
+    """The result of a fit. `figures`: fields of `HardwareProfile` by name; unmeasured ones are missing. `decode_error`, `prefill_error`:
+    root mean square of the relative residuals. `theta_tokens_per_s`: output tokens a second of the largest batch. `epsilon`: time of a
+    token in the mixed load over that of a decode step of its size. `mixed_error`: error of the fit on the mixed load, which it did not use:
+    0.05 is 5% too slow."""
 
     figures: dict[str, Figure]
     decode_error: float
@@ -60,9 +60,9 @@ class Fitted:
     mixed_error: float | None = None
 
 
-def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fitted:
-    """`quadratic_prior`: what is believed of `prefill_ms_per_token_squared`, to within half of it; 0: nothing. Short contexts say little of
-    it. Raises ValueError where the measurements are too few to tell base, sequences and context apart."""
+def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fit:
+    """`quadratic_prior`: of `prefill_ms_per_token_squared`, to within half of it; 0: none. Short contexts show little of it. Raises
+    ValueError if the measurements are too few to separate base, sequences and context."""
     decode, decode_error = _decode(measured.windows)
     prefill, prefill_error = _prefill(
         [each for each in measured.prefills if not each.resumed], measured.prefill_chunk_tokens, quadratic_prior
@@ -80,7 +80,7 @@ def fit(measured: Measurements, quadratic_prior: float = 0.0) -> Fitted:
     }
     largest = max(measured.windows, key=lambda window: (window.sequences, -window.context_tokens))
     epsilon, mixed_error = _mixed(measured, figures)
-    return Fitted(
+    return Fit(
         figures=figures,
         decode_error=decode_error,
         prefill_error=prefill_error,
@@ -123,7 +123,7 @@ def _linear(
     observation is the mean of. `last_prior` > 0: of the last coefficient."""
     if len(durations_ms) <= len(names) or np.linalg.matrix_rank(columns / np.maximum(columns.max(axis=0), 1e-300)) < len(names):
         raise ValueError(f"too few measurements: {what} are needed")
-    # In units in which all coefficients are alike in size.
+    # In units in which all coefficients are of one size.
     units = np.median(durations_ms) / columns.max(axis=0)
 
     def relative(coefficients: Floats) -> Floats:
@@ -146,7 +146,7 @@ def _linear(
 
 
 def _mean(seconds: Sequence[float]) -> Figure | None:
-    """Of a few repeats: one alone has no interval."""
+    """Mean of a few repeats: one alone has no interval."""
     if not seconds:
         return None
     if len(seconds) == 1:
@@ -157,7 +157,7 @@ def _mean(seconds: Sequence[float]) -> Figure | None:
 
 
 def _transfer(transfers: Sequence[KvTransfer]) -> list[tuple[str, Figure]]:
-    """What every transfer costs and what one more token does; both in one where sizes do not differ."""
+    """Base cost of a transfer and cost of one more token; one figure if sizes do not differ."""
     if not transfers:
         return []
     tokens = np.array([float(each.tokens) for each in transfers])
@@ -172,7 +172,7 @@ def _transfer(transfers: Sequence[KvTransfer]) -> list[tuple[str, Figure]]:
 
 
 def _recompute(measured: Measurements, prefill: dict[str, Figure]) -> Figure | None:
-    """Microseconds for each token of prompt + produced, from runs that were attempted again; else what a prefill says."""
+    """Microseconds for each token of prompt + produced, from repeated attempts; else from prefills."""
     again = [each for each in measured.prefills if each.resumed]
     if not again:
         return prefill["prefill_ms_per_token"].scaled(1e3)

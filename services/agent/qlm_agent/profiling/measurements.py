@@ -1,4 +1,4 @@
-"""What was measured of an engine. Durations are of its profile's clock (a simulated engine's time scale is taken out), in seconds."""
+"""Measurements of an engine. Durations are of its profile's clock (a simulated engine's time scale is taken out), in seconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeWindow:
-    """`steps` decode steps over `sequences` that held `context_tokens` in the mean, in all. Steps are not whole where the engine did not
-    tell when one ended."""
+    """`steps` decode steps over `sequences` with `context_tokens` in all, on average. Steps are fractional if the engine did not report the
+    end of each."""
 
     steps: float
     sequences: int
@@ -18,7 +18,7 @@ class DecodeWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """One prefill by itself, of a prompt, or of a prompt and `produced` tokens of an earlier attempt."""
+    """One prefill alone, of a prompt, or of a prompt and `produced` tokens of an earlier attempt."""
 
     tokens: int
     seconds: float
@@ -35,8 +35,8 @@ class KvTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLoad:
-    """A batch of `sequences` that is filled up whenever a run ends, for a while: what prefills cost those that decode. The tokens are those
-    of the time in between; `context_tokens`: of all sequences, in the mean."""
+    """A batch of `sequences` that is refilled whenever a run ends, for a while: the cost of prefills to decoding runs. The tokens are those
+    of the time in between; `context_tokens`: of all sequences, on average."""
 
     sequences: int
     seconds: float
@@ -47,8 +47,8 @@ class MixedLoad:
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
-    """All of one model on one engine. `loads_cold_s`, `loads_warm_s`: from disk to host memory, from there to the GPU. `weights_gb`,
-    `kv_bytes_per_token`: 0 where the engine does not tell. `notes`: what could not be measured, and why."""
+    """All measurements of one model on one engine. `loads_cold_s`, `loads_warm_s`: from disk to host memory, from there to the GPU.
+    `weights_gb`, `kv_bytes_per_token`: 0 if not reported. `notes`: unmeasured figures, and why."""
 
     model: str
     kv_capacity_tokens: int = 0

@@ -1,4 +1,4 @@
-"""From what was fitted to a row of the hardware profiles, and to the text of a file of such rows."""
+"""Makes a row of the hardware profiles from a fit, and the text of a file of such rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from qlm_agent.profiling.fitting import Fitted
+from qlm_agent.profiling.fitting import Fit
 from qlm_agent.profiling.measurements import Measurements
 from qlm_core.hardware_profile import ORIGIN_MEASURED, TIMED_OPERATIONS, HardwareProfile
 from qlm_core.model import ModelFacts
 
 DIGITS = 4
-"""Significant digits of a figure: more than any of them is known to."""
+"""Significant digits of a figure: more than its precision."""
 
 _NO_FIGURES = {"gpu", "n_gpu", "model", "instance", "slowdown", "samples", "prior_share", "origin", *TIMED_OPERATIONS}
 _FIGURES = tuple(field.name for field in fields(HardwareProfile) if field.name not in _NO_FIGURES)
@@ -23,25 +23,25 @@ _FIGURES = tuple(field.name for field in fields(HardwareProfile) if field.name n
 SOURCE = {
     "from": "qlm profile",
     "licence": "ours",
-    "what": "runs of known sizes through the engine itself; figures that it cannot tell are those believed before",
+    "what": "runs of known sizes through the engine itself; unmeasured figures are the prior ones",
 }
 """Of a file of measured rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledModel:
-    """A measured row. `before`: what was believed of the pair, None for a pair of which nothing was known."""
+    """A measured row. `before`: the prior row of the pair, None without one."""
 
     row: HardwareProfile
     before: HardwareProfile | None
-    fitted: Fitted
+    fitted: Fit
     measured: Measurements
 
     @property
     def evidence(self) -> str:
-        """What the row rests on, in a line."""
+        """The row's evidence, in a line."""
         fitted, measured = self.fitted, self.measured
-        mixed = "" if fitted.mixed_error is None else f", {fitted.mixed_error:+.1%} on a mixed load that the fit did not see"
+        mixed = "" if fitted.mixed_error is None else f", {fitted.mixed_error:+.1%} on a mixed load that the fit did not use"
         return (
             f"measured by qlm profile in {measured.engine_s:.0f} s: {len(measured.windows)} decode windows off by "
             f"{fitted.decode_error:.1%}, {len(measured.prefills)} prefills by {fitted.prefill_error:.1%}{mixed}"
@@ -49,10 +49,9 @@ class ProfiledModel:
 
 
 def profiled(
-    fitted: Fitted, measured: Measurements, *, gpu: str, n_gpu: int, profile: str, before: HardwareProfile | None, facts: ModelFacts | None
+    fitted: Fit, measured: Measurements, *, gpu: str, n_gpu: int, profile: str, before: HardwareProfile | None, facts: ModelFacts | None
 ) -> ProfiledModel:
-    """The row of a pair. What could not be measured is what was believed before; each such figure gets a note. Raises ValueError where
-    nothing was."""
+    """The row of a pair. An unmeasured figure is the prior one, with a note. Raises ValueError if it has none."""
     known: dict[str, float] = {name: figure.value for name, figure in fitted.figures.items()}
     known["kv_capacity_tokens"] = measured.kv_capacity_tokens
     weights_gb = measured.weights_gb or (facts.weights_gb if facts is not None else 0.0)
@@ -60,10 +59,10 @@ def profiled(
     known |= {name: value for name, value in (("weights_gb", weights_gb), ("kv_bytes_per_token", round(kv_bytes))) if value}
     missing = [name for name in _FIGURES if name not in known]
     if missing and before is None:
-        raise ValueError(f"could not be measured, and nothing is known of {profile} on {n_gpu} x {gpu}: {', '.join(missing)}")
+        raise ValueError(f"could not be measured, and {profile} on {n_gpu} x {gpu} has no prior: {', '.join(missing)}")
     for name in missing:
         known[name] = getattr(before, name)
-        measured.notes.append(f"{name} was not measured: it is what was believed before")
+        measured.notes.append(f"{name} was not measured: it is the prior figure")
     figures: dict[str, Any] = {name: _rounded(value) for name, value in known.items()}
     row = HardwareProfile(gpu=gpu, n_gpu=n_gpu, model=profile, origin=ORIGIN_MEASURED, **figures)
     return ProfiledModel(row=row, before=before, fitted=fitted, measured=measured)

@@ -1,4 +1,4 @@
-"""Runs of a profiling experiment on any engine, and what the engine told of each: the one reader of its outputs."""
+"""Runs of a profiling experiment on any engine, and the outputs of each: the one reader of the engine's outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProfilingFailed(QlmError):
 
 @dataclass(slots=True, kw_only=True)
 class ProfiledRun:
-    """A run and its output so far. `points`: (time of the last token, tokens made by then), whenever the engine told."""
+    """A run and its output so far. `points`: (time of the last token, tokens made by then), one for each output."""
 
     run_id: str
     prompt_tokens: int
@@ -39,27 +39,27 @@ class ProfiledRun:
 
     @property
     def tokens(self) -> int:
-        """Made by now, those of earlier attempts not counted."""
+        """Tokens made by now, without those of earlier attempts."""
         return self.points[-1][1] if self.points else 0
 
     def tokens_at(self, at_s: float) -> float:
-        """Made by then, between two tellings as many as the time between them."""
+        """Tokens made by then, interpolated in time between two outputs."""
         before_s, before = self.first_s, 1
         if at_s < before_s:
             return 0.0
-        for told_s, tokens in self.points:
-            if told_s >= at_s:
-                share = (at_s - before_s) / (told_s - before_s) if told_s > before_s else 1.0
+        for output_s, tokens in self.points:
+            if output_s >= at_s:
+                share = (at_s - before_s) / (output_s - before_s) if output_s > before_s else 1.0
                 return before + share * (tokens - before)
-            before_s, before = told_s, tokens
+            before_s, before = output_s, tokens
         return float(before)
 
 
-class EngineRuns:
-    """Starts runs of one model and follows them. `prefix`: of the run ids, which an engine never sees twice."""
+class ProfilingRuns:
+    """Starts runs of one model and follows them. `prefix`: of the run ids, each used once on an engine."""
 
     def __init__(self, engine: Engine, model: str, vocabulary_size: int, prefix: str, timeout_s: float) -> None:
-        """`timeout_s`: longest wait for anything to happen."""
+        """`timeout_s`: longest wait for an output."""
         self._engine = engine
         self._model = model
         self._vocabulary = vocabulary_size
@@ -83,7 +83,7 @@ class EngineRuns:
             await asyncio.wait([reader])
 
     async def start(self, prompt_tokens: int, output_tokens: int) -> ProfiledRun:
-        """A run with a prompt that no other has (no prefix cache helps it), which makes exactly so many tokens."""
+        """A run with a prompt of its own (no prefix cache helps it), which makes exactly so many tokens."""
         self._number += 1
         span = max(1, self._vocabulary - TOKEN_ID_LEAST)
         ids = [TOKEN_ID_LEAST % self._vocabulary + (self._number * 7919 + at * 31) % span for at in range(prompt_tokens)]
@@ -91,7 +91,7 @@ class EngineRuns:
         return await self._add(TokenPrompt(ids=ids), output_tokens, b"", ())
 
     async def start_together(self, sequences: int, prompt_tokens: int, output_tokens: int) -> list[ProfiledRun]:
-        """So many runs that are alike; the engine stands still until it has them all, however long that takes."""
+        """Starts so many equal runs; the engine is paused until it has them all, however long that takes."""
         await self._engine.pause()
         try:
             return [await self.start(prompt_tokens, output_tokens) for _ in range(sequences)]
@@ -99,7 +99,7 @@ class EngineRuns:
             await self._engine.resume()
 
     async def resume(self, run: ProfiledRun) -> ProfiledRun:
-        """Another attempt after all that a run made, for one more token."""
+        """Another attempt after a run's whole output, for one more token."""
         again = await self._add(run.prompt, run.resumed_tokens + run.tokens + 1, run.made, run.pieces)
         again.resumed_tokens = run.tokens
         return again
@@ -126,7 +126,7 @@ class EngineRuns:
         return run
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for what outputs make true. Raises ProfilingFailed where a run fails, or nothing comes for `timeout_s`."""
+        """Waits for a condition on outputs. Raises ProfilingFailed if a run fails, or after `timeout_s` without output."""
         while not condition():
             if self._failure is not None:
                 raise self._failure
@@ -135,25 +135,25 @@ class EngineRuns:
                 async with asyncio.timeout(self._timeout_s):
                     await self._news.wait()
             except TimeoutError:
-                raise ProfilingFailed(f"the engine told nothing for {self._timeout_s:g} s") from None
+                raise ProfilingFailed(f"the engine made no output for {self._timeout_s:g} s") from None
 
     async def begin(self, runs: Iterable[ProfiledRun]) -> None:
-        """Until all of them made output."""
+        """Waits until all of them have output."""
         waited = list(runs)
         await self.until(lambda: all(run.points for run in waited))
 
     async def one_ends(self, runs: Iterable[ProfiledRun]) -> None:
-        """Until at least one of them ended."""
+        """Waits until at least one of them ended."""
         waited = list(runs)
         await self.until(lambda: any(run.ended for run in waited))
 
     async def ends(self, runs: Iterable[ProfiledRun]) -> None:
-        """Until all of them ended."""
+        """Waits until all of them ended."""
         waited = list(runs)
         await self.until(lambda: all(run.ended for run in waited))
 
     async def abort(self, runs: Iterable[ProfiledRun]) -> None:
-        """Ends them; nothing more is told of them."""
+        """Aborts them; they have no further output."""
         dropped = list(runs)
         await self._engine.abort([run.run_id for run in dropped])
         for run in dropped:
@@ -171,7 +171,7 @@ class EngineRuns:
                     run.started_s, run.first_s = output.started_s, output.first_s
                 run.made += output.token_ids
                 run.pieces += output.pieces
-                tokens = len(run.pieces) if self._engine.tells_text else len(run.made) // TOKEN_BYTES
+                tokens = len(run.pieces) if self._engine.text_output else len(run.made) // TOKEN_BYTES
                 run.points.append((output.last_s, tokens))
                 if output.finish is not None or output.failure is not None:
                     run.ended = True

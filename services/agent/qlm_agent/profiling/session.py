@@ -11,8 +11,8 @@ from contextlib import suppress
 from qlm_agent.config import AgentConfig
 from qlm_agent.engines.choice import AgentEngine, engine_of
 from qlm_agent.engines.port import Tier
+from qlm_agent.profiling.experiment import Profiler
 from qlm_agent.profiling.fitting import fit
-from qlm_agent.profiling.measuring import Profiler
 from qlm_agent.profiling.rows import ProfiledModel, profiled
 from qlm_agent.profiling.runs import ProfilingFailed
 from qlm_core.errors import ConfigError, QlmError
@@ -30,7 +30,7 @@ async def profile_engine(
     config: AgentConfig, profiles: ProfileSnapshot, names: Sequence[str], *, limit_s: float, say: Say, clock: Callable[[], float]
 ) -> list[ProfiledModel]:
     """Measures the models of these names, or one of each profile that the agent serves; `limit_s` for each, of its profile's clock;
-    `clock`: the engine's. The engine is stopped at the end, however that comes. Raises ConfigError, and QlmError where the engine fails."""
+    `clock`: the engine's. The engine is stopped at the end in any case. Raises ConfigError, and QlmError if the engine fails."""
     made = engine_of(_measurable(config), profiles, clock=clock)
     specs = {name: model.spec for name, model in made.models.items()}
     chosen = [specs[name] for name in chosen_models(names, specs)]
@@ -42,7 +42,7 @@ async def profile_engine(
 
 
 def _measurable(config: AgentConfig) -> AgentConfig:
-    """Without what makes the second of two equal runs cheaper: recomputing would look free."""
+    """Without the caches that make the second of two equal runs cheaper: recomputing would seem free."""
     vllm = config.agent.vllm.model_copy(update={"prefix_caching": False})
     return config.model_copy(update={"agent": config.agent.model_copy(update={"vllm": vllm})})
 

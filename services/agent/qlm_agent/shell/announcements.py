@@ -1,5 +1,5 @@
-"""Telling the queue where models are and what runs, and the planner that this instance is there, with its load. Best effort: what the queue
-says of requests is what counts, so a failure is only logged, and everything is reported again."""
+"""Reports to the queue (tiers of models, running requests) and to the planner (this instance, its load). Best effort: the queue's own state
+of requests counts, so a failure is only logged, and everything is reported again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_S = 1.0
 
 class Announcer:
     """Announces each incarnation once to each leader, and once more when it drains; then reports its load every `every_s`, and at once
-    after `hurry`: a plan that rests on a model that is being replaced swaps it back in."""
+    after `hurry`: a plan for a model that is being replaced would make it active again."""
 
     def __init__(
         self,
@@ -31,32 +31,32 @@ class Announcer:
         every_s: float,
         facts: Callable[[], InstanceFacts],
         load: Callable[[], instance_pb2.InstanceLoad],
-        tell: Callable[[instance_pb2.InstanceLoad], Awaitable[None]],
+        publish: Callable[[instance_pb2.InstanceLoad], Awaitable[None]],
     ) -> None:
-        """`tell`: the queue, of the agent as its load says. `load` is asked every `every_s` in any case: it feeds the metrics."""
+        """`publish`: reports to the queue, by the load. `load` is called every `every_s` in any case: it feeds the metrics."""
         self._queue = queue
         self._every_s = every_s
         self._facts = facts
         self._load = load
-        self._tell = tell
+        self._publish = publish
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._announced = ("", "", False)
         self._due = asyncio.Event()
 
     def hurry(self) -> None:
-        """Has the load reported now."""
+        """Has the load reported at once."""
         self._due.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reports until it is cancelled."""
         try:
             while True:
                 try:
                     await self._announce()
                 except (Unavailable, LeaseLost, grpc.aio.AioRpcError) as error:
                     self._announced = ("", "", False)
-                    structlog.get_logger().debug("planner_not_told", address=self._address, error=str(error))
+                    structlog.get_logger().debug("load_report_failed", address=self._address, error=str(error))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._due.wait(), self._every_s)
                 self._due.clear()
@@ -67,7 +67,7 @@ class Announcer:
         facts, load = self._facts(), self._load()
         if not facts.incarnation:
             return
-        await self._tell(load)
+        await self._publish(load)
         address = await self._queue.leader_address(PLANNER_ROLE)
         if address != self._address:
             await self._close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from qlm_agent.decisions.events import Event, Message, Told
+from qlm_agent.decisions.events import ControlMessage, Event, Message
 from qlm_agent.delivery.held_run import run_id_of
 from qlm_core.errors import Unavailable
 from qlm_process.queue.leases import Sleep
@@ -27,7 +27,7 @@ MESSAGES = {
 
 
 async def control_events(queue: Queue, instance: str, after: str, step: Callable[[Event], None], *, sleep: Sleep = asyncio.sleep) -> None:
-    """Steps with each message after an entry id, until it is cancelled. While the server is away it tries every RETRY_S."""
+    """Steps with each message after an entry id, until it is cancelled. While the server is away it retries every RETRY_S."""
     while True:
         try:
             entries = await queue.read_control(instance, after, BLOCK_S)
@@ -37,4 +37,4 @@ async def control_events(queue: Queue, instance: str, after: str, step: Callable
             continue
         for entry in entries:
             after = entry.entry_id
-            step(Told(message=MESSAGES[entry.kind], run_id=run_id_of(entry.queue_id, entry.attempt) if entry.queue_id else ""))
+            step(ControlMessage(message=MESSAGES[entry.kind], run_id=run_id_of(entry.queue_id, entry.attempt) if entry.queue_id else ""))

@@ -42,14 +42,14 @@ class AgentProcess:
         self._advertise = agent.advertise
         self._clock = ServerClock(queue)
         self._reporter = Reporter(queue, metrics.dropped_events)
-        self._serving: asyncio.Queue[bool] = asyncio.Queue()  # changes not yet told to health; each is taken at once
+        self._serving: asyncio.Queue[bool] = asyncio.Queue()  # changes not yet set in the health service; each is taken at once
         self.shell = AgentShell(
             queue,
             made.engine,
             instance_facts(agent, names, address=""),
             machine_settings(agent, models),
             settings,
-            AgentTelemetry(agent.name, metrics, provider, self._reporter.tell),
+            AgentTelemetry(agent.name, metrics, provider, self._reporter.add),
             now_s=self._clock.now_s,
             on_serving=self._serving.put_nowait,
         )
@@ -65,7 +65,7 @@ class AgentProcess:
                 return
             await self._server.start()
             beside = [
-                asyncio.create_task(self._tell_health(), name="health"),
+                asyncio.create_task(self._update_health(), name="health"),
                 asyncio.create_task(self._reporter.run(), name="reporter"),
             ]
             try:
@@ -80,6 +80,6 @@ class AgentProcess:
             await self._server.stop()
             await self._clock.stop()
 
-    async def _tell_health(self) -> None:
+    async def _update_health(self) -> None:
         while True:
             await self._server.set_serving(await self._serving.get())

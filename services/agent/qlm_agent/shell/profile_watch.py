@@ -1,5 +1,5 @@
-"""What was measured of the agent's GPUs (`qlm profile`) and told the queue (`qlm profiles import`): the estimator publishes it, and the
-agent decides by it who gives way and how. Without it the rows that the agent started with hold, shipped or from facts."""
+"""Follows the measured rows of the agent's GPUs (`qlm profile`, `qlm profiles import`): the estimator publishes them, and the agent's
+eviction decisions use them. Without them the rows at the agent's start hold, shipped or from facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from qlm_agent.decisions.events import HardwareTold
+from qlm_agent.decisions.events import ProfilesUpdated
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
 from qlm_core.profile import HardwareProfile
@@ -23,10 +23,10 @@ async def watch_profiles(
     facts: InstanceFacts,
     profiles: Mapping[str, str],
     hardware: Mapping[str, HardwareProfile],
-    step: Callable[[HardwareTold], None],
+    step: Callable[[ProfilesUpdated], None],
 ) -> None:
-    """Until it is cancelled. `profiles`: by model, the name of its row; `hardware`: the rows that the agent started with."""
-    version, told = 0, hardware
+    """Watches until it is cancelled. `profiles`: by model, the name of its row; `hardware`: the rows at the agent's start."""
+    version, known = 0, hardware
     while True:
         try:
             found, body = await queue.read_profiles()
@@ -34,10 +34,12 @@ async def watch_profiles(
                 version = found
                 rows = {row.model: row.scaled(facts.time_scale) for row in pair_rows_from_body(body, facts.gpu, facts.n_gpu)}
                 now = {**hardware, **{model: rows[profile] for model, profile in profiles.items() if profile in rows}}
-                if now != told:
-                    told = now
-                    structlog.get_logger().info("profiles_told", models=sorted(model for model in now if now[model] != hardware.get(model)))
-                    step(HardwareTold(hardware=now))
+                if now != known:
+                    known = now
+                    structlog.get_logger().info(
+                        "profiles_updated", models=sorted(model for model in now if now[model] != hardware.get(model))
+                    )
+                    step(ProfilesUpdated(hardware=now))
         except Unavailable as error:
             structlog.get_logger().debug("profiles_not_read", error=str(error))
         except ValueError as error:

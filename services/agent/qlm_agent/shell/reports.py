@@ -1,5 +1,5 @@
-"""Events that no script of the queue writes, on their way to its event stream. Best effort and at most once: requests do not depend on
-them, and a repeat after a lost answer would count an operation twice."""
+"""Sends events that no script of the queue writes to its event stream. Best effort and at most once: requests do not depend on them, and a
+repeat after a lost answer would count an operation twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX
 
 WAITING_MAX = 2_000
-"""Most events that wait; the oldest go first."""
+"""Most waiting events; the oldest are dropped first."""
 
 GATHER_S = 0.05
 """How long events wait for more, so that one entry takes many."""
@@ -30,8 +30,8 @@ class Reporter:
         self._events: deque[bytes] = deque()
         self._some = asyncio.Event()
 
-    def tell(self, event: events_pb2.RequestEvent) -> None:
-        """Has an event sent soon."""
+    def add(self, event: events_pb2.RequestEvent) -> None:
+        """Queues an event."""
         if len(self._events) == WAITING_MAX:
             self._events.popleft()
             self._dropped.inc()
@@ -46,7 +46,7 @@ class Reporter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Sends what waits; what the server does not take is dropped and counted."""
+        """Sends the waiting events; events that the server does not take are dropped and counted."""
         while self._events:
             batch = [self._events.popleft() for _ in range(min(BATCH_MAX, len(self._events)))]
             try:

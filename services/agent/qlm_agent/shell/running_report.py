@@ -1,4 +1,4 @@
-"""What an agent tells the queue of its runs."""
+"""The agent's report of its runs to the queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qlm_process.wire.running import RUNS_MAX, GroupRuns, RunsTold
 
 
 def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float, token_s: float) -> RunsTold | None:
-    """By group, what the runs on the engine have made, where one has a token every `token_s`. None where there are too many to tell."""
+    """Tokens by group of the runs on the engine, at one token every `token_s`. None if there are too many to report."""
     if len(runs) > RUNS_MAX:
         return None
     groups: dict[str, list[Run]] = {}

@@ -9,7 +9,16 @@ from typing import assert_never
 
 from qlm_agent.decisions.delivery import ITEMS_MAX
 from qlm_agent.decisions.effects import Complete, Deregister, Describe, Emit, GiveBack, Pull, ReadOwned, Register
-from qlm_agent.decisions.events import CallAnswered, Event, ItemsAnswered, Outcome, OwnedAnswered, PullAnswered, PulledRun, Registered
+from qlm_agent.decisions.events import (
+    CallAnswered,
+    Event,
+    ItemsAnswered,
+    Outcome,
+    OwnedAnswered,
+    PullAnswered,
+    PulledRun,
+    RegistrationAnswer,
+)
 from qlm_agent.decisions.runs import ReturnCause
 from qlm_agent.delivery.held_run import HeldOutput, HeldRun, run_id_of
 from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
@@ -53,7 +62,7 @@ class ServerCalls:
         telemetry: AgentTelemetry,
         *,
         now_s: Callable[[], float],
-        tells_text: bool,
+        text_output: bool,
         lease_ttl_s: float,
         lease_renew_s: float,
         slo_band: int = 0,
@@ -61,26 +70,26 @@ class ServerCalls:
         engine_clock: Callable[[], float] = time.monotonic,
         keep: Callable[[Lease], LeaseKeeper] | None = None,
     ) -> None:
-        """`slo_band`: of requests with an SLO, for the engine's policy. `nonce`: what tells this process from others of its name, "" for a
-        new one. `keep`: makes the keeper of a lease."""
+        """`slo_band`: of requests with an SLO, for the engine's policy. `nonce`: distinguishes this process from others of its name, "" for
+        a new one. `keep`: makes the keeper of a lease."""
         self._queue = queue
         self._held = held
         self._telemetry = telemetry
         self._now_s = now_s
-        self._tells_text = tells_text
+        self._text_output = text_output
         self._lease_ttl_s = lease_ttl_s
         self._lease_renew_s = lease_renew_s
         self._slo_band = slo_band
         self._engine_clock = engine_clock
         self._keep = keep or self._kept
         self._process_nonce = nonce or new_nonce()
-        self._told_runs = False
+        self._runs_published = False
         self._draining = False
         self.facts = facts
         self.keeper: LeaseKeeper | None = None
 
     def held_by(self, effect: ServerEffect) -> tuple[HeldRun, ...]:
-        """The runs that an effect is about. To be asked when the machine wants the effect: one may be cancelled before its call begins."""
+        """The runs of an effect. Call it when the machine returns the effect: a run may be cancelled before the call begins."""
         match effect:
             case Emit() | Complete():
                 return tuple(self._held[item.run_id] for item in effect.items)
@@ -90,7 +99,7 @@ class ServerCalls:
                 return ()
 
     async def perform(self, effect: ServerEffect, runs: Sequence[HeldRun]) -> Event:
-        """Makes the call and returns its answer. `runs`: what `held_by` gave for it."""
+        """Makes the call and returns its answer. `runs`: the result of `held_by`."""
         match effect:
             case Register():
                 return await self._register(effect)
@@ -120,7 +129,7 @@ class ServerCalls:
             case _:
                 assert_never(effect)
 
-    async def tell(
+    async def publish(
         self, active: str, swapping_to: str, warm: Sequence[str], batch: int, runs: RunsTold | None, *, failing: bool = False
     ) -> None:
         """Publishes changes of the active model, the model being loaded ("": none) with its start, the models in host memory and the batch;
@@ -137,14 +146,14 @@ class ServerCalls:
 
         facts = now(self.facts)
         running = runs is not None and bool(runs.groups)
-        if facts == self.facts and not running and not self._told_runs:
+        if facts == self.facts and not running and not self._runs_published:
             return
         await self._queue.describe(self.keeper.lease, to_body(facts, runs))
-        self.facts = now(self.facts)  # it may be of another incarnation
-        self._told_runs = running
+        self.facts = now(self.facts)  # the incarnation may be another
+        self._runs_published = running
 
     async def stop(self) -> None:
-        """Ends the renewing of the lease, which then runs out. Safe twice."""
+        """Stops renewing the lease, which then expires. Safe twice."""
         if self.keeper is not None:
             await self.keeper.stop()
 
@@ -157,10 +166,10 @@ class ServerCalls:
         self.facts = replace(self.facts, incarnation=incarnation)
         self.keeper = self._keep(lease)
         await self.keeper.start()
-        return Registered(call=effect.call, incarnation=incarnation)
+        return RegistrationAnswer(call=effect.call, incarnation=incarnation)
 
     async def _yield_to_another(self) -> None:
-        """Raises Unavailable while another process that started earlier serves the instance."""
+        """Raises Unavailable while an older process serves the instance."""
         overview = await self._queue.overview(())
         for record in overview.instances:
             other = record.name == self.facts.name and record.alive and record.incarnation != self.facts.incarnation
@@ -192,7 +201,7 @@ class ServerCalls:
         )
 
     def _take(self, found: Sequence[Pulled], began_s: float) -> tuple[PulledRun, ...]:
-        """Holds the runs that are new; `began_s`: start of the call that gave them."""
+        """Holds the new runs; `began_s`: start of the call that returned them."""
         now_s = self._now_s()
         new: list[HeldRun] = []
         runs: list[PulledRun] = []
@@ -202,15 +211,15 @@ class ServerCalls:
             if held is None:
                 held = read_pulled(
                     pulled,
-                    tells_text=self._tells_text,
+                    text_output=self._text_output,
                     pulled_s=now_s,
                     engine_clock_s=self._engine_clock() - now_s,
                     slo_band=self._slo_band,
                 )
                 self._held[run_id] = held
                 new.append(held)
-            runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._tells_text))))
-        self._telemetry.pulled(new, began_s, now_s)
+            runs.append(pulled_run(held, len(HeldOutput(pulled.progress, text=self._text_output))))
+        self._telemetry.record_pull(new, began_s, now_s)
         return tuple(runs)
 
     async def _emit(self, effect: Emit, runs: Sequence[HeldRun]) -> Event:
@@ -230,7 +239,7 @@ class ServerCalls:
             if status is StepStatus.DONE:
                 metrics.emitted.inc(item.end - item.start)
                 metrics.ended.labels(state=completion.state.name).inc()
-                self._telemetry.completed(held, began_s, ended_s)
+                self._telemetry.record_completion(held, began_s, ended_s)
         return _items_answered(effect.call, statuses)
 
     async def _give_back(self, effect: GiveBack, runs: Sequence[HeldRun]) -> Event:
@@ -244,7 +253,7 @@ class ServerCalls:
             statuses = await self._queue.requeue(self.facts.incarnation, owned, CAUSES[effect.cause], failure)
         done = [held for held, status in zip(runs, statuses, strict=True) if status is StepStatus.DONE]
         self._telemetry.metrics.returned.labels(cause=effect.cause.value).inc(len(done))
-        self._telemetry.lso.gave_back(effect.cause, done, began_s, self._now_s())
+        self._telemetry.lso.record_return(effect.cause, done, began_s, self._now_s())
         return _items_answered(effect.call, statuses)
 
 

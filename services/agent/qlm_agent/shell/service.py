@@ -1,4 +1,4 @@
-"""The gRPC `Agent` service: it only asks the shell."""
+"""The gRPC `Agent` service: it only calls the shell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DRAIN_FINISH_MAX_S = 3600.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Asked(Protocol):
-    """What the service needs of the shell."""
+class AgentControl(Protocol):
+    """The shell's operations for the service."""
 
     @property
     def facts(self) -> InstanceFacts: ...
@@ -26,16 +26,16 @@ class Asked(Protocol):
     def load(self) -> instance_pb2.InstanceLoad: ...
 
     async def drain(self, finish_s: float) -> tuple[int, int]:
-        """Finished and given back."""
+        """Drains; returns the counts of finished and given back runs."""
 
     async def move_model(self, model: str, tier: Tier) -> float:
-        """Seconds it took. Raises NotFound and PreconditionFailed."""
+        """Moves a model; returns the seconds it took. Raises NotFound and PreconditionFailed."""
 
 
 class AgentService(agent_pb2_grpc.AgentServicer):
     """See agent.proto."""
 
-    def __init__(self, agent: Asked) -> None:
+    def __init__(self, agent: AgentControl) -> None:
         self._agent = agent
 
     async def GetStatus(  # noqa: N802

@@ -1,5 +1,5 @@
-"""The agent's shell: events in, effects out. It reads the engine, the control stream and the clock, steps the machine, and performs what
-the machine wants; it decides nothing."""
+"""The agent's shell: events in, effects out. It reads the engine, the control stream and the clock, steps the machine, and performs the
+machine's effects; it decides nothing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from qlm_agent.decisions.effects import (
     StartRun,
     Stop,
 )
-from qlm_agent.decisions.events import CallLost, DrainAsked, Event, LeaseWasLost, LoadAsked, Registered, Started, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, LoadCommand, RegistrationAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine, Life
-from qlm_agent.decisions.runs import Fate
+from qlm_agent.decisions.runs import RemovalCause
 from qlm_agent.decisions.settings import MachineSettings
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.driver import EngineDriver
@@ -56,8 +56,8 @@ from qlm_queue.port import Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSettings:
-    """`drain_finish_s`: how long runs may go on when the process stops. `profiles`: by model, the names of their rows in the profiles that
-    the estimator publishes."""
+    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, the names of their rows in the estimator's
+    profiles."""
 
     lease_ttl_s: float = 3.0
     lease_renew_s: float = 1.0
@@ -67,7 +67,7 @@ class ShellSettings:
 
 
 class AgentShell:
-    """One agent. `run` once. `on_serving`: told whenever the agent begins or ceases to take requests."""
+    """One agent. `run` once. `on_serving`: called whenever the agent starts or stops taking requests."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AgentShell:
             self._held,
             telemetry,
             now_s=now_s,
-            tells_text=engine.tells_text,
+            text_output=engine.text_output,
             lease_ttl_s=settings.lease_ttl_s,
             lease_renew_s=settings.lease_renew_s,
             slo_band=machine_settings.slo_band,
@@ -104,7 +104,7 @@ class AgentShell:
         self._driver = EngineDriver(
             engine, self._held, telemetry, now_s=now_s, step=self._step, incarnation=lambda: self.machine.incarnation
         )
-        self._announcer = Announcer(queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._tell_queue)
+        self._announcer = Announcer(queue, settings.heartbeat_s, lambda: self._calls.facts, self.load, self._publish)
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when it rings
@@ -112,8 +112,8 @@ class AgentShell:
         self._lease_watch: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._serving = False
-        self._ask_numbers = itertools.count(1)
-        self._asks: dict[int, asyncio.Future[DrainAnswer | LoadAnswer]] = {}
+        self._call_numbers = itertools.count(1)
+        self._callers: dict[int, asyncio.Future[DrainAnswer | LoadAnswer]] = {}
 
     @property
     def facts(self) -> InstanceFacts:
@@ -122,15 +122,15 @@ class AgentShell:
     def load(self) -> instance_pb2.InstanceLoad:
         """The agent now; it also sets the metrics."""
         stats = self._engine.stats()
-        swapping, operations = self.machine.swapping, self.machine.operations
+        model_swap, operations = self.machine.model_swap, self.machine.operations
         load = instance_pb2.InstanceLoad(
             active_model=stats.active_model,
             warm_models=stats.warm_models,
             running=self.machine.runs.running,
             kv_used_tokens=stats.kv_used_tokens,
             kv_capacity_tokens=stats.kv_capacity_tokens,
-            swapping_to=swapping.swapping_to,
-            model_swaps=swapping.swaps,
+            swapping_to=model_swap.swapping_to,
+            model_swaps=model_swap.swaps,
             completed=self.machine.delivery.finished,
             evictions=operations.evictions,
             kv_offloads=operations.kv_offloads,
@@ -139,7 +139,7 @@ class AgentShell:
             offloaded=stats.offloaded,
             host_memory_used_bytes=stats.host_memory_used_bytes,
             host_memory_bytes=stats.host_memory_capacity_bytes,
-            giving_way=self.machine.preempting.choice_text(stats.active_model),
+            giving_way=self.machine.eviction.choice_text(stats.active_model),
             batch=self.machine.batch_reported,
         )
         self._telemetry.load(load, stats, self.machine.runs.held_tokens)
@@ -162,7 +162,7 @@ class AgentShell:
                     group.create_task(self._keep_time(), name="timer"),
                     group.create_task(self._stop_on(stop), name="stop"),
                 ]
-                self._step(Started())
+                self._step(AgentStart())
                 await self._stopped.wait()
                 await self._end_watch()
                 for task in background:
@@ -173,24 +173,24 @@ class AgentShell:
                 self._timer.cancel()
             self._set_serving(False)
             await self._end_lease()
-            for future in self._asks.values():
+            for future in self._callers.values():
                 future.cancel()
             await self._engine.stop()
 
-    # What others ask --------------------------------------------------------------------------------------------------
+    # Calls of others ------------------------------------------------------------------------------------------------------
 
     async def drain(self, finish_s: float) -> tuple[int, int]:
-        """Stops pulling; returns what was finished and given back when nothing is owned any more."""
-        number, future = self._new_ask()
-        self._step(DrainAsked(finish_s=finish_s, stop=False, ask=number))
+        """Stops pulling; returns the counts of finished and given back runs once the agent owns nothing."""
+        number, future = self._new_call()
+        self._step(DrainCommand(finish_s=finish_s, stop=False, caller=number))
         answer = await self._answer(number, future)
         assert isinstance(answer, DrainAnswer)
         return answer.finished, answer.given_back
 
     async def move_model(self, model: str, tier: Tier) -> float:
         """Makes a model warm or cold; returns the seconds it took. Raises NotFound and PreconditionFailed."""
-        number, future = self._new_ask()
-        self._step(LoadAsked(ask=number, model=model, tier=tier))
+        number, future = self._new_call()
+        self._step(LoadCommand(caller=number, model=model, tier=tier))
         answer = await self._answer(number, future)
         assert isinstance(answer, LoadAnswer)
         if answer.problem == "UNKNOWN_MODEL":
@@ -199,17 +199,17 @@ class AgentShell:
             raise PreconditionFailed(answer.message, reason=answer.problem, details={"model": model})
         return answer.took_s
 
-    def _new_ask(self) -> tuple[int, asyncio.Future[DrainAnswer | LoadAnswer]]:
-        number = next(self._ask_numbers)
+    def _new_call(self) -> tuple[int, asyncio.Future[DrainAnswer | LoadAnswer]]:
+        number = next(self._call_numbers)
         future: asyncio.Future[DrainAnswer | LoadAnswer] = asyncio.get_running_loop().create_future()
-        self._asks[number] = future
+        self._callers[number] = future
         return number, future
 
     async def _answer(self, number: int, future: asyncio.Future[DrainAnswer | LoadAnswer]) -> DrainAnswer | LoadAnswer:
         try:
             return await future
         finally:
-            self._asks.pop(number, None)
+            self._callers.pop(number, None)
 
     # Events -----------------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class AgentShell:
             self._timer = None
         if wakeup_s is not None:
             self._timer_s = wakeup_s
-            # Whole milliseconds, as uvloop has them, and never too early: that would ring again and again.
+            # Whole milliseconds, as uvloop has them, and never early: the timer would fire repeatedly.
             delay_s = math.ceil(max(0.0, wakeup_s - now_s) * 1e3) / 1e3
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
@@ -254,7 +254,7 @@ class AgentShell:
 
     async def _stop_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._step(DrainAsked(finish_s=self._settings.drain_finish_s, stop=True))
+        self._step(DrainCommand(finish_s=self._settings.drain_finish_s, stop=True))
 
     # Effects ----------------------------------------------------------------------------------------------------------
 
@@ -267,20 +267,20 @@ class AgentShell:
                 self._driver.put(effect)
             case ForgetRun():
                 held = self._held.pop(effect.run_id)
-                self._telemetry.left_engine(held)
-                self._telemetry.metrics.dropped.inc(effect.fate is Fate.GONE)
+                self._telemetry.record_engine_exit(held)
+                self._telemetry.metrics.dropped.inc(effect.cause is RemovalCause.NOT_OWNED)
             case DrainAnswer():
-                for number in effect.asks:
+                for number in effect.callers:
                     self._settle(number, effect)
             case LoadAnswer():
-                self._settle(effect.ask, effect)
+                self._settle(effect.caller, effect)
             case Stop():
                 self._stopped.set()
             case _:
                 assert_never(effect)
 
     def _settle(self, number: int, answer: DrainAnswer | LoadAnswer) -> None:
-        future = self._asks.get(number)
+        future = self._callers.get(number)
         if future is not None and not future.done():
             future.set_result(answer)
 
@@ -296,16 +296,16 @@ class AgentShell:
             if isinstance(error, LeaseLost):
                 self._lose_lease(incarnation)
             return
-        if isinstance(answer, Registered):
+        if isinstance(answer, RegistrationAnswer):
             await self._watch_lease(answer.incarnation)
         self._step(answer)
 
-    async def _tell_queue(self, load: instance_pb2.InstanceLoad) -> None:
-        """Where models are, and what runs."""
+    async def _publish(self, load: instance_pb2.InstanceLoad) -> None:
+        """Reports tiers of models, and running requests."""
         token_s = self.machine.expectations.token_s(load.active_model)
         runs = running_report(self.machine.runs, self._held, now_s=self._now_s(), token_s=token_s)
-        failing = bool(self.machine.swapping.failing)
-        await self._calls.tell(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
+        failing = bool(self.machine.model_swap.failing)
+        await self._calls.publish(load.active_model, load.swapping_to, load.warm_models, load.batch, runs, failing=failing)
 
     async def _watch_profiles(self) -> None:
         await watch_profiles(self._queue, self.facts, self._settings.profiles, self._hardware, self._step)
@@ -327,7 +327,7 @@ class AgentShell:
         if self.machine.life is Life.SERVING and incarnation == self.machine.incarnation:
             structlog.get_logger().warning("incarnation_ends", incarnation=incarnation, owned=len(self.machine.runs))
             self._telemetry.metrics.lease_losses.inc()
-        self._step(LeaseWasLost(incarnation=incarnation))
+        self._step(LeaseLoss(incarnation=incarnation))
 
     async def _end_watch(self) -> None:
         watch, self._lease_watch = self._lease_watch, None

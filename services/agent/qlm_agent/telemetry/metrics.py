@@ -17,13 +17,13 @@ from qlm_process.metrics import Metrics
 
 
 class AgentMetrics(Metrics):
-    """What an agent counts."""
+    """Counters and gauges of an agent."""
 
     def __init__(self) -> None:
         super().__init__()
         registry = self.registry
         self.running = Gauge("qlm_agent_running_requests", "Requests on the GPU.", registry=registry)
-        self.waiting = Gauge("qlm_agent_engine_waiting_requests", "Requests that the engine has and does not run yet.", registry=registry)
+        self.waiting = Gauge("qlm_agent_engine_waiting_requests", "Requests in the engine that do not run yet.", registry=registry)
         self.offloaded = Gauge("qlm_agent_offloaded_requests", "Requests whose KV is in host memory.", registry=registry)
         self.kv_used = Gauge("qlm_agent_kv_used_tokens", "KV in use, in tokens.", registry=registry)
         self.kv_capacity = Gauge("qlm_agent_kv_capacity_tokens", "KV of the active model, in tokens.", registry=registry)
@@ -34,7 +34,7 @@ class AgentMetrics(Metrics):
         self.host_memory_used = Gauge(
             "qlm_agent_host_memory_used_bytes", "Host memory taken by weights of warm models and offloaded KV.", registry=registry
         )
-        self.host_memory = Gauge("qlm_agent_host_memory_bytes", "Host memory that these may take.", registry=registry)
+        self.host_memory = Gauge("qlm_agent_host_memory_bytes", "Limit of that host memory.", registry=registry)
         self.held = Gauge("qlm_agent_held_tokens", "Output tokens that the server has not confirmed yet.", registry=registry)
         self.lso = LsoMetrics(registry)
         self.emitted = Counter("qlm_agent_emitted_tokens_total", "Output tokens stored and sent.", registry=registry)
@@ -45,16 +45,16 @@ class AgentMetrics(Metrics):
         self.failed_loads = Counter("qlm_agent_failed_model_loads_total", "Models that could not be loaded.", ["model"], registry=registry)
         self.lease_losses = Counter("qlm_agent_lease_losses_total", "Leases lost.", registry=registry)
         self.lost_calls = Counter(
-            "qlm_agent_lost_calls_total", "Calls that the server did not answer, by call.", ["call"], registry=registry
+            "qlm_agent_lost_calls_total", "Calls without an answer of the server, by call.", ["call"], registry=registry
         )
         self.dropped_events = Counter(
-            "qlm_agent_dropped_events_total", "Events of operations that could not be told to the queue.", registry=registry
+            "qlm_agent_dropped_events_total", "Events of operations that could not be sent to the queue.", registry=registry
         )
         self.preemptions = Gauge("qlm_agent_preemptions", "Runs that the engine preempted since its start.", registry=registry)
 
 
 class AgentTelemetry:
-    """Records what happened to runs, as metrics and as spans of the request's own trace (names as in the docs). `lso`: the same for the
+    """Records the runs' events, as metrics and as spans of the request's own trace (names as in the docs). `lso`: the same for the
     operations of the agent."""
 
     def __init__(
@@ -70,23 +70,23 @@ class AgentTelemetry:
         self._spans = RunSpans(instance, tracer)
         self.lso = LsoRecords(instance, metrics.lso, tracer, self._spans, report)
 
-    def pulled(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
-        """A pull from `began_s` to `ended_s` gave these runs. A wait for the last model swap is linked to that."""
+    def record_pull(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+        """A pull from `began_s` to `ended_s` returned these runs. A wait for the last model swap is linked to that."""
         for held in runs:
-            links = self.lso.swap_waited_for(held)
+            links = self.lso.model_swap_links(held)
             self._spans.record("qlm.queue_wait", held, held.pulled.accepted_s, held.pulled_s, links=links)
-        self.lso.pulled(runs, began_s, ended_s)
+        self.lso.record_pull(runs, began_s, ended_s)
 
-    def left_engine(self, held: HeldRun) -> None:
-        """The run is off the engine, for whatever reason."""
+    def record_engine_exit(self, held: HeldRun) -> None:
+        """The run left the engine, for any reason."""
         if held.started_s and held.first_token_s:
             self._spans.record("qlm.prefill", held, held.started_s, held.first_token_s)
             self._spans.record("qlm.decode", held, held.first_token_s, held.last_token_s, {"qlm.output_tokens": len(held.output)})
         elif held.started_s and held.last_token_s:
-            # Resumed: the first token was made by an earlier attempt.
+            # Resumed: an earlier attempt made the first token.
             self._spans.record("qlm.decode", held, held.started_s, held.last_token_s, {"qlm.output_tokens": len(held.output)})
 
-    def completed(self, held: HeldRun, began_s: float, ended_s: float) -> None:
+    def record_completion(self, held: HeldRun, began_s: float, ended_s: float) -> None:
         """The call that wrote the end of the run."""
         self._spans.record("qlm.complete", held, began_s, ended_s)
 

@@ -1,5 +1,5 @@
-"""What an agent tells of the LLM serving operations that it carries out (QLM section 5): each is a span, a metric, and, where no script of
-the queue writes it, an event. Times are seconds of the queue's clock."""
+"""Records of the LLM serving operations that an agent carries out (QLM section 5): each is a span, a metric, and, if no script of the queue
+writes it, an event. Times are seconds of the queue's clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TIER_LSOS = {Tier.ACTIVE: Lso.MODEL_SWAP, Tier.WARM: Lso.MODEL_WARM}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMove:
-    """A model came to a tier from another in `took_s` of the engine's clock; `from_model` was active before, "" for none."""
+    """A model moved to a tier from another in `took_s` of the engine's clock; `from_model` was active before, "" for none."""
 
     model: str
     tier: Tier
@@ -68,12 +68,12 @@ class LsoMetrics:
         )
         self.seconds = Histogram(
             "qlm_agent_lso_seconds",
-            "Time of one operation, over all the requests that it took together, by operation.",
+            "Time of one operation, over all its requests together, by operation.",
             ["lso"],
             buckets=LSO_BUCKETS_S,
             registry=registry,
         )
-        for lso in Lso:  # so that what never happened reads 0
+        for lso in Lso:  # so that unused operations read 0
             self.total.labels(lso=lso.value)
             self.seconds.labels(lso=lso.value)
 
@@ -96,14 +96,14 @@ class LsoRecords:
         self._last_swap: tuple[str, float, SpanContext] | None = None  # model, end, span
         self._last_warming: dict[str, SpanContext] = {}  # by model, until it is active
 
-    def pulled(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
-        """A pull gave these runs."""
+    def record_pull(self, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+        """A pull returned these runs."""
         if runs:
             self._metrics.done(Lso.PULL, len(runs), ended_s - began_s)
         for held in runs:
             self._spans.record(Lso.PULL.span, held, began_s, held.pulled_s)
 
-    def gave_back(self, cause: ReturnCause, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
+    def record_return(self, cause: ReturnCause, runs: Sequence[HeldRun], began_s: float, ended_s: float) -> None:
         """Runs are back in the queue. A drain or a failure is no operation. An eviction begins when the run is taken off the engine."""
         lso = GIVE_BACKS.get(cause)
         if lso is None or not runs:
@@ -112,7 +112,9 @@ class LsoRecords:
         for held in runs:
             self._spans.record(lso.span, held, held.taken_off_s or began_s, ended_s, {"qlm.output_tokens": len(held.output)})
 
-    def kv_moved(self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float, took_s: float = 0.0) -> None:
+    def record_kv_move(
+        self, lso: Lso, runs: Sequence[HeldRun], incarnation: str, began_s: float, ended_s: float, took_s: float = 0.0
+    ) -> None:
         """The KV of runs is in host memory, or back. `took_s`: of all of them together by the engine's clock, 0 where it is not known."""
         if not runs:
             return
@@ -140,7 +142,7 @@ class LsoRecords:
                 )
             )
 
-    def model_moved(self, move: ModelMove, incarnation: str, began_s: float, ended_s: float) -> None:
+    def record_model_move(self, move: ModelMove, incarnation: str, began_s: float, ended_s: float) -> None:
         """A model is in another tier. Becoming cold only makes room: no operation."""
         lso = TIER_LSOS.get(move.tier)
         if lso is None:
@@ -170,7 +172,7 @@ class LsoRecords:
             )
         )
 
-    def swap_waited_for(self, held: HeldRun) -> tuple[Link, ...]:
-        """The model swap that ended while this request waited for its model."""
+    def model_swap_links(self, held: HeldRun) -> tuple[Link, ...]:
+        """Links the model swap that ended while this request waited for its model."""
         swap = self._last_swap
         return (Link(swap[2]),) if swap is not None and swap[0] == held.model and swap[1] > held.pulled.accepted_s else ()

@@ -12,7 +12,7 @@ from qlm_process.tracing import record_span
 
 
 class RunSpans:
-    """Records what happened to runs of one instance."""
+    """Records spans of one instance's runs."""
 
     def __init__(self, instance: str, tracer: Tracer) -> None:
         self._instance = instance

@@ -95,7 +95,7 @@ class Feedback:
         for profile in profiles:
             by_horizon = zip(*(profile.scores[which * HORIZONS : (which + 1) * HORIZONS] for which in range(len(LEVELS))), strict=True)
             errors = {horizon: ErrorQuantiles.restored(known, profile.samples) for horizon, known in enumerate(by_horizon)}
-            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.samples), errors))
+            self._put(profile.key, _Row(BiasFactor.restored(profile.bias_factor, profile.evidence_s, profile.samples), errors))
 
     def predict(self, predicted: Predicted) -> None:
         """A client was told this."""
@@ -113,7 +113,7 @@ class Feedback:
             self._put(key, row)
             wider = row
             followed.every.append(row)
-            horizon = horizon_of(row.bias.factor * told.own.mean)
+            horizon = horizon_of(row.bias.level_s(told.own.mean))
             apart_s = predicted.at_s - row.followed_s[horizon]
             if not 0.0 <= apart_s < told.own.mean / PER_WAIT:
                 row.followed_s[horizon] = predicted.at_s
@@ -209,7 +209,7 @@ class Feedback:
 
 
 def _error(row: _Row, own: Normal, actual_s: float) -> float:
-    mean_s = row.bias.factor * own.mean
+    mean_s = row.bias.level_s(own.mean)
     return (actual_s - mean_s) / error_scale_s(mean_s, own.variance)
 
 
@@ -225,6 +225,7 @@ def _profile(key: CalibrationKey, row: _Row, late: Mapping[int, Sequence[Weighte
         n_gpu=n_gpu,
         instance=instance,
         bias_factor=row.bias.factor,
+        evidence_s=row.bias.said,
         scores=tuple(of_level for which in range(len(LEVELS)) for of_level in (each[which] for each in by_horizon)),
         samples=row.bias.pairs,
     )

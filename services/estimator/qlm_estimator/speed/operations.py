@@ -107,7 +107,7 @@ class OperationTimes:
                 name, profiled_s = "swap_cold", base.swap_s(warm=False)
                 measured_s += math.exp(learned["swap_warm"].level) * base.swap_s(warm=True)
             case OperationKind.KV_MOVED:
-                name, profiled_s = "kv_swap", base.kv_moved_s(told.requests, told.tokens)
+                name, profiled_s = "kv_swap", base.kv_swap_s(told.tokens, told.requests)
         if not (math.isfinite(profiled_s) and SPREAD * profiled_s > 0.0):
             return False
         blur = RESOLUTION_S * instance.time_scale / (SPREAD * profiled_s)

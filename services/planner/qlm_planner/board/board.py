@@ -6,7 +6,7 @@ Counts change by the planner's own placements at once and by lifecycle events as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.group import GroupKey
@@ -58,7 +58,7 @@ class Board:
 
     def is_paused(self, key: GroupKey) -> bool:
         """Whether no instance serves groups of a key until an operator says otherwise. Requests of a paused tenant have groups of their own
-        (`qlm_planner.groups.request_class`)."""
+        (`TenantClasses`)."""
         return bool(self.pauses) and is_paused(self.pauses, key.model, limited_tenant(key.tenant_class))
 
     def order(self) -> Target:
@@ -166,11 +166,6 @@ class Board:
         if group is not None:
             self._leave(group, prompt_tokens)
             self._end(group)
-
-    def apply_changes(self, changes: Iterable[Change]) -> None:
-        """Lifecycle events, in their order."""
-        for change in changes:
-            self.apply_change(change)
 
     def apply_change(self, change: Change) -> None:
         """A lifecycle event. One about a group that is not known is ignored: the next overview tells."""

@@ -91,9 +91,9 @@ class Group:
         return (self.rank, self.first_deadline_s, self.order)
 
 
-def traits_of(request: RequestFacts) -> GroupTraits:
-    """The traits of a group that this request opens, for who knows no tenants and clusters."""
-    return GroupTraits(key=group_key(request), slo_s=request.slo.seconds, priority=request.slo.priority)
+def traits_of(request: RequestFacts, tenant_class: str = "1") -> GroupTraits:
+    """The traits of a group that this request opens."""
+    return GroupTraits(key=group_key(request, tenant_class), slo_s=request.slo.seconds, priority=request.slo.priority)
 
 
 def group_of_one(group_id: str, traits: GroupTraits, slo_band: int, deadline_s: float, prompt_tokens: int) -> Group:
@@ -121,7 +121,6 @@ def band_of(traits: GroupTraits, slo_band: int) -> int:
 def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
     """`model` is what `pull` compares. `band`: for who predicts; the planner derives it again, as its settings may have changed."""
     key = traits.key
-    cluster = {"cluster": key.cluster} if key.cluster else {}
     return {
         "model": key.model,
         "slo_kind": key.slo_kind.value,
@@ -131,7 +130,6 @@ def to_meta(traits: GroupTraits, band: int) -> dict[str, str]:
         "slo_s": repr(traits.slo_s),
         "priority": str(traits.priority),
         "band": str(band),
-        **cluster,
     }
 
 
@@ -147,7 +145,6 @@ def from_meta(meta: Mapping[str, str]) -> GroupTraits:
             slo_class=meta.get("slo_class", ""),
             token_class=meta.get("token_class", ""),
             tenant_class=meta.get("tenant_class", "1"),
-            cluster=meta.get("cluster", ""),
         ),
         slo_s=_number(meta.get("slo_s", "")),
         priority=int(_number(meta.get("priority", "0"), 0.0)),

@@ -58,7 +58,8 @@ class History:
             self.read_to = max(self.read_to, entry.entry_id)
             if entry.entry_id <= self.truth:
                 continue
-            board.apply_changes(entry.changes)
+            for change in entry.changes:
+                board.apply_change(change)
             if self.overview_under_way:
                 if len(self.recent) < self.policy.replay_max:
                     self.recent.append(entry)
@@ -82,6 +83,6 @@ class History:
         self.truth = snapshot.last_event_id
         # What the overview holds need not be read.
         self.read_to = max(self.read_to, self.truth)
-        for entry in since:
-            board.apply_changes(entry.changes)
+        for change in (change for entry in since for change in entry.changes):
+            board.apply_change(change)
         return True

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qlm_core.clearing import giving_way
-from qlm_core.group import MEGA, GroupKey
+from qlm_core.group import GroupKey
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
 from qlm_core.prediction_service import Service
@@ -233,15 +233,13 @@ class Estimates:
         return self._service(slot.facts, key, prompt_tokens, slot.batch(key.model))
 
     def limits(self, slot: Slot | None, group_key: GroupKey, slo_s: float, prompt_tokens: float) -> Limits:
-        """delta x average batch (QLM algorithm 1), of mega prompts one batch; and what takes the stated share of the SLO to serve, but
-        at least `group_min`."""
+        """delta x average batch (QLM algorithm 1); and what takes the stated share of the SLO to serve, but at least `group_min`."""
         policy = self.policy
         served = None if slot is None else self._service(slot.facts, group_key, prompt_tokens)
         if served is None:
             most = max(1, int(policy.delta * policy.unassigned_batch))
             return Limits(live=most, waiting=most)
-        batches = 1.0 if group_key.cluster == MEGA else policy.delta
-        live = max(1, int(batches * served.batch))
+        live = max(1, int(policy.delta * served.batch))
         by_time = policy.group_service_fraction * slo_s / served.work.mean
         return Limits(live=live, waiting=min(live, max(policy.group_min, int(min(by_time, live)))))
 

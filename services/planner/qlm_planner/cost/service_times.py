@@ -1,21 +1,20 @@
-"""ServiceTimes of many groups at once, on arrays.
+"""Service times of many groups at once, on arrays.
 
-A class is (instance, or all that serve alike, group key without its cluster, prompt length to within `PROMPT_STEP`): profiles know no
-clusters, so a group that is taken into another one keeps its times. What its groups share is worked out once for each snapshot of the
-profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of 10,000 groups cost a few
-operations on arrays, however often their counts change.
+A class is (instance, or all that serve alike, group key, prompt length to within `PROMPT_STEP`). What its groups share is worked out once
+for each snapshot of the profiles, as a column of a table; what a group adds (count, prompt tokens, deadline) are arrays. So the times of
+10,000 groups cost a few operations on arrays, however often their counts change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qlm_core.group import GroupKey
-from qlm_core.length_curve import LONGEST_OF
+from qlm_core.length_curve import LONGEST_OF, longest_of_counts
 from qlm_core.request import SloKind
 from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group
@@ -185,7 +184,7 @@ class ClassTable:
         return [self._keys[number].model for number in groups.key[one_of].tolist()], place
 
     def _number(self, group: Group) -> int:
-        key = replace(group.traits.key, cluster="") if group.traits.key.cluster else group.traits.key
+        key = group.traits.key
         number = self._key_numbers.get(key)
         if number is None:
             number = self._key_numbers[key] = len(self._keys)
@@ -195,7 +194,7 @@ class ClassTable:
         self._traits[group.group_id] = number
         return number
 
-    # ServiceTimes ------------------------------------------------------------------------------------------------------------
+    # Service times ----------------------------------------------------------------------------------------------------
 
     def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
         """What the classes of groups share on `slots[on]` [ROWS, ...]: `on` goes with the groups, or is [kinds, 1]: all on each."""
@@ -222,14 +221,12 @@ class ClassTable:
         """Rows of `order_cost` for groups that stand on the queues of `slots[on]`. One that its instance cannot serve weighs nothing.
         `crowd`: as for `service_times`."""
         shared = self.classes(slots, on, groups)
-        made = service_times(shared, groups, crowd)
         requests = groups.count * groups.weight * groups.due_share
         deadline_s = np.minimum(groups.deadline_s - now_s, FAR_S)
         slo_s = np.minimum(groups.slo_s, FAR_S)
         warm = self._warm(slots)[on, groups.model]
         rows = np.empty((GROUP_ROWS, len(on)))
-        rows[WORK], rows[WORK_VARIANCE] = made.work_s, made.work_variance
-        rows[OWN], rows[OWN_VARIANCE], rows[DRAIN] = made.own_s, made.own_variance, made.drain_s
+        rows[: DRAIN + 1] = service_times(shared, groups, crowd)
         rows[REQUESTS], rows[DEADLINE], rows[SPREAD] = requests, deadline_s, groups.spread_s
         rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
         rows[MODEL], rows[BAND], rows[COUNT], rows[SLO] = groups.model, groups.band, groups.count, slo_s
@@ -336,21 +333,11 @@ class ClassTable:
         return column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServiceTimes:
-    """Of groups on instances [..., groups], as the rows of `order_cost` have them."""
-
-    work_s: Floats
-    work_variance: Floats
-    own_s: Floats
-    own_variance: Floats
-    drain_s: Floats
-
-
-def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> ServiceTimes:
-    """`shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that an instance has on average, which share a batch with a group's:
-    where they are more than its own, its requests decode in a larger batch, and more prefills ride along. What of a group's decode work is
-    in flight at a time is not counted twice before the next run: once as work, and once as the drain."""
+def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -> Floats:
+    """The first rows of `order_cost`, WORK to DRAIN [5, ..., groups]. `shared` [ROWS, ..., groups]: of the classes. `crowd`: requests that
+    an instance has on average, which share a batch with a group's: where they are more than its own, its requests decode in a larger
+    batch, and more prefills ride along. What of a group's decode work is in flight at a time is not counted twice before the next run: once
+    as work, and once as the drain."""
     count, batch, output = groups.count, shared[BATCH], shared[OUTPUT]
     mean = groups.prompt_tokens / np.maximum(1.0, count)
     known_s = shared[PREFILL_TOKEN_S] * mean + shared[PREFILL_SQUARE_S] * (mean * mean + shared[PROMPT_VARIANCE])
@@ -361,26 +348,17 @@ def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -
     pace_s = shared[BASE_S] + in_batch * (shared[SEQUENCE_S] + shared[PREFILL_CLASS_S] / output)
     bounded = 1.0 - shared[ANSWERS]
     own_prefill_s = shared[PREFILL_BASE_S] + prefill_s
-    longest = _longest(shared[LONGEST_AT:], np.minimum(count, batch))
+    table = shared[LONGEST_AT:].reshape(len(LONGEST_OF), -1).T
+    longest = longest_of_counts(table, np.arange(len(table)), np.nan_to_num(np.minimum(count, batch)).ravel()).reshape(batch.shape)
     own_tokens = own_batch * np.where(count > batch, shared[LEFT_TOKENS], output)
     drain_s = own_prefill_s + longest * shared[BASE_S] + shared[SEQUENCE_S] * np.minimum(own_tokens, batch * longest)
     decode_s = count * output * shared[TOKEN_S]
     in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, count / batch))
-    return ServiceTimes(
-        work_s=count * prefill_s + decode_s,
-        work_variance=count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
-        own_s=own_prefill_s + bounded * output * pace_s,
-        own_variance=bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
-        drain_s=np.maximum(0.0, drain_s - in_flight_s),
-    )
-
-
-def _longest(table: Floats, count: Floats) -> Floats:
-    """`length_curve.longest_among`."""
-    place = np.log2(np.clip(count, 1.0, LONGEST_OF[-1]))
-    place = np.where(np.isnan(place), 0.0, place)
-    below = np.minimum(place.astype(np.int64), len(LONGEST_OF) - 2)
-    low = np.take_along_axis(table, below[None], axis=0)[0]
-    high = np.take_along_axis(table, below[None] + 1, axis=0)[0]
-    found: Floats = low + (place - below) * (high - low)
-    return found
+    times: dict[int, Floats] = {
+        WORK: count * prefill_s + decode_s,
+        WORK_VARIANCE: count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
+        OWN: own_prefill_s + bounded * output * pace_s,
+        OWN_VARIANCE: bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
+        DRAIN: np.maximum(0.0, drain_s - in_flight_s),
+    }
+    return np.array([times[row] for row in range(DRAIN + 1)])

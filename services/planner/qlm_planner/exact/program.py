@@ -2,7 +2,7 @@
 
 - The objective is the design's. Equation 13 as printed, the plain sum of completion - SLO, ignores deadlines: the SLOs are a constant in
   it.
-- Equation 12, the chance constraint, is a penalty on late requests (`scenarios.at_quantile`): under overload no order keeps it.
+- Equation 12, the chance constraint, is a penalty on late requests of a scenario at a quantile: under overload no order keeps it.
 - Equation 9: a switch is s[q, j, m] >= y[q, j, m] - y[q, j - 1, m] with y the sum of x over the groups of a model, so s needs not be
   integer; in front of position 0 stands the active model.
 - Equation 10 leaves out the swap into a group's own position, and what the engine does now; here a start has both.
@@ -14,6 +14,7 @@ estimate"); a run's drain is in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,10 +22,10 @@ import numpy as np
 import pyomo.environ as pyo
 
 from qlm_planner.cost.order_cost import FAR_S
-from qlm_planner.exact.scenarios import Scenario, finite
+from qlm_planner.exact.solver import Scenario
 from qlm_planner.search.group_cost import FIRST_SHARE, POINTS, STEP_SHARE, front_cost, opening
 from qlm_planner.search.packing import DEADLINE, REQUESTS, SPREAD, Packed
-from qlm_planner.search.problem import Orders, Problem
+from qlm_planner.search.problem import Floats, Orders, Problem
 
 SHARES = tuple(FIRST_SHARE + STEP_SHARE * number for number in range(POINTS))
 
@@ -198,3 +199,8 @@ def _horizon_s(problem: Problem, packed: Packed) -> float:
     swaps = np.where(packed.swap < FAR_S, packed.swap, 0.0).max() if packed.swap.size else 0.0
     own = finite(problem.own_s + 3.0 * np.sqrt(problem.own_variance)).max(initial=0.0)
     return float(work.sum() + (problem.groups + 1) * swaps + problem.drain_lead_s.max() + problem.lead_s.max() + own + 1.0)
+
+
+def finite(values: Floats) -> Floats:
+    """Zeros where a kind cannot serve a group, which it never gets."""
+    return np.where(np.isfinite(values), values, 0.0) if not math.isfinite(float(values.sum())) else values

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qlm_core.errors import ConfigError, QlmError
-from qlm_planner.exact.scenarios import Scenario, at_means
 from qlm_planner.search.packing import packed
-from qlm_planner.search.problem import Costs, Orders, Problem
+from qlm_planner.search.problem import Costs, Floats, Orders, Problem
 from qlm_planner.search.solver import evaluate
 
 SEATS_MAX = 20_000
@@ -88,6 +87,22 @@ class ExactlySolved:
     bound: float
     gap: float
     wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scenario:
+    """Times that stand for a part of the distributions: `work_s`, `own_s` [K, G]. `late_share`: its weight in the lateness of the
+    objective; `share`: in all else."""
+
+    work_s: Floats
+    own_s: Floats
+    late_share: float
+    share: float
+
+
+def at_means(problem: Problem) -> Sequence[Scenario]:
+    """All comes out as expected: exact where nothing is uncertain."""
+    return (Scenario(work_s=problem.work_s, own_s=problem.own_s, late_share=1.0, share=1.0),)
 
 
 def solve_exactly(problem: Problem, settings: Settings | None = None, scenarios: Sequence[Scenario] | None = None) -> ExactlySolved:

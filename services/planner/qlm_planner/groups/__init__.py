@@ -1,6 +1,5 @@
 """Requests into groups, and groups to their first place.
 
-request_class     the class of a request: its key with its tenant's class, mega prompts
 assignment        the group that a request joins
 cheapest_place    the cheapest place of a new group
 ranks             groups that come before or behind others of their band

@@ -14,12 +14,12 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import Group, GroupTraits, group_id_of, group_of_one, to_meta, traits_of
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.snapshot import Arrival
+from qlm_planner.board.tenants import TenantClasses
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import lines_of
 from qlm_planner.groups.cheapest_place import best_place
 from qlm_planner.groups.ranks import tier_of
-from qlm_planner.groups.request_class import RequestClasses
 from qlm_planner.machine.effects import GroupOpening, Place, Placement
 from qlm_planner.policies.baseline import Baseline, Seating
 from qlm_planner.policy import Policy
@@ -40,14 +40,15 @@ class GroupAssignment:
     policy: Policy
     table: ClassTable
     fence: int
-    request_classes: RequestClasses
+    tenant_classes: TenantClasses
     above: Collection[str] = ()
     baseline: Baseline | None = None
     made: int = 0
 
     @classmethod
     def of(cls, policy: Policy, table: ClassTable, fence: int, baseline: Baseline | None = None) -> GroupAssignment:
-        return cls(policy=policy, table=table, fence=fence, request_classes=RequestClasses.of(policy), baseline=baseline)
+        tenant_classes = TenantClasses(tenants=policy.tenants, forget_s=policy.share_window_s)
+        return cls(policy=policy, table=table, fence=fence, tenant_classes=tenant_classes, baseline=baseline)
 
     def place(self, arrivals: Sequence[Arrival], board: Board, estimates: Estimates, now_s: float) -> Place:
         """Puts requests into groups, on the board at once, and says how the queue does it."""
@@ -74,7 +75,9 @@ class GroupAssignment:
     def join(self, facts: RequestFacts, board: Board, estimates: Estimates, now_s: float) -> Group:
         """The newest open group of the request's key that has room for it, else a new group at its best place, or on "unassigned" where it
         is paused."""
-        traits = self.request_classes.traits(facts, board, estimates, now_s)
+        tenant = facts.key.tenant
+        paused = bool(board.pauses) and is_paused(board.pauses, "", tenant)
+        traits = traits_of(facts, self.tenant_classes.of(tenant, now_s, paused=paused))
         group = board.newest.get(traits.key)
         if group is not None and self._has_room(group, facts, board, estimates):
             board.add_request(group, facts)

@@ -21,7 +21,6 @@ from qlm_planner.board.tenant_shares import TenantShares
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.groups.assignment import GroupAssignment
 from qlm_planner.groups.ranks import set_tiers
-from qlm_planner.groups.request_class import RequestClasses
 from qlm_planner.groups.split import GroupSplits
 from qlm_planner.machine.connection import Connection
 from qlm_planner.machine.effects import (
@@ -109,11 +108,6 @@ class PlannerMachine:
         return self._loaded and self.estimates.ready
 
     @property
-    def request_classes(self) -> RequestClasses:
-        """Which classes requests are sorted into."""
-        return self._assignment.request_classes
-
-    @property
     def caught_up(self) -> bool:
         """Ready, and every request that was accepted before its election has a group."""
         return self.ready and not self.arrivals.scanning and not self.arrivals.pending and self._idle_lane
@@ -168,7 +162,6 @@ class PlannerMachine:
                 if self.estimates.load(catalogue, profiles):
                     self.changes.drifted()
                     self._doubt = True
-                self._assignment.request_classes.mega.forget()
             case OverviewRead(snapshot=snapshot):
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
@@ -256,7 +249,6 @@ class PlannerMachine:
 
     def _rank(self, now_s: float) -> None:
         """Who comes before others of its band, by what has run and who has waited until now."""
-        self._assignment.request_classes.mega.forget()
         if self.baseline is None:
             self.tenant_shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
             self._assignment.above = self.tenant_shares.above

@@ -13,6 +13,7 @@ from qlm_planner.board.demand import Demand, Rate
 from qlm_planner.board.group import Group, GroupTraits, group_of_one
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
+from qlm_planner.cost.order_cost import OWN
 from qlm_planner.cost.service_times import ClassTable, Floats, GroupColumns, service_times
 from qlm_planner.cost.virtual_queues import mean_crowd
 from qlm_planner.plan.solver_problem import kinds_of, problem_of, standing
@@ -105,9 +106,10 @@ def question_of(board: Board, table: ClassTable, demand: Demand, now_s: float) -
         kinds = kinds_of([*slots, *tried], estimates, table)[1]
         shared = table.classes(kinds, np.arange(len(kinds), dtype=np.int64)[:, None], columns)
         one = replace(columns, count=np.ones(len(columns.ids)), prompt_tokens=columns.prompt_tokens / columns.count)
-        alone_s = service_times(shared, one, 1.0).own_s
+        alone_s = service_times(shared, one, 1.0)[OWN]
         # Requests to come find full batches where the fleet is just enough.
-        own_s = np.concatenate((problem.own_s[:, : len(waiting)], service_times(shared, columns, np.inf).own_s[:, len(waiting) :]), axis=1)
+        crowded = service_times(shared, columns, np.inf)[OWN]
+        own_s = np.concatenate((problem.own_s[:, : len(waiting)], crowded[:, len(waiting) :]), axis=1)
         problem = replace(problem, own_s=np.where(np.isnan(own_s), np.inf, own_s))
     unserved = {model for model in wanted if not any(estimates.can_serve(slot, model) for slot in slots)}
     return Question(

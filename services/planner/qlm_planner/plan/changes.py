@@ -33,8 +33,8 @@ Answer = tuple[Job, Solved]
 
 @dataclass(slots=True, kw_only=True)
 class Change:
-    """A change of the plan under way, and what came of it so far (`PlanApplied`). `answer`: the solver's, where it
-    follows one."""
+    """A change of the plan under way, and what came of it so far (`PlanApplied`). `answer`: the solver's, where it follows one. `moves`: of
+    groups that changed their queue, from where to where."""
 
     cause: PlanCause
     target: Target
@@ -44,9 +44,7 @@ class Change:
     plan_version: int = 0
     chunks: int = 0
     named: int = 0
-    moved: int = 0
-    sources: set[str] = field(default_factory=set)
-    destinations: set[str] = field(default_factory=set)
+    moves: list[tuple[str, str]] = field(default_factory=list)
 
     def applied(self, chunk: ApplyChunk, board: Board) -> None:
         """`board`: as it was before the chunk."""
@@ -57,9 +55,7 @@ class Change:
             for group_id in segment.group_ids:
                 group = board.groups.get(group_id)
                 if group is not None and group.open and group.instance != segment.instance:
-                    self.moved += 1
-                    self.sources.add(group.instance)
-                    self.destinations.add(segment.instance)
+                    self.moves.append((group.instance, segment.instance))
 
     def report(self, *, whole: bool) -> PlanApplied:
         return PlanApplied(
@@ -69,9 +65,9 @@ class Change:
             plan_version=self.plan_version,
             chunks=self.chunks,
             groups_named=self.named,
-            groups_moved=self.moved,
-            sources=tuple(sorted(self.sources)),
-            destinations=tuple(sorted(self.destinations)),
+            groups_moved=len(self.moves),
+            sources=tuple(sorted({source for source, _ in self.moves})),
+            destinations=tuple(sorted({destination for _, destination in self.moves})),
             late_before=self.late_before,
         )
 

@@ -215,15 +215,13 @@ def _kind_times(representatives: Sequence[Slot], columns: GroupColumns, table: C
     """What the problem has for kinds and groups."""
     on = np.arange(len(representatives), dtype=np.int64)[:, None]
     shared = table.classes(representatives, on, columns)
-    each = service_times(shared, columns, crowd)
     unserved = np.isnan(shared[BATCH])
-    found = {}
-    for name in ("work_s", "work_variance", "own_s", "own_variance", "drain_s"):
-        values = getattr(each, name)
+    names = ("work_s", "work_variance", "own_s", "own_variance", "drain_s")
+    found = dict(zip(names, service_times(shared, columns, crowd), strict=True))
+    for name, values in found.items():
         values[unserved] = np.inf
         if np.isnan(values).any():
             raise ProblemError(f"{name}: the profiles give no number for {int(np.isnan(values).sum())} of {values.size}")
-        found[name] = values
     return found
 
 

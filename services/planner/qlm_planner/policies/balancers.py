@@ -6,7 +6,7 @@ Chance is a checksum of the seed and the request's queue id, so that replays, st
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
+from qlm_planner.policies.baseline import Baseline, Home, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged, least_loaded_of, loads_of
 
 
-class Balancer(KeepsArrivalOrder, ABC):
+class Balancer(Baseline):
     """A policy that picks by `choose`."""
 
     @abstractmethod

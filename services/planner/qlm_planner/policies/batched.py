@@ -19,7 +19,7 @@ from qlm_planner.board.slot import Slot
 from qlm_planner.cost.estimates import Estimates
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
+from qlm_planner.policies.baseline import Baseline, Home, Seating
 from qlm_planner.policies.queue_ends import able_lines, join_or_open, least_loaded_of, loads_of
 
 
@@ -75,7 +75,7 @@ class ByModel:
         return model == slot.active_model or model in models or (not slot.active_model and not models)
 
 
-class Batched(KeepsArrivalOrder):
+class Batched(Baseline):
     """The policy."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:

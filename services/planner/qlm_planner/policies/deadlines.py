@@ -18,9 +18,9 @@ from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, Orders, Seating
+from qlm_planner.policies.baseline import Baseline, Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
-from qlm_planner.policies.queue_work import KeepsWorks, QueueWork, Work, Works
+from qlm_planner.policies.queue_work import QueueWork, Work, Works
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,14 +166,10 @@ def able_queues(queues: Sequence[DatedQueue], groups: Sequence[Group], works: Wo
     return [(list(compress(queues, which)), list(compress(each, which))) for which, each in zip(able, on, strict=True)]
 
 
-class Edf(KeepsWorks):
+class Edf(Baseline):
     """The policy. Insertion keeps the order; all is ordered anew only where an instance has nothing to do beside one with several."""
 
     by_age = False
-    slow = False
-
-    def __init__(self) -> None:
-        self.fallbacks = 0
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:
         return ByDeadline.of(board, self.works(table))

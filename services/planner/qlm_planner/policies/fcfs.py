@@ -12,9 +12,9 @@ from qlm_planner.board.group import Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.cost.service_times import ClassTable
 from qlm_planner.cost.virtual_queues import Line
-from qlm_planner.policies.baseline import Home, KeepsArrivalOrder, Seating
+from qlm_planner.policies.baseline import Baseline, Home, Seating
 from qlm_planner.policies.queue_ends import QueueEnds, able_lines, aged
-from qlm_planner.policies.queue_work import KeepsWorks, QueueWork, Works
+from qlm_planner.policies.queue_work import QueueWork, Works
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class FirstStart:
         return able[first]
 
 
-class Fcfs(KeepsArrivalOrder, KeepsWorks):
+class Fcfs(Baseline):
     """The policy."""
 
     def seating(self, board: Board, table: ClassTable, now_s: float) -> Seating:

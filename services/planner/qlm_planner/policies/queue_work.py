@@ -110,15 +110,5 @@ class Works:
         return queue
 
 
-class KeepsWorks:
-    """Base of policies that predict by mean work."""
-
-    _works: Works | None = None
-
-    def works(self, table: ClassTable) -> Works:
-        self._works = self._works or Works(table=table)
-        return self._works
-
-
 KEPT_MIN = 10_000
 """Groups that are kept at least."""

@@ -69,7 +69,6 @@ class Shepherd(Edf):
     slow = True
 
     def __init__(self, *, nodes_max: int = NODES_MAX, time_limit_s: float = TIME_LIMIT_S) -> None:
-        super().__init__()
         self._nodes_max = nodes_max
         self._time_limit_s = time_limit_s
 

@@ -238,7 +238,7 @@ class Leadership:
             effects = self.machine.step(now_s, event)
         if isinstance(event, OverviewRead):
             self._incarnations = frozenset(slot.facts.incarnation for slot in self.machine.board.slots.values())
-            self._metrics.show_kinds(self.machine)
+            self._metrics.show_ranks(self.machine)
         self._metrics.step_seconds.observe(time.perf_counter() - began_s)
         self._metrics.count(event)
         self._metrics.show(self.machine)

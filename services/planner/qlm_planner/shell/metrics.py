@@ -9,7 +9,6 @@ from prometheus_client import Counter, Gauge, Histogram
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board.group import AGED
 from qlm_planner.board.tenants import limited_tenant
-from qlm_planner.groups.request_class import KINDS
 from qlm_planner.machine.effects import Effect, JobEnded, Outcome, Place
 from qlm_planner.machine.events import (
     ArrivalsRead,
@@ -48,7 +47,6 @@ class PlannerMetrics(Metrics):
         )
         self.step_seconds = histogram("qlm_planner_step_seconds", "Time of one step of the machine.", buckets=STEP_BUCKETS_S)
         self.groups = gauge("qlm_planner_groups", "Open request groups.")
-        self.groups_of_kind = gauge("qlm_planner_groups_of_kind", "Open groups: of fixed token classes, of mega prompts.", ["kind"])
         self.aged = gauge("qlm_planner_aged_groups", "Open groups that come first because they waited too long.")
         self.tenant_share = gauge(
             "qlm_planner_tenant_share_ratio",
@@ -147,11 +145,9 @@ class PlannerMetrics(Metrics):
         for option in reversed(() if advice is None else advice.options):  # of those of one GPU the best is shown
             self.advised.labels(gpu=option.gpu, n_gpu=str(option.n_gpu)).set(option.instances)
 
-    def show_kinds(self, machine: PlannerMachine) -> None:
+    def show_ranks(self, machine: PlannerMachine) -> None:
         """Of groups and of tenants: O(groups), so not after every step. Tenants without settings of their own are not named: anybody may
         make up any number of names."""
-        for kind, count in machine.request_classes.counts(machine.board).items():
-            self.groups_of_kind.labels(kind=kind).set(count)
         self.aged.set(sum(machine.board.groups[each].tier == AGED for queue in machine.board.queues.values() for each in queue))
         self.tenants_above.set(len(machine.tenant_shares.above))
         in_use = {limited_tenant(name): share for name, share in machine.tenant_shares.in_use().items()}
@@ -163,6 +159,4 @@ class PlannerMetrics(Metrics):
         self.show_advice(None)
         for gauge in (self.leader, self.groups, self.unassigned, self.late, self.swaps, self.aged, self.tenants_above):
             gauge.set(0)
-        for kind in KINDS:
-            self.groups_of_kind.labels(kind=kind).set(0)
         self.tenant_share.clear()

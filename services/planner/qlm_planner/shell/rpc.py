@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import grpc
 import structlog
@@ -215,29 +216,8 @@ def advice_to_proto(advice: Advice) -> planner_pb2.Advice:
         attainment=advice.attainment,
         late=advice.late,
         unserved=advice.unserved,
-        misses=[
-            planner_pb2.ExpectedMiss(
-                group_id=miss.group_id,
-                model=miss.model,
-                slo_class=miss.slo_class,
-                instance=miss.instance,
-                waiting=miss.waiting,
-                late=miss.late,
-                over_s=miss.over_s,
-            )
-            for miss in advice.misses
-        ],
-        options=[
-            planner_pb2.AdviceOption(
-                gpu=option.gpu,
-                n_gpu=option.n_gpu,
-                models=option.models,
-                instances=option.instances,
-                attainment=option.attainment,
-                enough=option.enough,
-            )
-            for option in advice.options
-        ],
+        misses=[planner_pb2.ExpectedMiss(**asdict(miss)) for miss in advice.misses],
+        options=[planner_pb2.AdviceOption(**asdict(option)) for option in advice.options],
         model=advice.model,
         spare=advice.spare,
     )

@@ -64,12 +64,12 @@ def _found(job: Solve, choice: Choice) -> search.Solution:
 
 def _exact(job: Solve, choice: Choice, heuristic: search.Solution) -> search.Solution:
     """The exact solver's orders if it has any and they are cheaper. That it has none is said in the rule, and costs nothing else."""
-    from qlm_planner import exact  # late: an extra
+    from qlm_planner.exact.solver import ExactError, Settings, Solver, solve_exactly  # late: it loads the compiler
 
-    own = exact.Solver.HIGHS if choice is Choice.EXACT_HIGHS else exact.Solver.GLPK
+    own = Solver.HIGHS if choice is Choice.EXACT_HIGHS else Solver.GLPK
     try:
-        found = exact.solve_exactly(job.problem, exact.Settings(solver=own, time_limit_s=EXACT_TIME_LIMIT_S))
-    except exact.ExactError as error:
+        found = solve_exactly(job.problem, Settings(solver=own, time_limit_s=EXACT_TIME_LIMIT_S))
+    except ExactError as error:
         return search.Solution(orders=heuristic.orders, cost=heuristic.cost, rule=f"{heuristic.rule}; {choice}: {error}")
     rule = f"{choice}: {found.status}"
     if found.cost.total < heuristic.cost.total:

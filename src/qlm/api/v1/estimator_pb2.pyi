@@ -115,7 +115,8 @@ Global___ProfileSnapshot: _TypeAlias = ProfileSnapshot  # noqa: Y015
 @_typing.final
 class CalibrationProfile(_message.Message):
     """Key: (time, model, gpu, n_gpu, instance); the narrowest row that there is counts. Of a time that the formulas predict with mean m and
-    variance v, a quantile is M + score * sqrt(v + (0.1 M)^2 + 1 s^2), with M = bias_factor * m and the score of the quantile at M.
+    variance v, a quantile is M + score * sqrt(v + (0.1 M)^2 + 1 s^2), with the score of the quantile at M. M = m * (1 + w (bias_factor - 1)),
+    with the weight w = n / (n + exp(-n / 10)) of n = evidence_s / (m + 1 s) waits of that length.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -126,6 +127,7 @@ class CalibrationProfile(_message.Message):
     N_GPU_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     BIAS_FACTOR_FIELD_NUMBER: _builtins.int
+    EVIDENCE_S_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     time: Global___PredictedTime.ValueType
@@ -140,6 +142,8 @@ class CalibrationProfile(_message.Message):
     """Name of the instance; empty: any."""
     bias_factor: _builtins.float
     """> 0."""
+    evidence_s: _builtins.float
+    """Seconds of waits that the factor rests on, old ones faded."""
     samples: _builtins.float
     """Independent pairs of a prediction and what came; those that waited behind the same requests count as one."""
     @_builtins.property
@@ -155,12 +159,13 @@ class CalibrationProfile(_message.Message):
         n_gpu: _builtins.int = ...,
         instance: _builtins.str = ...,
         bias_factor: _builtins.float = ...,
+        evidence_s: _builtins.float = ...,
         samples: _builtins.float = ...,
         scores: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_factor", b"bias_factor", "gpu", b"gpu", "instance", b"instance", "model", b"model", "n_gpu", b"n_gpu", "samples", b"samples", "scores", b"scores", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_factor", b"bias_factor", "evidence_s", b"evidence_s", "gpu", b"gpu", "instance", b"instance", "model", b"model", "n_gpu", b"n_gpu", "samples", b"samples", "scores", b"scores", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

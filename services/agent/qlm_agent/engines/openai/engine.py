@@ -1,8 +1,8 @@
 """The engine port over OpenAI-compatible servers: each run is a streamed completion.
 
-A server that cannot be reached has no active model: its runs fail as broken, whoever reads outputs is woken, and a load brings it back when
-the server is there again. So has one that is there and serves nobody (`_serves`): what it was asked for is no attempt of the requests.
-Pausing stops the reading of streams, which holds up a server that generates ahead.
+A server that cannot be reached has no active model: its runs fail as broken, readers of outputs wake up, and a load brings it back once the
+server is up. The same holds for a server that is up and serves nobody (`_serves`): its requests lose no attempt. Pausing stops the reading
+of streams, which holds up a server that generates ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 
 from qlm_agent.engines.openai.errors import ServerError, ServerRefused
 from qlm_agent.engines.openai.load_watch import LIMITED, Load, LoadWatch
-from qlm_agent.engines.openai.model_tiers import ModelTiers
+from qlm_agent.engines.openai.model_tiers import ServerTiers
 from qlm_agent.engines.openai.pending_outputs import PendingOutputs
 from qlm_agent.engines.openai.run import RemoteModel, Run
 from qlm_agent.engines.openai.server import OpenAiServer
@@ -28,8 +28,8 @@ TRIALS = 3
 
 
 class OpenAiEngine:
-    """See `qlm_agent.engines.port.Engine`. `kv_capacity_tokens`: by model, where the server does not tell; `kv_capacity_set`:
-    whatever it tells, 0 for nothing; `batch_max`: as the agent has it."""
+    """See `qlm_agent.engines.port.Engine`. `kv_capacity_tokens`: by model, if the server does not report it; `kv_capacity_set`: overrides
+    its report, 0 for none; `batch_max`: the agent's."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class OpenAiEngine:
         self._clock = clock
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
         self._pending = PendingOutputs(tell_every_s, clock)
-        self._tiers = ModelTiers(models, sleeps=sleeps, swap_timeout_s=swap_timeout_s, busy=lambda: bool(self._runs))
+        self._tiers = ServerTiers(models, sleeps=sleeps, swap_timeout_s=swap_timeout_s, busy=lambda: bool(self._runs))
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._examining: dict[str, asyncio.Task[bool]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()  # of runs that ended
-        self._changed = False  # a server, and nobody read it
+        self._changed = False  # a server, unread
         servers = {id(model.server): model.server for model in models.values()}
         self._watches = {key: self._watch_of(server, poll_s) for key, server in servers.items()}
         self._servers = tuple(servers.values())
 
     @property
-    def tells_text(self) -> bool:
-        return any(model.tells_text for model in self._models.values())
+    def text_output(self) -> bool:
+        return any(model.text_output for model in self._models.values())
 
     async def start(self) -> None:
         if self._tasks:
@@ -96,10 +96,10 @@ class OpenAiEngine:
         await self._tiers.load(model, tier)
         if tier is Tier.ACTIVE:
             watch = self._watch(model)
-            await watch.look()  # how much KV there is
+            await watch.poll()  # how much KV there is
             if not watch.up:
                 self._tiers.lost()
-                raise ModelLoadFailed(f"{self._models[model].server.base_url} went away while {model} was loaded")
+                raise ModelLoadFailed(f"{self._models[model].server.base_url} became unreachable while {model} was loaded")
             if not self._capacity(model):
                 self._tiers.lost()
                 raise ModelLoadFailed(
@@ -118,7 +118,7 @@ class OpenAiEngine:
             now_s = self._clock()
             self._pending.add(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure), urgent=True)
             return
-        run = Run(request, model, self._tell, self._flowing, partial(self._serves, request.model), self._clock)
+        run = Run(request, model, self._push, self._flowing, partial(self._serves, request.model), self._clock)
         task = asyncio.create_task(run.main())
         task.add_done_callback(lambda task: _log_bug(run, task))
         self._runs[request.run_id] = run, task
@@ -135,14 +135,14 @@ class OpenAiEngine:
         return ()
 
     async def outputs(self) -> Sequence[EngineOutput]:
-        """Empty where a server came or went, or others hold more or less of one."""
+        """Empty if a server became reachable or unreachable, or if the load of others changed."""
         outputs = await self._pending.take()
         self._changed = self._changed and bool(outputs)
         if self._changed:
             self._pending.wake()  # so that the next is empty
         for task in self._tasks:
             if task.done():
-                task.result()  # raises what ended the watch, which must never end
+                task.result()  # raises the error that ended the watch, which must never end
         return outputs
 
     async def pause(self) -> None:
@@ -159,14 +159,14 @@ class OpenAiEngine:
         watch = self._watch(active)
         last = watch.last
         capacity = self._capacity(active)
-        unheard = sum(not run.told for run, _ in self._runs.values())
+        unheard = sum(not run.produced_any for run, _ in self._runs.values())
         waiting = min(unheard, last.waiting) if last else 0
         others = watch.others
         used = min(capacity, own.kv_tokens + others.kv_tokens)
         return self._stats(active, own.runs - waiting + others.runs, waiting, used, capacity, last.preemptions if last else 0, others)
 
     def _capacity(self, model: str) -> int:
-        """Tokens of KV, 0 where nobody knows."""
+        """Tokens of KV, 0 if unknown."""
         last = self._watch(model).last
         return self._kv_capacity_set or (last.kv_capacity_tokens if last else 0) or self._kv_capacity_tokens[model]
 
@@ -186,7 +186,7 @@ class OpenAiEngine:
             others_kv_tokens=others.kv_tokens,
         )
 
-    def _tell(self, output: EngineOutput, urgent: bool) -> None:
+    def _push(self, output: EngineOutput, urgent: bool) -> None:
         found = self._runs.get(output.run_id)
         if found is None:
             return
@@ -196,14 +196,14 @@ class OpenAiEngine:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         else:
-            self._watch(run.model.name).heard()
+            self._watch(run.model.name).note_output()
         self._pending.add(output, urgent=urgent)
 
     # Servers ----------------------------------------------------------------------------------------------------------
 
     async def _serves(self, model: str) -> bool:
-        """After a run that failed: whether the server of the model generates for others, so that the failure is the run's own. Runs that
-        fail meanwhile share an examination. Where it does not, the model is active no more until a load, which tries it out too."""
+        """Whether the server of a failed run's model generates for others, so that the failure is the run's own. Concurrent failures share
+        an examination. If it does not, the model is inactive until a load, which examines it too."""
         if model not in self._examining:
             task = asyncio.create_task(self._examine(model), name=f"examine-{model}")
             self._examining[model] = task
@@ -212,7 +212,7 @@ class OpenAiEngine:
 
     async def _examine(self, model: str) -> bool:
         watch = self._watch(model)
-        await watch.look()
+        await watch.poll()
         if not watch.up or model != self._tiers.active:
             return False
         try:
@@ -220,7 +220,7 @@ class OpenAiEngine:
                 await self._tiers.try_out(model)
         except ServerRefused as error:
             if error.status == LIMITED:
-                return True  # it serves, and was asked too often
+                return True  # it serves, and limits calls
             self._lose(self._models[model].server, str(error), away=True)
             return False
         except (ServerError, ModelLoadFailed) as error:
@@ -229,7 +229,7 @@ class OpenAiEngine:
         return True
 
     def _lose(self, server: OpenAiServer, why: str, *, away: bool) -> None:
-        """The active model's server does not serve: its runs end. `away`: through no fault of theirs."""
+        """Fails the runs of an active server that does not serve. `away`: not by their fault."""
         structlog.get_logger().error("engine_server_lost", server=server.base_url, reason=why)
         self._tiers.lost()
         for run, task in list(self._runs.values()):
@@ -245,7 +245,7 @@ class OpenAiEngine:
         return LoadWatch(server, poll_s=poll_s, own=lambda: self._own(server), changed=lambda: self._server_changed(server))
 
     def _own(self, server: OpenAiServer | None) -> Load:
-        """The load that this engine's runs are, on a server or on all."""
+        """The load of this engine's runs, on a server or on all."""
         runs = [run for run, _ in self._runs.values() if server is None or run.model.server is server]
         return Load(runs=len(runs), kv_tokens=sum(run.prompt_tokens + run.made for run in runs))
 
@@ -259,7 +259,7 @@ class OpenAiEngine:
 
 
 def _log_bug(run: Run, task: asyncio.Task[None]) -> None:
-    """A run that ended otherwise than a run can is broken too: its request goes on elsewhere."""
+    """A run that ended in any other way than a run can is broken too: another instance continues its request."""
     if not task.cancelled() and (bug := task.exception()) is not None:
         structlog.get_logger().error("run_crashed", run_id=run.request.run_id, exc_info=bug)
         run.broken(f"the engine failed on it: {bug!r}")

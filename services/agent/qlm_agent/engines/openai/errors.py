@@ -1,4 +1,4 @@
-"""What can go wrong with a server, as the engine tells it apart."""
+"""Errors of a server, as the engine distinguishes them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from qlm_agent.engines.port import EngineFailure, FailureKind
 from qlm_core.masking import masked
 
 REFUSING = frozenset({400, 413, 422})
-"""Statuses that say that the request itself is wrong."""
+"""Statuses of a request that is itself wrong."""
 
 BUSY = frozenset({429, 503})
-"""Statuses that say that it may succeed soon."""
+"""Statuses after which a call may succeed soon."""
 
 
 class ServerError(Exception):
@@ -26,7 +26,7 @@ class ServerError(Exception):
 
 
 class ServerAway(ServerError):
-    """It serves nobody now."""
+    """It serves nobody at present."""
 
     kind = FailureKind.AWAY
 
@@ -38,7 +38,7 @@ class ServerUnreachable(ServerError):
 
 
 class ServerAbsent(ServerUnreachable):
-    """Nobody listens there: the connection was refused."""
+    """No process listens there: the connection was refused."""
 
     kind = FailureKind.AWAY
 
@@ -48,7 +48,7 @@ class ServerSilent(ServerError):
 
 
 class ServerFull(ServerSilent):
-    """It took no connection in time: it hangs, or is too busy for one more; nothing was asked of it."""
+    """It accepted no connection in time: it hangs, or is too busy; no request was sent."""
 
     kind = FailureKind.AWAY
     passing = True
@@ -68,11 +68,11 @@ class ServerRefused(ServerError):
             self.kind = FailureKind.AWAY
 
 
-class ServerNonsense(ServerError):
-    """It answered with what no OpenAI-compatible server answers."""
+class ServerProtocolError(ServerError):
+    """Its answer is not one of an OpenAI-compatible server."""
 
 
 class NotServable(ServerError):
-    """The request asks for what this server cannot do; it was not sent."""
+    """This server cannot serve the request; it was not sent."""
 
     kind = FailureKind.REFUSED

@@ -19,7 +19,7 @@ class EventStream:
 
     @property
     def beside(self) -> str:
-        """The beginning of what is no event: servers that break off say there why."""
+        """The beginning of data that is no event: a server that breaks off gives its reason there."""
         rest = b"" if self._line.startswith(FIELDS) else self._line
         return (self._beside + rest)[:BESIDE_BYTES_MAX].decode(errors="replace").strip()
 

@@ -1,8 +1,8 @@
-"""Watches a server: is it there, and what does it do for others.
+"""Watches a server: whether it is up, and its load for other clients.
 
-Runs of this engine are counted here, where they are known at once; /metrics lag and count everybody's. So what others take is what /metrics
-say above this engine's own, the less of two readings one after the other: a run that just ended here may still be counted there. KV is used
-in whole blocks, which own runs may not have filled.
+Runs of this engine are counted here, at once; /metrics lag and count all clients. So the others' load is the excess of /metrics over this
+engine's own, the lesser of two successive readings: a run that just ended here may still be counted there. KV is used in whole blocks,
+which own runs may not fill.
 """
 
 from __future__ import annotations
@@ -29,47 +29,48 @@ class Load:
 
 
 class LoadWatch:
-    """`own`: this engine's load on that server now; `changed`: told after it was found there, or gone, or what others hold changed."""
+    """`own`: this engine's present load on that server; `changed`: called after the server became reachable or unreachable, or the others'
+    load changed."""
 
     def __init__(self, server: OpenAiServer, *, poll_s: float, own: Callable[[], Load], changed: Callable[[], None]) -> None:
         self._server = server
         self._poll_s = poll_s
         self._own = own
         self._changed = changed
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._heard = False
         self._others_before: Load | None = None
         self.up = True  # until the contrary is known
         self.last: ServerLoad | None = None
         self.others = Load()
 
-    def heard(self) -> None:
-        """It sent output: busy, perhaps, but there."""
+    def note_output(self) -> None:
+        """Notes that it sent output: it may be busy, but is up."""
         self._heard = True
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(self._poll_s)
 
-    async def look(self) -> None:
-        """One look at the server; who asks meanwhile waits for the same."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._looked())
-            self._looking.add_done_callback(self._look_done)
-        await asyncio.shield(self._looking)
+    async def poll(self) -> None:
+        """Polls the server once; concurrent callers share the poll."""
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll_once())
+            self._polling.add_done_callback(self._poll_done)
+        await asyncio.shield(self._polling)
 
     async def stop(self) -> None:
-        """Ends the look under way."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        """Ends the poll under way."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
 
-    def _look_done(self, _task: asyncio.Task[None]) -> None:
-        self._looking = None
+    def _poll_done(self, _task: asyncio.Task[None]) -> None:
+        self._polling = None
 
-    async def _looked(self) -> None:
+    async def _poll_once(self) -> None:
         self._heard = False
         others = self.others
         try:
@@ -77,7 +78,7 @@ class LoadWatch:
             await self._read_load()
         except ServerError as error:
             busy = self._heard and isinstance(error, ServerSilent)
-            limited = isinstance(error, ServerRefused) and error.status == LIMITED  # it is there, and was asked too often
+            limited = isinstance(error, ServerRefused) and error.status == LIMITED  # it is up, and limits calls
             if not busy and not limited:
                 self._is_down(error)
             return

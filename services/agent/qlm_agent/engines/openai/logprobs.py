@@ -1,4 +1,4 @@
-"""Log probabilities of a streamed chunk, as vLLM's server tells them where tokens are named by their ids ("token_id:12")."""
+"""Log probabilities of a streamed chunk, in the format of vLLM's server with tokens named by their ids ("token_id:12")."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PREFIX = "token_id:"
 
 
 def records_of(said: Any, token_ids: Sequence[int], top: int) -> bytes:
-    """A record for each token of a chunk. `said`: `logprobs` of its choice. Raises ValueError where they are not what was asked for."""
+    """A record for each token of a chunk. `said`: `logprobs` of its choice. Raises ValueError if they do not match the request."""
     if not isinstance(said, dict) or not isinstance(said.get("token_logprobs"), list):
-        raise ValueError("a chunk without the log probabilities that were asked for")
+        raise ValueError("a chunk without the requested log probabilities")
     of_tokens, tops = said["token_logprobs"], said.get("top_logprobs") or [None] * len(token_ids)
     if not len(of_tokens) == len(tops) == len(token_ids):
         raise ValueError(f"log probabilities of {len(of_tokens)} tokens with {len(token_ids)} tokens")
@@ -23,7 +23,7 @@ def records_of(said: Any, token_ids: Sequence[int], top: int) -> bytes:
             raise ValueError(f"a log probability that is none: {of_token!r}")
         likely = likeliest(_pairs(found), top)
         if len(likely) != top:
-            raise ValueError(f"{len(likely)} likeliest tokens where {top} were asked for")
+            raise ValueError(f"{len(likely)} likeliest tokens instead of {top}")
         made.append(record(of_token, likely))
     return b"".join(made)
 

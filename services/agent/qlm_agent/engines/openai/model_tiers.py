@@ -1,10 +1,10 @@
-"""Which model is active, and the sleeping and waking of its server.
+"""The active model, and the sleeping and waking of its server.
 
-Without sleep (`sleeps` false) all models are served all the time: tiers are only this engine's word for whose runs it takes. With it every
-model has a server of its own on the same GPUs, and one is awake. HTTP shows no memory, so nothing is believed: a server has to have sleep
-mode, has to say that it sleeps, and after it woke has to generate a token. A server that slept before is warm, but as nobody knows how deep
-it sleeps its weights are read from disk again when it wakes. One that refuses the connection has died or starts: asked to sleep it could
-free nothing, so others wake beside it, and where it is back by then and holds the memory their wake fails and is tried again.
+Without sleep (`sleeps` false) all models are served all the time: tiers only select whose runs this engine takes. With it every model has a
+server of its own on the same GPUs, and one is awake. HTTP shows no memory, so the engine verifies: a server must have sleep mode, must
+report that it sleeps, and must generate a token after it woke. A server found asleep is warm, but its sleep level is unknown, so its
+weights are read from disk again when it wakes. A server that refuses connections has died or is starting and could free nothing, so others
+wake beside it; if it is back by then and holds the memory, their wake fails and is tried again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 
 LOOK_EVERY_S = 0.1
 UNKNOWN, IN_HOST_MEMORY, DROPPED = 0, 1, 2
-"""Levels of vLLM's sleep: what becomes of the weights. HTTP tells no level: of a server that others put to sleep, or an agent that was here
-before, it is not known."""
+"""Levels of vLLM's sleep: what happens to weights. HTTP reports no level: for a server put to sleep by others, or by an earlier agent, it
+is unknown."""
 
 
-class ModelTiers:
+class ServerTiers:
     """`busy`: whether there are runs. One load at a time; others wait for it."""
 
     def __init__(self, models: Mapping[str, RemoteModel], *, sleeps: bool, swap_timeout_s: float, busy: Callable[[], bool]) -> None:
@@ -35,8 +35,8 @@ class ModelTiers:
         self._lock = asyncio.Lock()
         self._levels: dict[str, int] = {}
         self._warm: list[str] = []
-        self._skipped: set[str] = set()  # whose servers were not there to be put to sleep: they may be back, and awake
-        self._tried: set[str] = set()  # models that told token ids, while their servers were not lost
+        self._skipped: set[str] = set()  # models whose servers were absent when others woke: they may be back, and awake
+        self._tried: set[str] = set()  # models that returned token ids, since their servers were last lost
         self.active = ""
 
     @property
@@ -65,7 +65,7 @@ class ModelTiers:
                 raise ModelLoadFailed(f"{model} cannot be {tier.value}: {error}") from error
 
     def lost(self) -> None:
-        """The active model's server does not answer: there is no active model until one is loaded again."""
+        """Marks the active model's server as lost: no model is active until the next load."""
         self._tried.discard(self.active)
         self.active = ""
 
@@ -98,10 +98,10 @@ class ModelTiers:
             try:
                 for other in self._models:
                     if other != model and (not old or other == old or other in self._skipped):
-                        await self._make_way(other)
+                        await self._free_gpu(other)
                 await self._wake(model)
             except (ServerError, ModelLoadFailed):
-                await self._go_back(old)
+                await self._reactivate(old)
                 raise
         elif model not in self._tried:
             await self.try_out(model)
@@ -110,7 +110,7 @@ class ModelTiers:
         self._skipped.discard(model)
         self._warm = [each for each in self._warm if each != model] + ([old] if old else [])
 
-    async def _make_way(self, model: str) -> None:
+    async def _free_gpu(self, model: str) -> None:
         try:
             await self._fall_asleep(model)
         except ServerAbsent as error:
@@ -120,7 +120,7 @@ class ModelTiers:
         else:
             self._skipped.discard(model)
 
-    async def _go_back(self, old: str) -> None:
+    async def _reactivate(self, old: str) -> None:
         if not old:
             return
         try:
@@ -130,15 +130,15 @@ class ModelTiers:
             self.active = ""
 
     async def _fall_asleep(self, model: str, level: int | None = None) -> None:
-        """A server that sleeps stays as it sleeps: it could change that only awake, on GPUs that are another's now. Without a level any
-        will do."""
+        """A sleeping server keeps its level: it could change that only awake, on GPUs that another one uses. Without a level any will
+        do."""
         server = self._models[model].server
         if not await server.can_sleep():
             raise ModelLoadFailed(f"{server.base_url} frees no memory when it sleeps: it was started without --enable-sleep-mode")
         if await server.is_sleeping():
             known = self._levels.setdefault(model, UNKNOWN)
             if level is not None and (level == DROPPED) is not (known == DROPPED):
-                raise ModelLoadFailed(f"{server.base_url} sleeps already, at {f'level {known}' if known else 'a level that nobody knows'}")
+                raise ModelLoadFailed(f"{server.base_url} sleeps already, at {f'level {known}' if known else 'an unknown level'}")
             return
         level = IN_HOST_MEMORY if level is None else level
         await server.post(f"/sleep?level={level}")
@@ -153,11 +153,11 @@ class ModelTiers:
             raise
 
     async def _lie_down(self, model: str) -> None:
-        """After a wake that failed: perhaps it is awake all the same, and holds the memory that others need. Nor is it known which weights
-        it has: they are read again when it wakes."""
+        """After a failed wake: the server may be awake all the same, and hold the memory. Its weights are unknown too: they are read again
+        when it wakes."""
         self._skipped.add(model)
         try:
-            await self._make_way(model)
+            await self._free_gpu(model)
         except (ServerError, ModelLoadFailed) as error:
             structlog.get_logger().error("model_not_asleep", model=model, error=str(error))
         if model in self._levels:
@@ -178,14 +178,14 @@ class ModelTiers:
         await self.try_out(model)
 
     async def try_out(self, model: str) -> None:
-        """Has it generate a token. Raises ModelLoadFailed where it tells no ids and should: no request could succeed."""
+        """Has it generate a token. Raises ModelLoadFailed if it returns no ids and should: no request could succeed."""
         remote = self._models[model]
         body: dict[str, object] = {"model": remote.remote, "prompt": "a", "max_tokens": 1, "temperature": 0}
-        if not remote.tells_text:
+        if not remote.text_output:
             body |= {"prompt": [1], "return_token_ids": True}
         choice = await remote.server.generate(body)
-        if not remote.tells_text and not isinstance(choice.get("token_ids"), list):
-            raise ModelLoadFailed(f"{remote.server.base_url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
+        if not remote.text_output and not isinstance(choice.get("token_ids"), list):
+            raise ModelLoadFailed(f"{remote.server.base_url} returns no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
         self._tried.add(model)
 
     async def _until_sleeping(self, model: str, sleeping: bool) -> None:
@@ -195,4 +195,4 @@ class ModelTiers:
                 while await server.is_sleeping() is not sleeping:  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError as error:
-            raise ModelLoadFailed(f"{server.base_url} was told to {'sleep' if sleeping else 'wake up'} and does not") from error
+            raise ModelLoadFailed(f"{server.base_url} was called to {'sleep' if sleeping else 'wake up'} and does not") from error

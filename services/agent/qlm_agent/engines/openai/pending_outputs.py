@@ -1,4 +1,4 @@
-"""What runs made and nobody has read yet: one output a run, whatever came in one after the other."""
+"""Unread output: one output a run, however many were added."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class PendingOutputs:
         self._outputs: dict[str, EngineOutput] = {}
         self._any = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
     def add(self, output: EngineOutput, *, urgent: bool) -> None:
-        """Takes what comes after all that was added of the run."""
+        """Adds output that follows all earlier output of the run."""
         before = self._outputs.get(output.run_id)
         if before is None:
             self._outputs[output.run_id] = output
@@ -40,21 +40,21 @@ class PendingOutputs:
         self._urgent.set()
 
     def drop(self, run_ids: Iterable[str]) -> None:
-        """Forgets what was not read of runs."""
+        """Forgets unread output of runs."""
         for run_id in run_ids:
             self._outputs.pop(run_id, None)
 
     async def take(self) -> list[EngineOutput]:
-        """All there is, once it is due; empty after `wake`, or where all of it was dropped."""
+        """Returns all output, once it is due; empty after `wake`, or if all of it was dropped."""
         await self._any.wait()
-        wait_s = self._told_s + self._tell_every_s - self._clock()
+        wait_s = self._reported_s + self._tell_every_s - self._clock()
         if wait_s > 0.0 and not self._urgent.is_set():
             try:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
             except TimeoutError:
                 pass
-        self._told_s = self._clock()
+        self._reported_s = self._clock()
         self._any.clear()
         self._urgent.clear()
         found, self._outputs = list(self._outputs.values()), {}

@@ -1,4 +1,4 @@
-"""From a run to the body of a completion, in the words of OpenAI and, for what OpenAI does not have, of vLLM."""
+"""Builds the body of a completion from a run, in the fields of OpenAI and, beyond those, of vLLM."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PLAIN = Sampling()
 def completion_body(
     remote_model: str, prompt: str | Sequence[int] | ChatPrompt, sampling: Sampling, known: Collection[str]
 ) -> dict[str, object]:
-    """All but `max_tokens`. `known`: the parameters beyond OpenAI's that the server knows. Stop strings are not sent: they are found on
-    this side, over the seams of interrupted answers too. Raises NotServable."""
+    """All but `max_tokens`. `known`: the parameters beyond OpenAI's that the server knows. Stop strings are not sent: the agent matches
+    them, across interrupted answers too. Raises NotServable."""
     body: dict[str, object] = {"model": remote_model, "stream": True}
     body |= chat_body(prompt) if isinstance(prompt, ChatPrompt) else {"prompt": prompt}
     ids = not isinstance(prompt, str | ChatPrompt)
@@ -24,7 +24,7 @@ def completion_body(
         body["return_token_ids"] = True
     if sampling.logprobs is not None:
         if not ids:
-            raise NotServable("its server tells only text: logprobs need agent.openai.output=tokens")
+            raise NotServable("its server returns only text: logprobs need agent.openai.output=tokens")
         body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
     for name in ("temperature", "top_p", "seed"):
         if (value := getattr(sampling, name)) is not None:
@@ -32,20 +32,20 @@ def completion_body(
     for name in ("presence_penalty", "frequency_penalty"):
         if value := getattr(sampling, name):
             body[name] = value
-    asked = [name for name in ("top_k", "min_p", "repetition_penalty", "ignore_eos") if getattr(sampling, name) != getattr(PLAIN, name)]
-    body |= {name: getattr(sampling, name) for name in asked}
-    if ids:  # without them vLLM takes what the model's generation_config.json says, where QLM says that 0 is none
+    used = [name for name in ("top_k", "min_p", "repetition_penalty", "ignore_eos") if getattr(sampling, name) != getattr(PLAIN, name)]
+    body |= {name: getattr(sampling, name) for name in used}
+    if ids:  # without them vLLM applies the model's generation_config.json, while 0 means none in QLM
         body |= {name: getattr(sampling, name) for name in ("top_k", "min_p") if name in known}
     if structure := _structure(sampling):
-        asked.append("structured_outputs")
+        used.append("structured_outputs")
         body["structured_outputs"] = structure
-    if unknown := [name for name in asked if name not in known]:
+    if unknown := [name for name in used if name not in known]:
         raise NotServable(f"its server does not know {', '.join(unknown)} (agent.openai.parameters)")
     return body
 
 
 def chat_body(chat: ChatPrompt) -> dict[str, object]:
-    """A chat as OpenAI has it and, for what it does not have, vLLM. A server applies rules of its own to control tokens in text."""
+    """A chat in the fields of OpenAI and, beyond those, of vLLM. A server applies rules of its own to control tokens in text."""
     body: dict[str, object] = {"messages": list(chat.messages)}
     variables = dict(chat.variables)
     if "tools" in variables:

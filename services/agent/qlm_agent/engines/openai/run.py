@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qlm_agent.delivery.logprobs import Records
-from qlm_agent.delivery.stop_strings import Found, Piece, StopStrings
-from qlm_agent.engines.openai.errors import NotServable, ServerAway, ServerError, ServerNonsense, ServerRefused
+from qlm_agent.delivery.stop_strings import Piece, StopMatch, StopStrings
+from qlm_agent.engines.openai.errors import NotServable, ServerAway, ServerError, ServerProtocolError, ServerRefused
 from qlm_agent.engines.openai.logprobs import records_of
 from qlm_agent.engines.openai.request_body import chat_body, completion_body
 from qlm_agent.engines.openai.server import OpenAiServer
@@ -26,79 +26,79 @@ T = TypeVar("T")
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 TOO_LONG = re.compile(r"context|max_(new_|completion_)?tokens", re.IGNORECASE)
-"""In refusals of prompts that are, with their output, longer than a server's context."""
+"""Words of a refusal for a prompt that is, with its output, longer than the server's context."""
 
 REPAIRS_MAX = 4
-"""Smaller limits of the output that are tried then."""
+"""Smaller limits of the output for the retries."""
 
 SPECIAL_TOKENS = 64
-"""At most so many tokens are assumed that a server adds to a prompt."""
+"""Most tokens that a server is assumed to add to a prompt."""
 
 TRIES_MAX = 3
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
-"""Pauses before the second and later tries, where the server does not ask for longer ones."""
+"""Pauses before the second and later tries; a server may demand longer ones."""
 
 BROKEN_FINISHES = frozenset({"abort", "error", "timeout", "cancelled"})
-"""How servers end an answer that they did not finish."""
+"""Reasons with which servers end an unfinished answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """A model of QLM on its server. `context_tokens`: of prompt and output together; `continues_chats`: its chat endpoint goes on with a
-    message; `ends`: token ids that were seen to end answers."""
+    """A model of QLM on its server. `context_tokens`: of prompt and output together; `continues_chats`: its chat endpoint continues a
+    message; `ends`: token ids that have ended answers."""
 
     name: str
     remote: str
     server: OpenAiServer
     context_tokens: int
-    tells_text: bool
+    text_output: bool
     continues_chats: bool
     parameters: Collection[str]
     ends: set[int]
 
 
 class Run:
-    """`tell`: takes its outputs, and whether they are urgent; `flowing`: set while the engine is not paused; `doubt`: has the server
-    examined, and says whether it serves. `made` counts its output tokens (or pieces), those of earlier attempts included; `told` is whether
-    this attempt made any."""
+    """`emit`: takes its outputs, and whether they are urgent; `flowing`: set while the engine is not paused; `examine`: has the server
+    examined, and returns whether it serves. `made` counts its output tokens (or pieces), earlier attempts included; `produced_any`: this
+    attempt has output."""
 
     def __init__(
         self,
         request: EngineRequest,
         model: RemoteModel,
-        tell: Callable[[EngineOutput, bool], None],
+        emit: Callable[[EngineOutput, bool], None],
         flowing: asyncio.Event,
-        doubt: Callable[[], Awaitable[bool]],
+        examine: Callable[[], Awaitable[bool]],
         clock: Callable[[], float],
     ) -> None:
         self.request = request
         self.model = model
-        self.made = len(request.produced_pieces) if model.tells_text else len(request.produced) // TOKEN_BYTES
+        self.made = len(request.produced_pieces) if model.text_output else len(request.produced) // TOKEN_BYTES
         self.prompt_tokens = request.prompt_tokens
-        self.told = False
+        self.produced_any = False
         self._heard = False
         self._half = ""  # of a character
-        self._tell = tell
+        self._emit = emit
         self._flowing = flowing
-        self._doubt = doubt
+        self._examine = examine
         self._clock = clock
         self._started_s = clock()
         self._stop = StopStrings(request.sampling.stop) if request.sampling.stop else None
         self._records = Records(request.sampling.logprobs)
 
     async def main(self) -> None:
-        """Runs it. Whatever goes wrong with the server is its last output."""
+        """Runs to the end. Any server error is its last output."""
         try:
             await self._run()
         except ServerError as error:
-            if error.kind is not FailureKind.REFUSED and not await self._doubt():
-                # Known when the failure is told. Output that was heard broke off: it may be what the server fell over.
+            if error.kind is not FailureKind.REFUSED and not await self._examine():
+                # Known when the failure is reported. Output that broke off may have broken the server.
                 self._fail(error if self._heard else ServerAway(str(error)))
             else:
                 self._fail(error)
 
     def broken(self, message: str, *, away: bool = False) -> None:
-        """Ends it as broken, or as not served; `main` is to be cancelled then."""
+        """Ends it as broken, or as not served; the caller then cancels `main`."""
         self._fail(ServerAway(message) if away else ServerError(message))
 
     async def _run(self) -> None:
@@ -108,7 +108,7 @@ class Run:
             raise NotServable(f"the prompt's {self.prompt_tokens} tokens leave nothing of a context of {self.model.context_tokens}")
         left = min(self.request.output_tokens_max, self.model.context_tokens - self.prompt_tokens) - produced
         if left <= 0 or self._had_ended():
-            # An earlier attempt made all of it and was lost before it could say so.
+            # An earlier attempt produced all of it and ended before the report.
             self._finish(FinishReason.LENGTH if left <= 0 else FinishReason.STOP)
             return
         path = CHATS if isinstance(prompt, ChatPrompt) else COMPLETIONS
@@ -125,8 +125,8 @@ class Run:
         raise refusal
 
     def _limits(self, left: int, prompt: str | Sequence[int] | ChatPrompt) -> Iterator[int]:
-        """`max_tokens` to try, one after the other. A text is counted in fours of bytes, so there may be less room than this; a text has at
-        most as many tokens as bytes."""
+        """`max_tokens` to try, in order. A text is estimated at four bytes a token, so there may be less room; a text has at most as many
+        tokens as bytes."""
         yield left
         if isinstance(prompt, str | ChatPrompt):
             text = prompt if isinstance(prompt, str) else prompt.plain_text()
@@ -135,7 +135,7 @@ class Run:
             yield from (smaller for smaller in (sure, *halves) if 0 < smaller < left)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Tries again what may pass, but never a stream that has begun."""
+        """Retries transient errors, but never a stream that has begun."""
         for attempt in range(1, TRIES_MAX + 1):
             heard = self._heard
             try:
@@ -148,9 +148,9 @@ class Run:
         raise AssertionError("the last try returns or raises")
 
     async def _prompt(self) -> str | Sequence[int] | ChatPrompt:
-        """Prompt and output so far, as the server takes them."""
+        """Prompt and output so far, in the server's form."""
         prompt, request = self.request.prompt, self.request
-        if self.model.tells_text:
+        if self.model.text_output:
             if isinstance(prompt, TokenPrompt):
                 raise NotServable(
                     f"its server takes only text: {self.model.name} must have no tokenizer in QLM, or agent.openai.output=tokens"
@@ -167,9 +167,9 @@ class Run:
         return ids + list(_ids(request.produced))
 
     def _continued(self, chat: ChatPrompt, made: str) -> ChatPrompt:
-        """A chat with what was made of its answer. Raises NotServable."""
+        """A chat with the output so far as its answer. Raises NotServable."""
         if "tools" in chat.variables:
-            raise NotServable("its server tells only text: tools need agent.openai.output=tokens")
+            raise NotServable("its server returns only text: tools need agent.openai.output=tokens")
         if (made or chat.continue_final_message) and not self.model.continues_chats:
             what = "resume a chat whose answer has begun" if made else "continue a message"
             raise NotServable(f"its server cannot {what} (agent.openai.continues_chats)")
@@ -182,7 +182,7 @@ class Run:
         return await self._patiently(lambda: self.model.server.tokenize({"model": self.model.remote, **body}))
 
     def _had_ended(self) -> bool:
-        """What was produced ends with the end of an answer."""
+        """The output so far ends with an end of answer."""
         produced = self.request.produced
         if not produced or self.request.sampling.ignore_eos:
             return False
@@ -199,56 +199,56 @@ class Run:
                 if finish is not None:
                     continue  # to the end of the stream, so that the connection is kept
                 made, reason = self._read(chunk)
-                found: Found | None = None
-                told = [made]
+                found: StopMatch | None = None
+                released = [made]
                 if self._stop is not None:
-                    told, found = self._stop.feed(made)
+                    released, found = self._stop.feed(made)
                 if found is not None:
-                    self._made([*told, await self._until(found)])
+                    self._push([*released, await self._until(found)])
                     self._finish(FinishReason.STOP)
                     return
                 finish = self._finish_reason(reason, made)
                 if finish is not None and self._stop is not None:
-                    told += self._stop.flush()
-                self._made(told)
+                    released += self._stop.flush()
+                self._push(released)
                 if finish is not None:
                     self._finish(finish)
         if finish is None:
-            raise ServerNonsense(f"{self.model.server.base_url}: a stream without a finish reason")
+            raise ServerProtocolError(f"{self.model.server.base_url}: a stream without a finish reason")
 
     def _read(self, chunk: Mapping[str, Any]) -> tuple[Piece, str | None]:
-        """What a chunk says. Raises ServerNonsense."""
+        """The output of a chunk. Raises ServerProtocolError."""
         url = self.model.server.base_url
         choices = chunk.get("choices")
         if choices == []:
             return Piece(""), None
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         text, reason, ids = choice.get("text"), choice.get("finish_reason"), choice.get("token_ids")
-        if self.model.tells_text and isinstance(self.request.prompt, ChatPrompt):
+        if self.model.text_output and isinstance(self.request.prompt, ChatPrompt):
             delta = choice.get("delta")
-            text = (delta.get("content") or "") if isinstance(delta, dict) else None  # others tell of roles and reasoning
+            text = (delta.get("content") or "") if isinstance(delta, dict) else None  # other chunks carry roles and reasoning
         if text is None and (reason or "text" in choice):
-            text = ""  # some servers leave out, or null, what is empty
+            text = ""  # some servers omit or null an empty text
         if not isinstance(text, str) or not isinstance(reason, str | None):
-            raise ServerNonsense(f"{url}: a chunk without text")
-        reason = reason or None  # some servers say "" of an answer that goes on
-        if self.model.tells_text:
+            raise ServerProtocolError(f"{url}: a chunk without text")
+        reason = reason or None  # some servers send "" while an answer continues
+        if self.model.text_output:
             return Piece(self._characters(text, last=reason is not None)), reason
         if ids is None and text:
-            raise ServerNonsense(f"{url} tells no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
+            raise ServerProtocolError(f"{url} returns no token ids: it needs vLLM >= 0.10.2, or agent.openai.output=text")
         try:
             made = Piece(text, tuple(array("I", ids or ())))
         except (TypeError, OverflowError) as error:
-            raise ServerNonsense(f"{url}: token ids that are none: {error}") from error
+            raise ServerProtocolError(f"{url}: token ids that are none: {error}") from error
         if self.request.sampling.logprobs is not None and made.token_ids:
             try:
                 self._records.add(records_of(choice.get("logprobs"), made.token_ids, self.request.sampling.logprobs))
             except ValueError as error:
-                raise ServerNonsense(f"{url}: {error}") from error
+                raise ServerProtocolError(f"{url}: {error}") from error
         return made, reason
 
     def _characters(self, text: str, *, last: bool) -> str:
-        """Text that can be stored: a server that counts in UTF-16 may cut a character in two, whose first half waits for the second."""
+        """Text that can be stored: a server that counts in UTF-16 may cut a character in two; the first half waits for the second."""
         text, self._half = self._half + text, ""
         if text.isascii():
             return text
@@ -267,10 +267,10 @@ class Run:
             self.model.ends.add(made.token_ids[-1])
         return FinishReason.STOP
 
-    async def _until(self, found: Found) -> Piece:
-        """What comes before a stop string: of token ids as many as their text lies before it."""
+    async def _until(self, found: StopMatch) -> Piece:
+        """The output before a stop string: of token ids, those whose text lies before it."""
         last = found.last
-        if self.model.tells_text:
+        if self.model.text_output:
             return Piece(last.text[: found.at])
         count = 0
         while found.at and count < len(last.token_ids) - 1:
@@ -282,17 +282,17 @@ class Run:
             count += 1
         return Piece("", last.token_ids[:count])
 
-    def _made(self, made: Sequence[Piece]) -> None:
+    def _push(self, made: Sequence[Piece]) -> None:
         now_s = self._clock()
         ids = array("I", [token for each in made for token in each.token_ids]).tobytes()
-        pieces = tuple(each.text for each in made if each.text) if self.model.tells_text else ()
-        count = len(pieces) if self.model.tells_text else len(ids) // TOKEN_BYTES
+        pieces = tuple(each.text for each in made if each.text) if self.model.text_output else ()
+        count = len(pieces) if self.model.text_output else len(ids) // TOKEN_BYTES
         if not count:
             return
         self.made += count
         logprobs = self._records.take(len(ids) // TOKEN_BYTES)
-        self._tell(EngineOutput(self.request.run_id, ids, self._started_s, now_s, now_s, pieces, logprobs), not self.told)
-        self.told = True
+        self._emit(EngineOutput(self.request.run_id, ids, self._started_s, now_s, now_s, pieces, logprobs), not self.produced_any)
+        self.produced_any = True
 
     def _finish(self, finish: FinishReason) -> None:
         self._end(EngineOutput(self.request.run_id, b"", self._started_s, 0.0, 0.0, finish=finish))
@@ -302,7 +302,7 @@ class Run:
 
     def _end(self, output: EngineOutput) -> None:
         output.first_s = output.last_s = self._clock()
-        self._tell(output, True)
+        self._emit(output, True)
 
 
 def _ids(produced: bytes) -> array[int]:

@@ -15,7 +15,7 @@ from qlm_agent.engines.openai.errors import (
     ServerAbsent,
     ServerError,
     ServerFull,
-    ServerNonsense,
+    ServerProtocolError,
     ServerRefused,
     ServerSilent,
     ServerUnreachable,
@@ -26,7 +26,7 @@ ANSWER_BYTES_MAX = 64 << 20
 ERROR_CHARACTERS_MAX = 500
 RETRY_AFTER_MAX_S = 60.0
 CALL_CONNECTIONS_MAX = 32
-"""Most calls to a server at once that are no streams; others wait for one of them."""
+"""Most concurrent calls to a server, apart from streams; others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class OpenAiServer:
         self._timeouts = timeouts
         self._connections_max = connections_max
         self._streams: aiohttp.ClientSession | None = None
-        self._calls: aiohttp.ClientSession | None = None  # never behind streams, which need them to end
+        self._calls: aiohttp.ClientSession | None = None  # apart from streams, which need them to end
 
     async def open(self) -> None:
         if self._streams is None:
@@ -63,14 +63,14 @@ class OpenAiServer:
                 await session.close()
 
     async def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """What it serves, by its own names."""
+        """Its models, by its own names."""
         document = await self._json("GET", "/v1/models")
         try:
             found = {entry["id"]: entry for entry in document["data"]}
         except (KeyError, TypeError) as error:
-            raise self._nonsense("/v1/models", "no list of models") from error
+            raise self._protocol_error("/v1/models", "no list of models") from error
         if not all(isinstance(name, str) for name in found):
-            raise self._nonsense("/v1/models", "no list of models, but one of other things")
+            raise self._protocol_error("/v1/models", "no list of models, but another list")
         return found
 
     async def metrics(self) -> str:
@@ -81,25 +81,25 @@ class OpenAiServer:
         """Token ids of a prompt or of messages (vLLM's /tokenize)."""
         found = (await self._json("POST", "/tokenize", body)).get("tokens")
         if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
-            raise self._nonsense("/tokenize", "no token ids")
+            raise self._protocol_error("/tokenize", "no token ids")
         return found
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """The text of token ids (vLLM's /detokenize)."""
         found = (await self._json("POST", "/detokenize", {"model": model, "tokens": list(token_ids)})).get("prompt")
         if not isinstance(found, str):
-            raise self._nonsense("/detokenize", "no text")
+            raise self._protocol_error("/detokenize", "no text")
         return found
 
     async def is_sleeping(self) -> bool:
         found = (await self._json("GET", "/is_sleeping")).get("is_sleeping")
         if not isinstance(found, bool):
-            raise self._nonsense("/is_sleeping", "neither yes nor no")
+            raise self._protocol_error("/is_sleeping", "neither yes nor no")
         return found
 
     async def can_sleep(self) -> bool:
         """Whether sleeping frees memory there. Without --enable-sleep-mode vLLM answers /sleep and /is_sleeping the same, and frees
-        nothing; only its /server_info tells, which it has wherever it has /sleep."""
+        nothing; only its /server_info shows it, which exists wherever /sleep does."""
         said = json.dumps(await self._json("GET", "/server_info?config_format=json"))
         return '"enable_sleep_mode": false' not in said
 
@@ -111,11 +111,11 @@ class OpenAiServer:
         """The choice of a completion that is not streamed."""
         found = (await self._json("POST", "/v1/completions", body, timeout_s=self._timeouts.swap_s)).get("choices")
         if not isinstance(found, list) or not found or not isinstance(found[0], dict):
-            raise self._nonsense("/v1/completions", "no choice")
+            raise self._protocol_error("/v1/completions", "no choice")
         return found[0]
 
     async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The chunks of a streamed answer, to the end of the stream. Closing the iterator closes the connection, upon which servers stop
+        """The chunks of a streamed answer, to the end of the stream. Closing the iterator closes the connection, and the server stops
         generating."""
         events = EventStream()
         response: aiohttp.ClientResponse | None = None
@@ -138,7 +138,7 @@ class OpenAiServer:
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(path, error) from error
         except ValueError as error:
-            raise self._nonsense(path, str(error)) from error
+            raise self._protocol_error(path, str(error)) from error
         finally:
             if response is not None:
                 response.close()  # keeps the connection where the stream was read to its end
@@ -165,9 +165,9 @@ class OpenAiServer:
         try:
             document = json.loads(answer)
         except ValueError as error:
-            raise self._nonsense(path, "not JSON") from error
+            raise self._protocol_error(path, "not JSON") from error
         if not isinstance(document, dict):
-            raise self._nonsense(path, "not an object")
+            raise self._protocol_error(path, "not an object")
         return document
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float | None = None) -> bytes:
@@ -181,7 +181,7 @@ class OpenAiServer:
                 return await _bounded(response)
         except TimeoutError as error:
             raise self._silent(path, error, "no answer in time") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # the last: a name that cannot be one
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # the last: an invalid host name
             raise self._unreachable(path, error) from error
 
     async def _refusal(self, path: str, response: aiohttp.ClientResponse) -> ServerRefused:
@@ -190,13 +190,13 @@ class OpenAiServer:
             said = _error_message(json.loads(text)) or text
         except ValueError:
             said = text
-        message = f"{self.base_url}{path} says {response.status}: {said[:ERROR_CHARACTERS_MAX]}"
+        message = f"{self.base_url}{path} answers {response.status}: {said[:ERROR_CHARACTERS_MAX]}"
         return ServerRefused(message, response.status, _seconds(response.headers.get("Retry-After", "")))
 
     def _chunk(self, path: str, event: bytes) -> Mapping[str, Any]:
         chunk = json.loads(event)
         if not isinstance(chunk, dict):
-            raise ServerNonsense(f"{self.base_url}{path}: a chunk that is no object")
+            raise ServerProtocolError(f"{self.base_url}{path}: a chunk that is no object")
         error = chunk.get("error")
         if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
@@ -213,12 +213,12 @@ class OpenAiServer:
         kind = ServerAbsent if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED else ServerUnreachable
         return kind(f"{self.base_url}{path}: {error or type(error).__name__}")
 
-    def _nonsense(self, path: str, what: str) -> ServerError:
-        return ServerNonsense(f"{self.base_url}{path} answers nonsense: {what}")
+    def _protocol_error(self, path: str, what: str) -> ServerError:
+        return ServerProtocolError(f"{self.base_url}{path}: invalid answer: {what}")
 
 
 async def _events(response: aiohttp.ClientResponse, events: EventStream) -> list[bytes]:
-    """The next ones, none at the end. Comments are none: servers keep connections open by them, also those of runs that hang."""
+    """The next events, none at the end. Comments do not count: servers keep connections open by them, even those of hung runs."""
     while data := await response.content.readany():
         if found := events.feed(data):
             return found
@@ -226,17 +226,17 @@ async def _events(response: aiohttp.ClientResponse, events: EventStream) -> list
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The whole answer. Raises ServerNonsense for one that is too big."""
+    """The whole answer. Raises ServerProtocolError for one that is too big."""
     answer = bytearray()
     async for data in response.content.iter_any():
         answer += data
         if len(answer) > ANSWER_BYTES_MAX:
-            raise ServerNonsense(f"{response.url}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+            raise ServerProtocolError(f"{response.url}: an answer of more than {ANSWER_BYTES_MAX} bytes")
     return bytes(answer)
 
 
 def _error_message(document: object) -> str:
-    """From OpenAI's error body; "" where it is none."""
+    """The message of OpenAI's error body; "" for any other body."""
     error = document.get("error", document) if isinstance(document, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return message if isinstance(message, str) else ""

@@ -1,4 +1,4 @@
-"""What a server's /metrics say of its load: vLLM's names."""
+"""The load in a server's /metrics: vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CACHE = "vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Of all its clients together. `kv_capacity_tokens` is 0 where it does not tell; KV is used in blocks of `block_tokens`."""
+    """All clients together. `kv_capacity_tokens` is 0 if not reported; KV is used in blocks of `block_tokens`."""
 
     running: int
     waiting: int
@@ -25,7 +25,7 @@ class ServerLoad:
 
 
 def read_load(metrics: str) -> ServerLoad | None:
-    """None where they are not vLLM's. Raises ValueError where they are no metrics."""
+    """None if they are not vLLM's. Raises ValueError for text that is no metrics."""
     sums = dict.fromkeys((RUNNING, WAITING, PREEMPTIONS), 0.0)
     usages: list[float] = []
     capacity, block_tokens = 0, 1

@@ -17,7 +17,7 @@ EXTRA_PARAMETERS: tuple[ExtraParameter, ...] = ("top_k", "min_p", "repetition_pe
 class OpenAiModelSettings(Section):
     """Where one served model is."""
 
-    remote: str = Field("", max_length=256, description="What its server calls it; empty: as QLM does.")
+    remote: str = Field("", max_length=256, description="Its name on its server; empty: QLM's name.")
     base_url: str = Field("", pattern=f"^$|{BaseUrl}", description="Its own server; empty: agent.openai.base_url.")
 
 
@@ -28,7 +28,7 @@ class OpenAiSettings(Section):
     api_key_env: str = Field("", pattern=r"^[A-Za-z_0-9]*$", description="Environment variable with its API key; empty: none.")
     output: Literal["tokens", "text"] = Field(
         "tokens",
-        description="tokens: it takes prompts of token ids and tells those it makes (vLLM >= 0.10.2). text: it knows only text; its "
+        description="tokens: it takes prompts of token ids and returns ids (vLLM >= 0.10.2). text: it knows only text; its "
         "models have no tokenizer in QLM.",
     )
     parameters: tuple[ExtraParameter, ...] = Field(
@@ -38,7 +38,7 @@ class OpenAiSettings(Section):
         {}, description="Where models have another name or server: their names, and for each remote (its name there) or base_url or both."
     )
     continues_chats: bool = Field(
-        False, description="output text: its chats can go on with a message (continue_final_message, vLLM), so that they are resumed."
+        False, description="output text: its chats can continue a message (continue_final_message, vLLM), so that they are resumed."
     )
     sleep: bool = Field(
         False, description="Whether models that are not active sleep (vLLM --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1, a server each)."

@@ -1,4 +1,4 @@
-"""From an engine request to the whole answer of a simulated model, before its first step."""
+"""Computes the whole answer of a simulated model to a request, before its first step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from qlm_core.simulated_model import (
 )
 
 LOGPROB_STEPS = 1024
-"""Made up log probabilities lie between -1 and 0, in so many steps."""
+"""Invented log probabilities lie between -1 and 0, in so many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer of `target_tokens`, of which `resumed_tokens` were produced before; `tokens` holds the rest as little-endian uint32.
-    `cut`: `output_tokens_max` ended it. `digest`: of model and prompt;
-    `logprobs`: how many likeliest tokens are to be told with each, None for no log probabilities."""
+    """An answer of `target_tokens`, of which `resumed_tokens` were produced before; `tokens` holds the rest as little-endian uint32. `cut`:
+    `output_tokens_max` ended it. `digest`: of model and prompt; `logprobs`: how many likeliest tokens each record names, None for no log
+    probabilities."""
 
     prompt_tokens: int
     target_tokens: int
@@ -45,8 +45,8 @@ class Answer:
         return self.tokens[(start - self.resumed_tokens) * TOKEN_BYTES : (end - self.resumed_tokens) * TOKEN_BYTES]
 
     def records(self, start: int, end: int) -> bytes:
-        """Log probabilities of tokens `start` to `end`, for an answer that has them: made up, a function of prompt and place alone, as the
-        tokens are."""
+        """Log probabilities of tokens `start` to `end`, for an answer that has them: like the tokens, a function of prompt and position
+        alone."""
         tokens = struct.unpack(f"<{end - start}I", self.slice(start, end))
         return b"".join(self._record(place, token) for place, token in enumerate(tokens, start))
 
@@ -58,8 +58,8 @@ class Answer:
 
 
 def answer_to(request: EngineRequest, spec: ModelSpec) -> Answer:
-    """Raises InvalidRequest for a prompt that is empty, has ids outside of the vocabulary or leaves no room in the context, and for
-    produced tokens that are not this model's answer to this prompt: going on after them would hide a fault."""
+    """Raises InvalidRequest for a prompt that is empty, has ids outside the vocabulary or leaves no room in the context, and for produced
+    tokens that are not this model's answer to this prompt: continuing after them would hide a fault."""
     ids = _prompt_ids(request.prompt, spec)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens")

@@ -1,9 +1,9 @@
 """Continuous batching, step by step: chunked prefill, paged KV, preemption by recomputation. Pure; seconds are passed in.
 
-A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill
-when it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the
-policy's victims go back to the waiting runs and recompute prompt + produced later. A decoding run can be taken out (`detach`) and put back,
-here or in a later batch of its model (`attach`, `rejoin`), with the KV it had.
+A step gives every decoding run one token and spends at most `prefill_chunk_tokens` on prefills. A run takes KV for its whole prefill when
+it is admitted and one block whenever a decode step crosses into a new one. When the blocks of the next step are not free, the policy's
+victims return to the waiting runs and recompute prompt + produced later. A decoding run can be taken out (`detach`) and put back, here or
+in a later batch of its model (`attach`, `rejoin`), with its KV.
 
 Costs O(1) a step while runs only decode (see `DecodingRuns`).
 """
@@ -26,7 +26,7 @@ WATERMARK = 0.01
 
 
 class SimulatedBatch:
-    """The runs of one active model. Calls come with times that do not go back."""
+    """The runs of one active model. Times of calls never decrease."""
 
     def __init__(
         self, *, step_s: StepDuration, kv_capacity_tokens: int, batch_max: int, prefill_chunk_tokens: int, policy: EnginePolicy
@@ -40,7 +40,7 @@ class SimulatedBatch:
         self._runs: dict[str, RunState] = {}
         self._waiting: list[RunState] = []
         self._reorder_at_s: float | None = None
-        self._changed = False  # the waiting runs are other than when the policy ordered them
+        self._changed = False  # the waiting runs differ from those that the policy ordered
         self._prefilling: dict[str, RunState] = {}
         self._decoding = DecodingRuns()
         self._restoring: dict[str, RunState] = {}  # hold KV that is being filled
@@ -49,7 +49,7 @@ class SimulatedBatch:
         self._time_s = 0.0  # simulated up to here
         self._last_step_s = 0.0
         self._step_end_s: float | None = None
-        self._stirred = False  # a step may begin: something happened since none could
+        self._stirred = False  # decode from the next step on
         self._chunks: list[tuple[RunState, int]] = []  # prefills of the step under way
 
     @property
@@ -84,10 +84,10 @@ class SimulatedBatch:
         self._changed = True
 
     def abort(self, run_id: str) -> None:
-        """Drops a run and what it has not told; unknown ones are ignored."""
+        """Drops a run and its unreported output; unknown ones are ignored."""
         run = self._runs.pop(run_id, None)
         self._news.pop(run_id, None)
-        if run is None or run.phase is Phase.GONE:
+        if run is None or run.phase is Phase.REMOVED:
             return
         if run.phase is Phase.WAITING:
             self._waiting.remove(run)
@@ -96,7 +96,7 @@ class SimulatedBatch:
             self._unmove(run)
         else:
             self._leave(run)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         self._stirred = True
 
     def decoding_tokens(self, run_id: str) -> int | None:
@@ -112,13 +112,13 @@ class SimulatedBatch:
         if self._step_end_s is not None:  # the block that the step writes to is taken already
             self.kv.give_back(blocks_for(held + 1) - run.moving_blocks)
         run.phase = Phase.MOVING
-        if run.produced > run.told:
+        if run.produced > run.reported:
             self._news[run.run_id] = run
         self._stirred = True
         return run
 
     def release(self, run: RunState) -> None:
-        """Gives back the KV of a detached run, which is no longer of this batch."""
+        """Frees the KV of a detached run, which leaves this batch."""
         assert run.phase is Phase.MOVING, run
         del self._runs[run.run_id]
         self._unmove(run)
@@ -144,8 +144,8 @@ class SimulatedBatch:
         self._rejoining.append(run)
         self._stirred = True
 
-    def stood_still(self, from_s: float, to_s: float) -> None:
-        """No step went on from one time to the other."""
+    def skip_time(self, from_s: float, to_s: float) -> None:
+        """No step advanced from one time to the other."""
         if self._step_end_s is None:
             self._time_s = max(self._time_s, to_s)
         else:
@@ -168,17 +168,19 @@ class SimulatedBatch:
             self._finish_step(self._step_end_s)
 
     def news(self) -> list[Progress]:
-        """First tokens and ends since the last call; told once."""
+        """First tokens and ends since the last call; each reported once."""
         steps = self._decoding.steps
-        told = [self._tell(run, run.produced_at(steps)) for run in self._news.values()]
+        progress = [self._progress_of(run, run.produced_at(steps)) for run in self._news.values()]
         self._news.clear()
-        return told
+        return progress
 
     def progress(self) -> list[Progress]:
-        """All that was produced and not told; told once."""
-        told, steps = self.news(), self._decoding.steps
-        told += [self._tell(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.told]
-        return told
+        """All unreported output; each token once."""
+        progress, steps = self.news(), self._decoding.steps
+        progress += [
+            self._progress_of(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.reported
+        ]
+        return progress
 
     def _take(self, now_s: float, run: RunState) -> None:
         if self._step_end_s is None and not self._runs:
@@ -189,16 +191,16 @@ class SimulatedBatch:
     # A step -----------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> bool:
-        """Chooses what the next step does and how long it takes; False if there is nothing to do."""
+        """Plans the next step and its duration; False if there is nothing to do."""
         self._stirred = False
         self._rejoin_runs()
-        self._ask_policy()
+        self._apply_policy()
         preempted = self._free_for_decode()
         self.kv.take(self._decoding.blocks_needed)
         budget = self._chunk_tokens
         for run in self._prefilling.values():
             budget -= self._schedule_chunk(run, budget)
-        # Who was just preempted is not admitted in the same step: it would take the blocks back.
+        # A run that was just preempted is not admitted in the same step: it would take the blocks back.
         while budget > 0 and not preempted and self._waiting and self._admits(self._waiting[0]):
             run = self._waiting.pop(0)
             self._admit(run)
@@ -249,7 +251,7 @@ class SimulatedBatch:
         del self._prefilling[run.run_id]
         run.produced += 1
         run.first_token_s = self._time_s if run.first_token_s is None else run.first_token_s
-        if run.told == run.produced - 1:
+        if run.reported == run.produced - 1:
             self._news[run.run_id] = run
         self._decoding.start(run)
         if run.produced >= run.target_tokens:
@@ -265,7 +267,7 @@ class SimulatedBatch:
 
     def _end(self, run: RunState) -> None:
         self._leave(run)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         run.ended_s = self._time_s
         self._news[run.run_id] = run
 
@@ -273,13 +275,13 @@ class SimulatedBatch:
         tokens = run.prompt_tokens + run.produced
         message = f"{tokens} tokens need more KV than the {self.kv.capacity * BLOCK_TOKENS} tokens of this engine"
         run.failure = EngineFailure(kind=FailureKind.KV_CAPACITY, message=message)
-        run.phase = Phase.GONE
+        run.phase = Phase.REMOVED
         self._news[run.run_id] = run
 
     # KV ---------------------------------------------------------------------------------------------------------------
 
     def _leave(self, run: RunState) -> None:
-        """Gives back the KV of a running run and settles what it produced."""
+        """Frees the KV of a running run and settles its output."""
         if run.phase is Phase.PREFILL:
             del self._prefilling[run.run_id]
             self.kv.give_back(blocks_for(run.prefill_tokens))
@@ -294,7 +296,7 @@ class SimulatedBatch:
         run.moving_blocks = 0
 
     def _free_for_decode(self) -> bool:
-        """Preempts until the decode step fits; tells whether any run still waits for that."""
+        """Preempts until the decode step fits; returns whether any run still waits for that."""
         if self._decoding.blocks_needed <= self.kv.free:
             return False
         for run_id in self._policy.victims(self._time_s, self._views(self._running_runs())):
@@ -316,7 +318,7 @@ class SimulatedBatch:
 
     # Policy -----------------------------------------------------------------------------------------------------------
 
-    def _ask_policy(self) -> None:
+    def _apply_policy(self) -> None:
         due = self._reorder_at_s is not None and self._time_s >= self._reorder_at_s
         if not self._waiting or not (self._changed or due):
             return
@@ -331,7 +333,7 @@ class SimulatedBatch:
         self._waiting = [self._runs[run_id] for run_id in order]
 
     def _make_room(self) -> bool:
-        """Preempts for waiting runs as the policy says; tells whether it did."""
+        """Preempts for waiting runs by the policy; returns whether it did."""
         waiting = self._waiting[:]
         seats, blocks = self._batch_max - self.running, self.kv.free - self._decoding.blocks_needed - self._spare_blocks()
         preempted = False
@@ -359,7 +361,7 @@ class SimulatedBatch:
         return []
 
     def _given_back(self, run: RunState) -> int:
-        """Blocks that are free without a running run: those it holds, and the one that its next step would take."""
+        """Blocks that become free without a running run: its own, and the one of its next step."""
         if run.phase is Phase.PREFILL:
             return blocks_for(run.prefill_tokens)
         return blocks_for(run.held_at(self._decoding.steps) + 1)
@@ -370,14 +372,14 @@ class SimulatedBatch:
     def _views(self, runs: Iterable[RunState]) -> list[SequenceView]:
         return [run.view(self._decoding.steps) for run in runs]
 
-    # Telling ----------------------------------------------------------------------------------------------------------
+    # Output ---------------------------------------------------------------------------------------------------------------
 
-    def _tell(self, run: RunState, produced: int) -> Progress:
-        start, run.told = run.told, max(run.told, produced)
-        done = run.phase is Phase.GONE
+    def _progress_of(self, run: RunState, produced: int) -> Progress:
+        start, run.reported = run.reported, max(run.reported, produced)
+        done = run.phase is Phase.REMOVED
         if done:
             self._runs.pop(run.run_id, None)
         last_s = self._last_step_s if run.ended_s is None else run.ended_s
         first_s = run.first_token_s if start == run.resumed and run.first_token_s is not None else last_s
         started_s = last_s if run.started_s is None else run.started_s
-        return Progress(run.run_id, start, run.told, started_s, first_s, last_s, done, run.failure)
+        return Progress(run.run_id, start, run.reported, started_s, first_s, last_s, done, run.failure)

@@ -1,8 +1,8 @@
 """The simulated engine without a clock: models, runs and transfers over times that are passed in.
 
-`SimulatedCore` is stepped by `SimulatedEngine` in real time and by the virtual-time cluster: call what is asked of the engine with the time
-it is asked at, `advance` at `next_due_s` or whenever something is wanted, and take `outputs` and `ended`. Times never go back. Every run,
-load and transfer between two calls happens in the order of its own time, however late the call comes.
+`SimulatedCore` is stepped by `SimulatedEngine` in real time and by the virtual-time cluster: make each engine call with its time, call
+`advance` at `next_due_s` or before reading, and take `outputs` and `ended`. Times never decrease. Every run, load and transfer between two
+calls happens in the order of its own time, however late the call.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SimulatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLimits:
-    """`time_scale`: how many times faster than its profile it runs. `host_memory_gb`: budget for weights in host memory; `host_kv_gb`: the
-    one beside it for the KV of offloaded runs, 0 to never offload. `kv_capacity_tokens`: 0 for the profile's. `tell_every_s`: how often
-    running requests hand out their tokens; first tokens and ends never wait."""
+    """`time_scale`: how many times faster than its profile it runs. `host_memory_gb`: budget for weights in host memory; `host_kv_gb`: a
+    separate one for the KV of offloaded runs, 0 to never offload. `kv_capacity_tokens`: 0 for the profile's. `tell_every_s`: how often
+    running requests report their tokens; first tokens and ends never wait."""
 
     time_scale: float = 1.0
     batch_max: int = 256
@@ -51,7 +51,7 @@ class SimulatedLimits:
 
 
 class SimulatedCore:
-    """See the module; calls mean what `qlm_agent.engines.port.Engine` says. Operations get a number, and end in `ended`."""
+    """See the module; calls follow `qlm_agent.engines.port.Engine`. Operations get a number, and end in `ended`."""
 
     def __init__(self, models: Mapping[str, SimulatedModel], noise: InstanceNoise, policy: EnginePolicy, limits: SimulatedLimits) -> None:
         self._models = models
@@ -68,19 +68,19 @@ class SimulatedCore:
         self._batch: SimulatedBatch | None = None
         self._batch_model = ""
         self._answers: dict[str, Answer] = {}
-        self._made: list[EngineOutput] = []  # to be told at once
+        self._due: list[EngineOutput] = []  # reported at the next reading
         self._ended: list[OperationEnded] = []
         self._operations = 0
         self._arrivals = 0
         self._preemptions = 0  # under models that were active before
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._now_s = 0.0
         self._paused_s: float | None = None
 
     @property
     def next_due_s(self) -> float | None:
         """When `advance` is wanted at the latest; it may be past. None: nothing happens before the next call."""
-        if self._made or self._ended:
+        if self._due or self._ended:
             return self._now_s
         step_s = self._batch.next_due_s if self._batch is not None and self._paused_s is None else None
         return _earliest(step_s, self.transfer_due_s)
@@ -91,7 +91,7 @@ class SimulatedCore:
         return _earliest(self._tiers.next_due_s, self._swap.next_due_s)
 
     def advance(self, now_s: float) -> None:
-        """Makes all that happens until then."""
+        """Simulates until then."""
         while (due_s := self.transfer_due_s) is not None and due_s <= now_s:
             self._advance_batch(due_s)
             if self._swap.next_due_s == due_s:
@@ -103,15 +103,15 @@ class SimulatedCore:
         self._now_s = now_s
 
     def outputs(self, now_s: float) -> list[EngineOutput]:
-        """What is to be told by then, each token once. Call `advance` first."""
-        found, self._made = self._made, []
+        """Returns the output due by then, each token once. Call `advance` first."""
+        found, self._due = self._due, []
         if self._batch is not None:
-            if now_s - self._told_s >= self._limits.tell_every_s:
-                self._told_s = now_s
-                told = self._batch.progress()
+            if now_s - self._reported_s >= self._limits.tell_every_s:
+                self._reported_s = now_s
+                outputs = self._batch.progress()
             else:
-                told = self._batch.news()
-            found += [self._output(progress) for progress in told]
+                outputs = self._batch.news()
+            found += [self._output(progress) for progress in outputs]
         return found
 
     def ended(self) -> list[OperationEnded]:
@@ -180,7 +180,7 @@ class SimulatedCore:
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def add(self, now_s: float, request: EngineRequest) -> None:
-        """Takes a run; one that cannot be served is told as a failure."""
+        """Takes a run; one that cannot be served is reported as a failure."""
         self.advance(now_s)
         if self._batch is None or request.model != self._batch_model:
             self._refuse(now_s, request, FailureKind.AWAY, f"model {request.model} is not active")
@@ -191,8 +191,8 @@ class SimulatedCore:
             self._refuse(now_s, request, FailureKind.REFUSED, error.message)
             return
         if answer.resumed_tokens == answer.target_tokens:
-            # An earlier attempt made all of it and was lost before it could say so.
-            self._made.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, finish=_finish(answer)))
+            # An earlier attempt produced all of it and ended before the report.
+            self._due.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, finish=_finish(answer)))
             return
         self._arrivals += 1
         self._answers[request.run_id] = answer
@@ -205,12 +205,12 @@ class SimulatedCore:
             target_tokens=answer.target_tokens,
             produced=answer.resumed_tokens,
             resumed=answer.resumed_tokens,
-            told=answer.resumed_tokens,
+            reported=answer.resumed_tokens,
         )
         self._batch.add(now_s, run)
 
     def abort(self, now_s: float, run_ids: Sequence[str]) -> None:
-        """Ends runs at once, told or not."""
+        """Ends runs at once, with their unreported output."""
         self.advance(now_s)
         for run_id in run_ids:
             self._answers.pop(run_id, None)
@@ -218,26 +218,26 @@ class SimulatedCore:
                 self._batch.abort(run_id)
             self._swap.abort(run_id)
         dropped = frozenset(run_ids)
-        self._made = [output for output in self._made if output.run_id not in dropped]
+        self._due = [output for output in self._due if output.run_id not in dropped]
 
     def stop(self, now_s: float) -> None:
-        """Ends all runs; operations go on."""
-        self.abort(now_s, [*self._answers, *(output.run_id for output in self._made)])
+        """Ends all runs; operations continue."""
+        self.abort(now_s, [*self._answers, *(output.run_id for output in self._due)])
 
     def pause(self, now_s: float) -> None:
-        """No step begins or goes on until `resume`; transfers do. What was made by then is told at once: no later step would."""
+        """No step begins or advances until `resume`; transfers do. Output made by then is reported at once: no later step would."""
         self.advance(now_s)
         if self._paused_s is None:
             self._paused_s = now_s
             if self._batch is not None:
-                self._made += [self._output(progress) for progress in self._batch.progress()]
+                self._due += [self._output(progress) for progress in self._batch.progress()]
 
     def resume(self, now_s: float) -> None:
-        """The step under way at the pause goes on where it was."""
+        """The step that the pause interrupted continues."""
         self.advance(now_s)
         if self._paused_s is not None:
             if self._batch is not None:
-                self._batch.stood_still(self._paused_s, now_s)
+                self._batch.skip_time(self._paused_s, now_s)
             self._paused_s = None
 
     def _advance_batch(self, until_s: float) -> None:
@@ -254,17 +254,17 @@ class SimulatedCore:
             self._ended.append(OperationEnded(number=self._operations, ended_s=now_s, took_s=0.0))
             return self._operations
         self._ended += self._swap.offload(now_s, self._operations, self._batch, self._kv[self._batch_model], run_ids)
-        self._made += [self._output(progress) for progress in self._batch.news()]  # the batch may be another when they are read
+        self._due += [self._output(progress) for progress in self._batch.news()]  # the batch may be another when they are read
         return self._operations
 
     def restore(self, now_s: float, run_ids: Sequence[str]) -> int:
-        """Copies the KV of offloaded runs back while there is room, and has them go on; the number of the operation."""
+        """Copies the KV of offloaded runs back while there is room, and continues them; the number of the operation."""
         self.advance(now_s)
         self._operations += 1
         self._ended += self._swap.restore(now_s, self._operations, self._batch, self._batch_model, run_ids)
         return self._operations
 
-    # Telling ----------------------------------------------------------------------------------------------------------
+    # Output ---------------------------------------------------------------------------------------------------------------
 
     def _output(self, progress: Progress) -> EngineOutput:
         answer = self._answers[progress.run_id]
@@ -285,7 +285,7 @@ class SimulatedCore:
 
     def _refuse(self, now_s: float, request: EngineRequest, kind: FailureKind, message: str) -> None:
         failure = EngineFailure(kind=kind, message=message)
-        self._made.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure))
+        self._due.append(EngineOutput(request.run_id, b"", now_s, now_s, now_s, failure=failure))
 
 
 def _finish(answer: Answer) -> FinishReason:

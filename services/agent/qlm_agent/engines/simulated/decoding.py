@@ -1,4 +1,4 @@
-"""The decoding runs of a batch, at O(1) a step: a run's tokens follow from the count of decode steps since it joined, the blocks that a
+"""The decoding runs of a batch, at O(1) a step: a run's tokens follow from the count of decode steps since it was added, the blocks that a
 step needs from a count of runs per residue of their length, and the next end from a heap."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from qlm_agent.engines.simulated.sequences import Phase, RunState
 
 
 class DecodingRuns:
-    """`runs`: by id, in the order they joined. `steps`: decode steps made. `context_tokens`: KV written of all of them."""
+    """`runs`: by id, in the order of addition. `steps`: decode steps made. `context_tokens`: KV written of all of them."""
 
     def __init__(self) -> None:
         self.runs: dict[str, RunState] = {}
@@ -39,7 +39,7 @@ class DecodingRuns:
         heapq.heappush(self._ends, (run.end_step(), self._joins, run))
 
     def stop(self, run: RunState) -> int:
-        """Takes a run out and settles what it produced, not counting a step under way; returns the KV tokens that it wrote."""
+        """Takes a run out and settles its output, without the step under way; returns its written KV tokens."""
         del self.runs[run.run_id]
         held = run.held_at(self.steps)
         self.context_tokens -= held
@@ -49,7 +49,7 @@ class DecodingRuns:
         return held
 
     def step(self) -> list[RunState]:
-        """Every run makes a token; returns those for which it was the last, still among the others."""
+        """Every run makes a token; returns the runs that made their last, which stay among the others."""
         self.context_tokens += len(self.runs)
         self.steps += 1
         ended: list[RunState] = []
@@ -61,5 +61,5 @@ class DecodingRuns:
         return ended
 
     def _residue(self, run: RunState) -> int:
-        """A step writes one token, so a run needs a block when what it holds fills its blocks: at steps of this residue."""
+        """A step writes one token, so a run needs a block when its tokens fill its blocks: at steps of this residue."""
         return (run.joined_step - run.kv_tokens) % BLOCK_TOKENS

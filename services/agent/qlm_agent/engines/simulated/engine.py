@@ -1,6 +1,6 @@
 """The simulated engine in real time: the engine port over `SimulatedCore`.
 
-Whoever waits, for output or for the end of an operation, advances the core when it is due; nothing runs in the background.
+Every waiter, for output or for the end of an operation, advances the core when it is due; nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from qlm_agent.engines.simulated.timing import InstanceNoise
 
 SPIN_S = 0.00025
 TIMER_LEAST_S = 0.0006
-"""uvloop rounds timers to milliseconds: one of less than half rings at once. Waits below SPIN_S are spent so, and those above take the next
-millisecond, which costs less than to be asked thirty times."""
+"""uvloop rounds timers to milliseconds: one below half of that fires at once. Waits below SPIN_S spin, and those above take the next
+millisecond, which costs less than thirty polls."""
 
-LOOK_EVERY_S = 0.002
-"""Least time between two looks at what became due: steps that are shorter are made together."""
+ADVANCE_EVERY_S = 0.002
+"""Least time between two advances of the core: shorter steps are made together."""
 
 
 class SimulatedEngine:
@@ -43,7 +43,7 @@ class SimulatedEngine:
         self._waited_for: dict[int, OperationEnded | None] = {}
 
     @property
-    def tells_text(self) -> bool:
+    def text_output(self) -> bool:
         return False
 
     async def start(self) -> None:
@@ -106,7 +106,7 @@ class SimulatedEngine:
                 self._waited_for[ended.number] = ended
 
     async def _end_of(self, number: int) -> OperationEnded:
-        """Waits for the end of an operation; it goes on where the caller is cancelled."""
+        """Waits for the end of an operation, which continues if the caller is cancelled."""
         self._waited_for[number] = None
         self._wake.set()
         try:
@@ -123,12 +123,12 @@ class SimulatedEngine:
             del self._waited_for[number]
 
     async def _sleep(self, now_s: float) -> None:
-        """Until something is due, or until a call has made something to do."""
+        """Sleeps until something is due, or until a call."""
         due_s = self._core.next_due_s
         timer = None
         if due_s is not None:
-            # From the last look, not from now: a run that comes in the middle of a step does not put off the end of that step.
-            wait_s = max(due_s, self._looked_s + LOOK_EVERY_S) - now_s
+            # From the last advance, not from now: a run added in the middle of a step does not delay the end of that step.
+            wait_s = max(due_s, self._looked_s + ADVANCE_EVERY_S) - now_s
             delay_s = 0.0 if wait_s < SPIN_S else max(wait_s, TIMER_LEAST_S)
             timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
         try:

@@ -1,7 +1,7 @@
 """Host memory of one instance: a budget for the weights of warm models, and one of its own for the KV of offloaded runs.
 
-They are apart, as in vLLM, which reserves pinned memory for KV when it starts: weights that come and go never take the KV of a run that
-must come back, and offloading never makes a model cold that was to be swapped in next.
+They are separate, as in vLLM, which reserves pinned memory for KV when it starts: weights never take the KV of a run that must be restored,
+and offloading never makes the next model cold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 class HostWeights:
-    """Which models have their weights in host memory; the least recently used goes first. The active model keeps its copy there while the
+    """The models with weights in host memory; the least recently used is dropped first. The active model keeps its copy there while the
     budget allows, so that leaving the GPU costs nothing."""
 
     def __init__(self, *, budget_gb: float, weights_gb: Mapping[str, float]) -> None:
@@ -34,16 +34,16 @@ class HostWeights:
         return self._weights_gb[model] <= self.budget_gb
 
     def hold(self, model: str) -> tuple[str, ...]:
-        """Takes a model in, or marks it as used now; returns those that had to go. It must fit."""
+        """Takes a model in, or marks it as used now; returns the dropped ones. It must fit."""
         assert self.fits(model), model
         self._held.pop(model, None)
-        gone: list[str] = []
+        dropped: list[str] = []
         while self.used_gb + self._weights_gb[model] > self.budget_gb:
             oldest = next(iter(self._held))
             del self._held[oldest]
-            gone.append(oldest)
+            dropped.append(oldest)
         self._held[model] = None
-        return tuple(gone)
+        return tuple(dropped)
 
     def drop(self, model: str) -> None:
         """Forgets a model; nothing if it is not held."""

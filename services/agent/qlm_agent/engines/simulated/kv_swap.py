@@ -24,7 +24,7 @@ class ModelKv:
 
 
 @dataclass(slots=True, eq=False)
-class _Parked:
+class _OffloadedRun:
     """An offloaded run: on its way to host memory, there, or (`returning`) on its way back."""
 
     run: RunState
@@ -36,13 +36,13 @@ class _Parked:
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """An offload or restore, of which `left` runs are still being moved."""
+    """An offload or restore with `left` runs still in motion."""
 
     number: int
     asked_s: float
     out: bool
     left: int = 0
-    done: list[_Parked] = field(default_factory=list)
+    done: list[_OffloadedRun] = field(default_factory=list)
 
 
 class KvSwap:
@@ -51,8 +51,8 @@ class KvSwap:
     def __init__(self, host: HostKv, bus: Link) -> None:
         self.host = host
         self._bus = bus
-        self._parked: dict[str, _Parked] = {}
-        self._moves: deque[tuple[float, _Parked, _Operation]] = deque()  # by their ends: the bus carries one at a time
+        self._parked: dict[str, _OffloadedRun] = {}
+        self._moves: deque[tuple[float, _OffloadedRun, _Operation]] = deque()  # by their ends: the bus carries one at a time
 
     @property
     def offloaded(self) -> int:
@@ -70,18 +70,18 @@ class KvSwap:
         return self._moves[0][0] if self._moves else None
 
     def offload(self, now_s: float, number: int, batch: SimulatedBatch, kv: ModelKv, run_ids: Sequence[str]) -> list[OperationEnded]:
-        """Takes decoding runs out of the batch, as far as host memory holds their KV. Returns what ended with it at once."""
+        """Takes decoding runs out of the batch, as far as host memory holds their KV. Returns the operations that ended at once."""
         operation = _Operation(number, now_s, out=True)
         for run_id in dict.fromkeys(run_ids):
             tokens = batch.decoding_tokens(run_id)
             if tokens is not None and self.host.take(tokens * kv.bytes_per_token):
-                parked = _Parked(batch.detach(run_id), kv, tokens * kv.bytes_per_token)
+                parked = _OffloadedRun(batch.detach(run_id), kv, tokens * kv.bytes_per_token)
                 self._parked[run_id] = parked
                 self._move(now_s, parked, operation)
         return self._end_if_done(now_s, operation)
 
     def restore(self, now_s: float, number: int, batch: SimulatedBatch | None, model: str, run_ids: Sequence[str]) -> list[OperationEnded]:
-        """Puts offloaded runs of the batch's model back while it has room. Returns what ended with it at once."""
+        """Puts offloaded runs of the batch's model back while it has room. Returns the operations that ended at once."""
         operation = _Operation(number, now_s, out=False)
         for run_id in dict.fromkeys(run_ids):
             parked = self._parked.get(run_id)
@@ -98,7 +98,7 @@ class KvSwap:
         if parked is not None:
             self.host.give_back(parked.host_bytes)
             parked.aborted = True
-            parked.run.phase = Phase.GONE
+            parked.run.phase = Phase.REMOVED
 
     def advance(self, batch: SimulatedBatch | None) -> list[OperationEnded]:
         """Ends the copy that is over next, at `next_due_s`."""
@@ -115,7 +115,7 @@ class KvSwap:
                 del self._parked[parked.run.run_id]
         return self._end_if_done(now_s, operation)
 
-    def _move(self, now_s: float, parked: _Parked, operation: _Operation) -> None:
+    def _move(self, now_s: float, parked: _OffloadedRun, operation: _Operation) -> None:
         operation.left += 1
         self._moves.append((self._bus.carry(now_s, parked.kv.timing.kv_swap_s(parked.run.kv_tokens)), parked, operation))
 

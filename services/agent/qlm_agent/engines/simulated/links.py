@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Link:
-    """Transfers go one after another in the order they are asked for. The time of one that is not wanted any more is spent all the same."""
+    """Carries transfers one after another in the order of booking. A cancelled transfer still takes its time."""
 
     def __init__(self) -> None:
         self._free_at_s = 0.0

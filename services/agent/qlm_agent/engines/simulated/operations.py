@@ -9,8 +9,8 @@ from qlm_agent.engines.port import EngineBusy, ModelLoadFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationEnded:
-    """A load, offload or restore, by the number that it was given, ended at `ended_s` after `took_s`. `error`: a load that failed; tiers
-    are as before. `run_ids`: whose KV an offload or restore moved."""
+    """A load, offload or restore, by its number, ended at `ended_s` after `took_s`. `error`: a load that failed; tiers are unchanged.
+    `run_ids`: the runs whose KV was moved."""
 
     number: int
     ended_s: float

@@ -1,4 +1,4 @@
-"""The runs inside a simulated engine, and what they did since it was last told."""
+"""The runs inside a simulated engine, and their progress since the last report."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Phase(Enum):
     DECODE = "decode"
     MOVING = "moving"  # its KV is being copied to host memory or back
     OFFLOADED = "offloaded"
-    GONE = "gone"
+    REMOVED = "removed"
 
 
 @dataclass(slots=True, eq=False)
 class RunState:
     """One run, mutable. While it decodes, `produced` is as of the decode step `joined_step`: every decoding run gets one token a step, so
-    nothing of it need be touched in between."""
+    it need not be updated in between."""
 
     run_id: str
     arrival: int
     deadline_s: float
     priority: int
     prompt_tokens: int
-    target_tokens: int  # produced tokens at which it ends
+    target_tokens: int  # produced tokens at its end
     produced: int
-    resumed: int  # tokens that it came with
-    told: int  # produced tokens that were handed out
+    resumed: int  # tokens of earlier attempts
+    reported: int  # produced tokens that were reported
     phase: Phase = Phase.WAITING
     prefill_tokens: int = 0  # of this prefill, 0 before it
     prefill_done: int = 0
@@ -58,19 +58,19 @@ class RunState:
 
     @property
     def kv_tokens(self) -> int:
-        """KV written while it does not decode (of its last token none is), or as it joined."""
+        """KV written while it does not decode (of its last token none is), or at its addition."""
         return self.prompt_tokens + self.produced - 1
 
     def produced_at(self, decode_steps: int) -> int:
-        """Tokens produced when the engine has made so many decode steps."""
+        """Tokens produced after so many decode steps of the engine."""
         return self.produced + (decode_steps - self.joined_step if self.phase is Phase.DECODE else 0)
 
     def held_at(self, decode_steps: int) -> int:
-        """Tokens of KV written: of the last token it is written by the next step."""
+        """Tokens of KV written: the next step writes that of the last token."""
         return self.prompt_tokens + self.produced_at(decode_steps) - 1
 
     def end_step(self) -> int:
-        """The decode step after which it has all its tokens."""
+        """The decode step that makes its last token."""
         return self.joined_step + self.target_tokens - self.produced
 
 

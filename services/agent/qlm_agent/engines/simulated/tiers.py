@@ -15,9 +15,9 @@ from qlm_agent.engines.simulated.timing import StepTiming
 
 
 class _Stage(Enum):
-    """What of a load is under way."""
+    """Stage of a load."""
 
-    ASKED = "asked"  # nothing: it waits for another load
+    QUEUED = "queued"  # nothing: it waits for another load
     DISK = "disk"
     BUS = "bus"
 
@@ -28,16 +28,16 @@ class _Load:
     model: str
     tier: Tier
     asked_s: float
-    stage: _Stage = _Stage.ASKED
+    stage: _Stage = _Stage.QUEUED
     due_s: float = 0.0  # end of the transfer under way
 
-    def goes_before(self, later: _Load) -> bool:
-        """Whether one that was asked later waits for this: they are about one model, or about the one place on the GPU."""
+    def precedes(self, later: _Load) -> bool:
+        """Whether a later load waits for this: both concern one model, or the one place on the GPU."""
         return self.model == later.model or self.tier is later.tier is Tier.ACTIVE
 
 
 class ModelTiers:
-    """`active`: the model on the GPU, "" for none. Loads of different models go on beside each other, as far as disk and bus allow."""
+    """`active`: the model on the GPU, "" for none. Loads of different models run side by side, as far as disk and bus allow."""
 
     def __init__(self, *, timings: Mapping[str, StepTiming], host: HostWeights, bus: Link, runs_on_gpu: Callable[[], int]) -> None:
         self.active = ""
@@ -51,7 +51,7 @@ class ModelTiers:
     @property
     def next_due_s(self) -> float | None:
         """When the next transfer is over, None if there is none."""
-        return min((load.due_s for load in self._loads if load.stage is not _Stage.ASKED), default=None)
+        return min((load.due_s for load in self._loads if load.stage is not _Stage.QUEUED), default=None)
 
     def tier(self, model: str) -> Tier:
         if model == self.active:
@@ -59,13 +59,13 @@ class ModelTiers:
         return Tier.WARM if self.host.holds(model) else Tier.COLD
 
     def load(self, now_s: float, number: int, model: str, tier: Tier) -> list[OperationEnded]:
-        """Asks for a load; returns the operations that ended with it at once."""
+        """Queues a load; returns the operations that ended at once."""
         self._loads.append(_Load(number, model, tier, now_s))
         return self._begin_loads(now_s)
 
     def advance(self) -> list[OperationEnded]:
         """Ends the transfer that is over next, at `next_due_s`."""
-        load = min((load for load in self._loads if load.stage is not _Stage.ASKED), key=lambda load: load.due_s)
+        load = min((load for load in self._loads if load.stage is not _Stage.QUEUED), key=lambda load: load.due_s)
         now_s = load.due_s
         if load.stage is _Stage.DISK and load.tier is Tier.ACTIVE:
             self._over_bus(now_s, load)
@@ -77,11 +77,11 @@ class ModelTiers:
         return [self._end(now_s, load), *self._begin_loads(now_s)]
 
     def _begin_loads(self, now_s: float) -> list[OperationEnded]:
-        """Begins what waits for nothing; loads that need no transfer, or fail, end at once."""
+        """Begins unblocked loads; a load that needs no transfer, or fails, ends at once."""
         ended: list[OperationEnded] = []
         begun: list[_Load] = []
         for load in list(self._loads):
-            if load.stage is _Stage.ASKED and not any(other.goes_before(load) for other in begun):
+            if load.stage is _Stage.QUEUED and not any(other.precedes(load) for other in begun):
                 error = self._problem(load)
                 if error is not None or not self._begin(now_s, load):
                     ended.append(self._end(now_s, load, error))

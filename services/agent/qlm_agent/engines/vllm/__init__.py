@@ -1,1 +1,1 @@
-"""vLLM behind the engine port: child processes with an engine each, and what runs inside of them."""
+"""vLLM behind the engine port: child processes with an engine each, and the code inside them."""

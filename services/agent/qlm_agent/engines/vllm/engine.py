@@ -10,33 +10,33 @@ from dataclasses import asdict, replace
 import structlog
 
 from qlm_agent.engines.port import EngineOutput, EngineRequest, EngineStats, FailureKind, ModelLoadFailed, TextPrompt, Tier
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.placement import Placement
 from qlm_agent.engines.vllm.plans import VllmModel, environment
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
-from qlm_agent.engines.vllm.process.frames import Frame, FrameBroken
+from qlm_agent.engines.vllm.process.frames import BrokenFrame, Frame
 from qlm_agent.engines.vllm.process.template import Template
 from qlm_agent.engines.vllm.process.versions import check_device
 from qlm_agent.engines.vllm.runners.runner import bytes_of
 from qlm_agent.engines.vllm.runners.sampling import sampling_document
-from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.chat import ChatPrompt
 from qlm_core.errors import ConfigError, QlmError
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
-"""Pauses before the second and later attempts to start a process again double up to this."""
+"""Pauses before the second and later restarts of a process double up to this."""
 
 
 class EngineLost(QlmError):
-    """The active model's process could not be started again: the agent cannot go on."""
+    """The active model's process could not be restarted: the agent cannot continue."""
 
     default_reason = "ENGINE_FAILURE"
 
 
 class VllmEngine:
-    """See `qlm_agent.engines.port.Engine`. A process that dies with runs fails them as BROKEN; that of the active model starts
-    again, and runs added meanwhile wait for it. `outputs` raises EngineLost after too many attempts in a row."""
+    """See `qlm_agent.engines.port.Engine`. A process that dies with runs fails them as BROKEN; the active model's process is restarted, and
+    later runs wait for it. `outputs` raises EngineLost after too many attempts in a row."""
 
     def __init__(
         self, models: Mapping[str, VllmModel], settings: VllmSettings, *, batch_max: int, n_gpu: int = 1, template: Template | None = None
@@ -52,17 +52,17 @@ class VllmEngine:
         self._restarts = 0  # in a row, without output between them
         self._why = ""  # it ended, or could not be started, the last time
         self._lost = ""
-        self._preemptions = 0  # in processes that are gone
+        self._preemptions = 0  # in ended processes
         self._arrivals = 0
         self._seen: dict[Child, int] = {}
         self._rooms: dict[str, tuple[int, int]] = {}  # for KV, by model: on the GPU and in host memory
 
     @property
-    def tells_text(self) -> bool:
+    def text_output(self) -> bool:
         return False
 
     async def start(self) -> None:
-        """Raises ConfigError where vLLM is missing, too old or made for another device."""
+        """Raises ConfigError if vLLM is missing, too old or built for another device."""
         await self._template.start()
         try:
             check_device(self._template.device, self._settings.device)
@@ -93,7 +93,7 @@ class VllmEngine:
         child = self._placement.child(model)
         if child is not None:
             self._rooms[model] = (child.stats.get("kv_capacity_tokens", 0), child.stats.get("host_kv_capacity_tokens", 0))
-            self._send(child)  # what waited for its process
+            self._send(child)  # the runs that waited for its process
         return took_s
 
     # Runs -------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class VllmEngine:
         return await self._move(run_ids, offload=False)
 
     async def _move(self, run_ids: Sequence[str], *, offload: bool) -> Sequence[str]:
-        """From its call on a run counts as where it is going, unless it does not get there."""
+        """From this call on a run counts as moved, unless the move fails."""
         child = self._placement.child(self._placement.active)
         runs = {run_id: run for run_id in run_ids if (run := self._runs.get(run_id)) is not None}
         runs = {run_id: run for run_id, run in runs.items() if run.sent and run.offloaded is not offload}
@@ -175,17 +175,17 @@ class VllmEngine:
         placement = self._placement
         host = placement.host
         child = placement.child(placement.active)
-        told = {} if child is None else child.stats
+        stats = {} if child is None else child.stats
         kv_capacity_tokens, host_kv_capacity_tokens = self._rooms.get(placement.active, (0, 0))
         on_gpu = len(self._runs.of(placement.active, offloaded=False)) if placement.active else 0
-        running = min(on_gpu, told.get("running", 0))
+        running = min(on_gpu, stats.get("running", 0))
         return EngineStats(
             active_model=placement.active,
             warm_models=tuple(model for model in host.models if model != placement.active),
             running=running,
             waiting=on_gpu - running,
             batch_max=self._batch_max,
-            kv_used_tokens=told.get("kv_used_tokens", 0),
+            kv_used_tokens=stats.get("kv_used_tokens", 0),
             kv_capacity_tokens=kv_capacity_tokens,
             preemptions=self._preemptions + sum(self._seen.values()),
             offloaded=self._runs.offloaded,
@@ -204,7 +204,7 @@ class VllmEngine:
                 run.sent = True
                 try:
                     child.send(_add_frame(run.request))
-                except FrameBroken as error:
+                except BrokenFrame as error:
                     self._runs.fail(run.request.run_id, FailureKind.REFUSED, str(error))
         self._watch(child)
 
@@ -236,8 +236,8 @@ class VllmEngine:
     async def _start_again(self, model: str) -> None:
         while self._placement.active == model and self._placement.child(model) is None:
             if self._restarts >= self._settings.restarts_max:
-                # An attempt that ended well and made nothing counts too: a request that kills every process is one.
-                many = f"{self._restarts} times in a row could not be started, or ended before it made anything"
+                # An attempt that ended without an error and without output counts too: a request that kills every process is one.
+                many = f"{self._restarts} times in a row could not be started, or ended before any output"
                 self._lost = f"model {model}: its engine process {many}; the last time: {self._why}"
                 self._runs.news.set()
                 return

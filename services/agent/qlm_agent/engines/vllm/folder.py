@@ -1,4 +1,4 @@
-"""A model's folder in the Hugging Face layout, read without vLLM: what it needs, and what else shares its shape."""
+"""A model's folder in the Hugging Face layout, read without vLLM: its needs, and the shape that it shares with others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qlm_agent.engines.port import ModelLoadFailed
 from qlm_core.model import ModelFacts
 
 NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
-"""Keys of config.json that say nothing of the shape."""
+"""Keys of config.json without a bearing on the shape."""
 
 INDEX = "model.safetensors.index.json"
 
@@ -25,8 +25,8 @@ VALUE_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """`files`: of the weights, as its index names them where it has one (folders often hold the same weights in a second layout).
-    `shape`: equal for models whose weights fit into each other's place, tokenizer and special tokens included."""
+    """`files`: of the weights, as its index names them if it has one (folders often hold the same weights in a second layout). `shape`:
+    equal for models whose weights can replace each other, tokenizer and special tokens included."""
 
     path: Path
     files: tuple[Path, ...]
@@ -36,7 +36,7 @@ class ModelFolder:
 
     @classmethod
     def read(cls, model: str, weights: str) -> ModelFolder:
-        """Raises ModelLoadFailed with what is missing."""
+        """Raises ModelLoadFailed with the missing files."""
         path = Path(weights)
         if not weights:
             raise ModelLoadFailed(f"model {model}: models.weights is empty: it names the folder of its weights")
@@ -59,8 +59,8 @@ class ModelFolder:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """Its shape for predictions, None where config.json does not say it in the usual words. Parameters count as two bytes of a file,
-        which is what decisions take them for."""
+        """Its shape for predictions, None if config.json lacks the usual keys. Parameters count as two bytes of a file, as decisions
+        assume."""
         try:
             heads = int(self.config["num_attention_heads"])
             hidden = int(self.config["hidden_size"])
@@ -75,8 +75,7 @@ class ModelFolder:
             return None
 
     def kv_bytes_per_token(self, dtype: str, n_gpu: int = 1) -> int:
-        """Keys and values of all layers, on each of so many GPUs that share the model. Raises ModelLoadFailed where config.json does not
-        say."""
+        """Keys and values of all layers, on each of so many GPUs that share the model. Raises ModelLoadFailed if config.json lacks them."""
         facts = self.facts
         if facts is None:
             raise ModelLoadFailed(f"{self.path / 'config.json'} does not say layers, heads and hidden size")

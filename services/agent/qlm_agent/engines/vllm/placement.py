@@ -1,10 +1,10 @@
-"""Which engine processes there are, and the tier of each model.
+"""The engine processes, and the tier of each model.
 
-On a CPU a warm model is an idle process, and models kept so are bounded by a budget of host memory for their weights; the process of a
-model that no longer fits loads the next model's weights in place where the two have one shape.
+On a CPU a warm model is an idle process, and warm models are bounded by a budget of host memory for their weights; the process of a model
+that no longer fits loads the next model's weights in place if the two have one shape.
 
-On CUDA a warm model is a sleeping process with its weights in host memory (level 1) or, where the GPU was another's all the time, one whose
-files were read into host memory. A model that leaves the GPU and is not to stay in host memory sleeps without weights (level 2). vLLM takes
+On CUDA a warm model is a sleeping process with its weights in host memory (level 1) or, if the GPU was another's all the time, one whose
+files were read into host memory. A model that leaves the GPU and does not stay in host memory sleeps without weights (level 2). vLLM takes
 a sleeping engine no deeper, so one that has to leave host memory later is ended (ADR 43).
 """
 
@@ -21,22 +21,22 @@ import structlog
 
 from qlm_agent.engines.port import EngineBusy, ModelLoadFailed, Tier
 from qlm_agent.engines.simulated.host_memory import HostWeights
+from qlm_agent.engines.vllm.engine_runs import EngineRuns
 from qlm_agent.engines.vllm.folder import ModelFolder, read_ahead
 from qlm_agent.engines.vllm.plans import VllmModel, load_plan
 from qlm_agent.engines.vllm.process.child import CallFailed, Child, ChildEnded
 from qlm_agent.engines.vllm.process.frames import Frame
 from qlm_agent.engines.vllm.process.template import Template
-from qlm_agent.engines.vllm.runs_held import EngineRuns
 from qlm_agent.engines.vllm.settings import VllmSettings
 from qlm_core.errors import ConfigError, QlmError
 
 WEIGHTS_LEVEL, NOTHING_LEVEL = 1, 2
-"""Sleep levels of vLLM: weights go to host memory, or are dropped."""
+"""Sleep levels of vLLM: weights move to host memory, or are dropped."""
 
 
 class Placement:
-    """`models` by name. `on_step` and `on_end`: see `Child`; the process that ended is forgotten by then. Loads of different models go on
-    beside each other; one model is made active at a time."""
+    """`models` by name. `on_step` and `on_end`: see `Child`; the ended process is forgotten by then. Loads of different models run side by
+    side; one model is made active at a time."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Placement:
         self._weights_gb: dict[str, float] = {}
         self.host = HostWeights(budget_gb=settings.host_memory_gb, weights_gb=self._weights_gb)
         self._activating = asyncio.Lock()
-        self._coming = ""  # the model that becomes active now
-        self._ending: list[Child] = []  # perhaps their processes are not gone yet
+        self._next_active = ""  # the model that becomes active now
+        self._ending: list[Child] = []  # their processes may still exist
         self._loading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def child(self, model: str) -> Child | None:
@@ -91,11 +91,11 @@ class Placement:
         match tier:
             case Tier.ACTIVE:
                 async with self._activating:
-                    self._coming = model
+                    self._next_active = model
                     try:
                         await self._activate(model)
                     finally:
-                        self._coming = ""
+                        self._next_active = ""
             case Tier.WARM:
                 await self._warm(model)
             case Tier.COLD:
@@ -114,15 +114,15 @@ class Placement:
             await child.stop()
 
     async def revive(self, model: str) -> None:
-        """Starts the active model's process again, if it has none. Raises ModelLoadFailed."""
+        """Restarts the active model's process, if it has none. Raises ModelLoadFailed."""
         async with self._activating:
             if self.active == model and model not in self._children:
                 await self._become_active(model, await self._load(model))
 
     async def tidy(self) -> None:
-        """Ends processes that hold what host memory is not to hold any more, unless they have offloaded runs."""
+        """Ends processes that hold excess host memory, unless they have offloaded runs."""
         for model in list(self._children):
-            wanted = model in (self.active, self._coming) or self.host.holds(model) or self._loading[model].locked()
+            wanted = model in (self.active, self._next_active) or self.host.holds(model) or self._loading[model].locked()
             kept = self._settings.keep_cold and self._asleep.get(model) == NOTHING_LEVEL
             if not wanted and not kept:
                 await self._end(model)
@@ -146,13 +146,13 @@ class Placement:
                 await self._become_active(previous, back)
             raise
         if previous not in self._children:
-            self.host.drop(previous)  # it ended while it was active, and its weights went with it
+            self.host.drop(previous)  # it ended while it was active, with its weights
         if self.host.fits(model):
             self.host.hold(model)
         await self.tidy()
 
     async def _become_active(self, model: str, child: Child) -> None:
-        await self._ask(child, "pause" if self.paused else "resume")
+        await self._request(child, "pause" if self.paused else "resume")
         self.active = model
 
     async def _warm(self, model: str) -> None:
@@ -182,14 +182,14 @@ class Placement:
             await self._trim(self._children[self.active])
 
     async def _trim(self, child: Child) -> None:
-        """Takes back what a process keeps in host memory since its last sleep: that memory is another model's now."""
+        """Frees host memory that a process keeps since its last sleep: another model needs it."""
         try:
             await child.call("trim")
         except (CallFailed, ChildEnded) as error:
             structlog.get_logger().warning("vllm_keeps_host_memory", model=child.model, error=error.message)
 
     async def _warm_for_gpu(self, model: str, folder: ModelFolder) -> None:
-        """By way of the GPU where nobody has it; else its files are read into host memory."""
+        """Loads by way of a free GPU; else reads its files into host memory."""
         if not self.active:
             async with self._activating:
                 if not self.active:
@@ -215,7 +215,7 @@ class Placement:
             await self._end(model)
 
     async def _leave(self, model: str, *, beside: str) -> None:
-        """Takes the active model off the GPU, to host memory where that has room for both."""
+        """Takes the active model off the GPU, to host memory if that has room for both."""
         if self._stays(model, beside=beside):
             await self._to_sleep(model, WEIGHTS_LEVEL)
         else:
@@ -227,7 +227,7 @@ class Placement:
             await self._drop_weights(model)
 
     async def _drop_weights(self, model: str) -> None:
-        """Off the GPU and out of host memory."""
+        """Drops weights from the GPU and from host memory."""
         if model not in self._children:
             return
         if self._settings.keep_cold or self._runs.of(model):  # offloaded ones need their process
@@ -256,7 +256,7 @@ class Placement:
         async with self._loading[model]:
             if model in self._children:
                 return self._children[model]
-            await self._until_gone()
+            await self._wait_for_exits()
             plan = load_plan(self._models[model], self._folder(model), self._settings, batch_max=self._batch_max, n_gpu=self._n_gpu)
             child: Child | None = None
             errors_said = self._template.errors_said
@@ -283,22 +283,22 @@ class Placement:
     def _new_child(self, exit_code: Callable[[int], asyncio.Future[int]]) -> Child:
         return Child(step_timeout_s=self._settings.step_timeout_s, on_step=self._on_step, on_end=self._ended, exit_code=exit_code)
 
-    async def _until_gone(self) -> None:
-        """A process that was ended has memory of the GPU until it is gone."""
+    async def _wait_for_exits(self) -> None:
+        """Waits for ended processes, which hold GPU memory until they exit."""
         while self._ending:
             child = self._ending.pop()
             if self._sleeps:
-                await self._template.gone(child.pid)
+                await self._template.wait_for_exit(child.pid)
 
     async def _woken(self, model: str) -> Child | None:
-        """The process that the model has, ready to serve; None without one that can be made ready, and then there is none."""
+        """The model's process, ready to serve; None if there is none, or it could not be made ready and was ended."""
         child = self._children.get(model)
         if child is None:
             return None
         try:
             level = self._asleep.get(model)
             if level is not None:
-                await self._until_gone()
+                await self._wait_for_exits()
                 await child.call("wake", timeout_s=self._settings.load_timeout_s, level=level)
                 del self._asleep[model]
             await child.call("ping")
@@ -309,9 +309,9 @@ class Placement:
         return child
 
     async def _to_sleep(self, model: str, level: int) -> bool:
-        """Of a model that is awake; whether it sleeps. A process that does not give its memory back is ended: that does."""
+        """Puts an awake model to sleep; returns whether it sleeps. A process that does not free its memory is ended."""
         child = self._children[model]
-        async with self._loading[model]:  # nobody tidies it away meanwhile
+        async with self._loading[model]:  # `tidy` must not end it meanwhile
             try:
                 await child.call("sleep", timeout_s=self._settings.load_timeout_s, level=level)
                 self._asleep[model] = level
@@ -323,7 +323,7 @@ class Placement:
         return False
 
     async def _reloaded(self, model: str, folder: ModelFolder, previous: str) -> Child | None:
-        """The previous model's process with the model's weights, where both have one shape and only one of them may stay."""
+        """The previous model's process with the model's weights, if both have one shape and only one of them may stay."""
         child = self._children.get(previous)
         if child is None or self._sleeps or self._runs.of(previous) or self._stays(previous, beside=model):
             return None
@@ -346,7 +346,7 @@ class Placement:
         return child
 
     def _stays(self, model: str, *, beside: str) -> bool:
-        """Whether a held model is still held when another one comes."""
+        """Whether a held model is still held beside another one."""
         trial = HostWeights(budget_gb=self.host.budget_gb, weights_gb=self._weights_gb)
         for each in self.host.models:
             trial.hold(each)
@@ -365,7 +365,7 @@ class Placement:
             if even_offloaded:
                 self._on_end(child, "was ended")
 
-    async def _ask(self, child: Child, op: str) -> dict[str, Any]:
+    async def _request(self, child: Child, op: str) -> dict[str, Any]:
         try:
             return await child.call(op)
         except (CallFailed, ChildEnded) as error:

@@ -1,4 +1,4 @@
-"""From settings to what an engine process is told to load."""
+"""Plans the load of an engine process from the settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from qlm_agent.engines.vllm.runners.runner import LoadPlan, kv_limit_tokens
 from qlm_agent.engines.vllm.settings import VllmSettings
 
 LEAST_UTILIZATION = 0.01
-"""vLLM refuses to start where less than this share of a GPU is free, whatever is said of KV; sleeping models keep a part of each GPU (their
-contexts and graphs), so its own 0.92 would be too much after some of them. Nothing else follows from it where KV is given in bytes."""
+"""vLLM refuses to start if less than this share of a GPU is free, whatever the KV settings; sleeping models keep a part of each GPU (their
+contexts and graphs), so its own 0.92 would be too much after some of them. With KV in bytes it has no other effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def load_plan(model: VllmModel, folder: ModelFolder, settings: VllmSettings, *, 
 
 
 def environment(settings: VllmSettings) -> Mapping[str, str]:
-    """Of the processes. One that has the cores to itself would bind a thread to each."""
+    """Environment of the processes. A process alone on its cores would bind a thread to each."""
     found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if settings.runner == "in_process" else "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     if settings.device == "cpu":
         threads = str(settings.cpu_threads)

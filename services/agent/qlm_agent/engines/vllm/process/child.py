@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from qlm_agent.engines.vllm.process.frames import Frame, FrameBroken, FrameReader
+from qlm_agent.engines.vllm.process.frames import BrokenFrame, Frame, FrameReader
 from qlm_core.errors import QlmError
 
 WATCH_SHARE = 0.1
 WATCH_MAX_S = 1.0
-"""How often a process is looked at: a share of its timeout."""
+"""How often a process is checked: a share of its timeout."""
 
 EXIT_CODE_WAIT_S = 1.0
 """How long the exit code of a process that closed its socket is waited for; it only makes a message clearer."""
@@ -26,13 +26,13 @@ CALLS_MAX = 1_000
 
 
 class ChildEnded(QlmError):
-    """The engine process ended, or was killed since it did not answer."""
+    """The engine process ended, or was killed without an answer."""
 
     default_reason = "ENGINE_FAILURE"
 
 
 class CallFailed(QlmError):
-    """The engine process lives, but did not do what it was asked for."""
+    """The engine process lives, but failed a call."""
 
     default_reason = "ENGINE_FAILURE"
 
@@ -46,8 +46,8 @@ class _Call:
 
 
 class Child(asyncio.Protocol):
-    """One engine process. `on_step`: called with each frame of output; `on_end`: once, with why it ended, unless `stop` was asked for.
-    `exit_code`: waits for the code of a process id, None if it is never told."""
+    """One engine process. `on_step`: called with each frame of output; `on_end`: once, with the reason of its end, except after `stop`.
+    `exit_code`: waits for the code of a process id, None if unknown."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class Child(asyncio.Protocol):
     # Calls ------------------------------------------------------------------------------------------------------------
 
     async def call(self, op: str, *, timeout_s: float = 0.0, **fields: Any) -> dict[str, Any]:
-        """Asks and waits for the answer. `timeout_s`: 0 for that of a step; after it the process is killed. Raises ChildEnded and
-        CallFailed."""
+        """Sends a request and waits for the answer. `timeout_s`: 0 for that of a step; after it the process is killed. Raises ChildEnded
+        and CallFailed."""
         if self.ended or self._transport is None:
             raise ChildEnded(self.ended or "the engine process has not started")
         if len(self._calls) >= CALLS_MAX:
@@ -111,12 +111,12 @@ class Child(asyncio.Protocol):
         return answer
 
     def send(self, frame: Frame) -> None:
-        """Sends a message that has no answer; nothing where it has ended."""
+        """Sends a message without an answer; nothing if the process has ended."""
         if self._transport is not None and not self.ended:
             self._transport.write(frame.encoded())
 
     def expect_steps(self, expected: bool) -> None:
-        """Whether it has work and so should be heard of."""
+        """Whether it has work and so must report."""
         if not expected:
             self._expects_since_s = None
         elif self._expects_since_s is None:
@@ -174,8 +174,8 @@ class Child(asyncio.Protocol):
         try:
             for frame in self._reader.feed(data):
                 self._take(frame)
-        except FrameBroken as error:
-            self.kill(f"sent what is no frame: {error}")
+        except BrokenFrame as error:
+            self.kill(f"sent an invalid frame: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._spawn(self._end())
@@ -198,10 +198,10 @@ class Child(asyncio.Protocol):
             case "fatal":
                 self._fatal = f"failed: {head['message']}"
             case _:
-                raise FrameBroken(f"a frame of the unknown type {head['t']!r}")
+                raise BrokenFrame(f"a frame of the unknown type {head['t']!r}")
 
     async def _watch(self) -> None:
-        """Kills a process that has work or was asked something, and tells nothing."""
+        """Kills a process that has work or an open call, and is silent."""
         while not self.ended:
             await asyncio.sleep(min(WATCH_MAX_S, WATCH_SHARE * self._step_timeout_s))
             now_s = time.monotonic()
@@ -214,7 +214,7 @@ class Child(asyncio.Protocol):
                 self.kill(f"made no step for {self._step_timeout_s:g} s, and was killed")
 
     def _late(self, now_s: float) -> _Call | None:
-        """A call that should have its answer. It answers in order, so a call waits as long as those before it may take."""
+        """An overdue call. Answers are in order, so a call may take as long as all before it."""
         allowed_s = 0.0
         for call in self._calls.values():
             allowed_s = max(allowed_s, call.timeout_s)

@@ -1,7 +1,7 @@
 """Frames between an agent and its engine processes: a JSON object, and bytes behind it for token ids.
 
-Both ends are the same version on one host, over a socket pair that nobody else has; so no versions, no checksums. A frame is two
-little-endian uint32 (length of the object, length of the bytes), the object and the bytes, at most FRAME_BYTES_MAX in all.
+Both ends are the same version on one host, over a private socket pair; so no versions, no checksums. A frame is two little-endian uint32
+(length of the object, length of the bytes), the object and the bytes, at most FRAME_BYTES_MAX in all.
 
 A frame of output has the log probabilities of its runs (`qlm_agent.delivery.logprobs`) behind all token ids; `logprobs`: bytes of each row.
 
@@ -21,40 +21,40 @@ FRAME_BYTES_MAX = 64 << 20
 _LENGTHS = struct.Struct("<II")
 
 
-class FrameBroken(ValueError):
-    """What came is no frame."""
+class BrokenFrame(ValueError):
+    """The bytes are no frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message and the token ids that go with it, as little-endian uint32, and log probabilities."""
+    """A message with its token ids, as little-endian uint32, and log probabilities."""
 
     head: dict[str, Any]
     body: bytes = b""
 
     def encoded(self) -> bytes:
-        """Raises FrameBroken for a frame that is too long."""
+        """Raises BrokenFrame for a frame that is too long."""
         head = json.dumps(self.head, separators=(",", ":")).encode()
         if len(head) + len(self.body) > FRAME_BYTES_MAX:
-            raise FrameBroken(f"a frame of {len(head) + len(self.body):,} bytes is longer than {FRAME_BYTES_MAX:,}")
+            raise BrokenFrame(f"a frame of {len(head) + len(self.body):,} bytes is longer than {FRAME_BYTES_MAX:,}")
         return _LENGTHS.pack(len(head), len(self.body)) + head + self.body
 
 
 class FrameReader:
-    """Frames out of bytes as they come."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now. Raises FrameBroken; what came is of no use then."""
+        """Returns the complete frames. Raises BrokenFrame; the stream is then useless."""
         self._bytes += data
         frames: list[Frame] = []
         at = 0
         while len(self._bytes) - at >= _LENGTHS.size:
             head_bytes, body_bytes = _LENGTHS.unpack_from(self._bytes, at)
             if head_bytes + body_bytes > FRAME_BYTES_MAX:
-                raise FrameBroken(f"a frame of {head_bytes + body_bytes:,} bytes is longer than {FRAME_BYTES_MAX:,}")
+                raise BrokenFrame(f"a frame of {head_bytes + body_bytes:,} bytes is longer than {FRAME_BYTES_MAX:,}")
             body_at = at + _LENGTHS.size + head_bytes
             end = body_at + body_bytes
             if len(self._bytes) < end:
@@ -62,9 +62,9 @@ class FrameReader:
             try:
                 head = json.loads(self._bytes[at + _LENGTHS.size : body_at])
             except ValueError as error:
-                raise FrameBroken(f"a frame's object cannot be read: {error}") from error
+                raise BrokenFrame(f"a frame's object cannot be read: {error}") from error
             if not isinstance(head, dict):
-                raise FrameBroken("a frame's object is none")
+                raise BrokenFrame("a frame's object is none")
             frames.append(Frame(head, bytes(self._bytes[body_at:end])))
             at = end
         del self._bytes[:at]

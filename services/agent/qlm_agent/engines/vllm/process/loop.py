@@ -11,7 +11,7 @@ from typing import Any
 
 from qlm_agent.engines.port import FailureKind, TextPrompt
 from qlm_agent.engines.vllm.process.frames import Frame, FrameReader
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, Runner, RunPlan, Runs, bytes_of, ids_of
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, Runner, RunOutput, RunPlan, Runs, bytes_of, ids_of
 from qlm_core.chat import ChatPrompt
 
 READ_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class ChildLoop:
         self._moves: dict[int, list[str]] = {}  # call -> runs on their way to host memory
 
     def run(self) -> None:
-        """Until the agent closes the channel, or says stop. Raises what vLLM raises in a step, and EngineGone."""
+        """Serves until the agent closes the channel, or sends stop. Raises vLLM's errors of a step, and VllmProcessEnded."""
         while not self._stopped:
             working = self._working
             for frame in self._receive(wait=not working):
@@ -45,18 +45,18 @@ class ChildLoop:
             self._runner.close()
 
     def _step(self, runs: Runs) -> None:
-        """Tells of a step of vLLM that made nothing too: the agent sees that it lives."""
+        """Reports even an empty step of vLLM: it shows the agent that the process lives."""
         steps = runs.runner.steps
         made = runs.step()
         if made or runs.runner.steps != steps:
-            self._tell(made)
+            self._send_outputs(made)
 
     @property
     def _working(self) -> bool:
         return not self._stopped and self._runner is not None and self._runner.busy and (not self._paused or bool(self._moves))
 
     def _receive(self, *, wait: bool) -> list[Frame]:
-        wait_s = (None if self._runner is None else self._runner.look_every_s) if wait else 0.0
+        wait_s = (None if self._runner is None else self._runner.check_every_s) if wait else 0.0
         ready, _, _ = select.select([self._channel], [], [], wait_s)
         if not ready:
             return []
@@ -76,13 +76,13 @@ class ChildLoop:
         answer: dict[str, Any] | None
         try:
             answer = self._answer(head)
-        except Exception as error:  # whatever vLLM raises; the agent decides what becomes of this process
+        except Exception as error:  # any error of vLLM; the agent decides about this process
             answer = {"error": f"{type(error).__name__}: {error}"}
         if answer is not None:
             self._send(Frame({"t": "answer", "id": head["id"], **answer, **self._stats()}))
 
     def _answer(self, head: dict[str, Any]) -> dict[str, Any] | None:
-        """None where the answer comes later."""
+        """None if the answer follows later."""
         if head["op"] == "load":
             plan = LoadPlan(**head["plan"])
             self._runner = self._make(plan)
@@ -127,8 +127,10 @@ class ChildLoop:
                 prompt = self._runner.chat_prompt(ChatPrompt(**head["chat"]))
             else:
                 prompt = ids_of(body[:prompt_bytes])
-        except Exception as error:  # whatever a template raises
-            self._tell([Made(head["run"], [], now_s, now_s, now_s, failure=FailureKind.REFUSED.value, message=f"the prompt: {error}")])
+        except Exception as error:  # any error of a template
+            self._send_outputs(
+                [RunOutput(head["run"], [], now_s, now_s, now_s, failure=FailureKind.REFUSED.value, message=f"the prompt: {error}")]
+            )
             return
         plan = RunPlan(
             run_id=head["run"],
@@ -140,10 +142,10 @@ class ChildLoop:
         )
         made = self._runs.add(now_s, plan)
         if made is not None:
-            self._tell([made])
+            self._send_outputs([made])
 
     def _end_moves(self) -> None:
-        """Answers offloads that are over: none of their runs is on its way to host memory."""
+        """Answers completed offloads: none of their runs is on its way to host memory."""
         if not self._moves or self._runner is None or self._runs is None:
             return
         away, leaving = self._runner.offloaded(), self._runner.leaving()
@@ -155,7 +157,7 @@ class ChildLoop:
 
     # Output -----------------------------------------------------------------------------------------------------------
 
-    def _tell(self, made: Sequence[Made]) -> None:
+    def _send_outputs(self, made: Sequence[RunOutput]) -> None:
         """One frame for all."""
         rows = [
             [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s, each.finish, each.failure, each.message]

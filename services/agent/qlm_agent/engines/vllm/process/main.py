@@ -1,7 +1,7 @@
 """`python -m qlm_agent.engines.vllm.process.main FD PARENT`: imports vLLM once, and forks an engine process for each socket sent to it.
 
-So a start costs a second or two and not the import's six, and engine processes share the memory of what is imported. All end with the
-agent: the template at the end of its socket or with its parent, its children with it and at the end of theirs.
+So a start costs a second or two instead of the import's six, and engine processes share the imported memory. All end with the agent: the
+template at the end of its socket or with its parent, its children with it and at the end of their own.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qlm_agent.engines.vllm.process.frames import Frame
-from qlm_agent.engines.vllm.process.guarding import die_with, guard_group
 from qlm_agent.engines.vllm.process.loop import ChildLoop
+from qlm_agent.engines.vllm.process.process_exit import die_with, guard_group
 from qlm_agent.engines.vllm.process.sources import digest
 from qlm_agent.engines.vllm.runners.runner import LoadPlan, Runner
 
 REAP_S = 0.2
-"""How often ended children are looked for."""
+"""How often ended children are reaped."""
 
 FORK = b"F"
 
 
 def hello() -> Frame:
-    """What this process has to offer, or why it has nothing."""
+    """The offer of this process, or why it has none."""
     try:
         import torch
         import vllm
 
         preload()
-    except Exception as error:  # whatever an import of this size raises
+    except Exception as error:  # any error of an import of this size
         return Frame({"t": "fatal", "message": f"vllm cannot be imported by {sys.executable}: {type(error).__name__}: {error}"})
     from vllm.platforms import current_platform
 
@@ -45,7 +45,7 @@ def hello() -> Frame:
 
 
 def preload() -> None:
-    """What every engine imports when it starts. Nothing here starts threads or touches a device."""
+    """Imports the modules of every engine. Nothing here starts threads or touches a device."""
     import vllm.model_executor.models.llama
     import vllm.v1.core.sched.scheduler
     import vllm.v1.engine.llm_engine  # noqa: F401
@@ -84,7 +84,7 @@ def engine_process(channel: socket.socket) -> NoReturn:
         channel.sendall(Frame({"t": "hello", "pid": os.getpid()}).encoded())
         ChildLoop(channel, make_runner).run()
         code = 0
-    except BaseException as error:  # the last thing that anybody hears of it
+    except BaseException as error:  # the last report of the process
         traceback.print_exc()
         try:
             channel.sendall(Frame({"t": "fatal", "message": f"{type(error).__name__}: {error}"}).encoded())
@@ -108,7 +108,7 @@ def make_runner(plan: LoadPlan) -> Runner:
 
 
 def reap(control: socket.socket) -> None:
-    """Tells how children ended."""
+    """Reports how children ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -121,7 +121,7 @@ def reap(control: socket.socket) -> None:
 
 def main(argv: Sequence[str]) -> int:
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to the whole group, and the agent drains first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group, and the agent drains first
     die_with(int(argv[1]))
     run_template(socket.socket(fileno=int(argv[0])))
     return 0

@@ -1,4 +1,4 @@
-"""Which code an agent and its engine processes run: they speak to each other without versions, so it has to be the same."""
+"""The code of an agent and of its engine processes must be the same: their protocol has no versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[3]
 
 
 def digest() -> str:
-    """Of this installation's `qlm_agent`. Raises OSError."""
+    """Digest of this installation's `qlm_agent`. Raises OSError."""
     found = hashlib.blake2b(digest_size=8)
     for path in sorted(PACKAGE.rglob("*.py")):
         found.update(path.read_bytes())

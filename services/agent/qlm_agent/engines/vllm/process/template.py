@@ -1,4 +1,4 @@
-"""The process that imports vLLM once and forks an engine process for each that the agent asks for (see `child_main`)."""
+"""The process that imports vLLM once and forks an engine process for each call (see `process.main`)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ LINES_KEPT = 30
 """Last lines of the processes' standard error, for messages."""
 LINE_BYTES_MAX = 1 << 16
 LAST_WORDS_S = 0.1
-"""How long what a process said last is on its way."""
+"""How long the last output of a process may take to arrive."""
 
 ERROR = re.compile(r"(?:\(\S+ pid=\d+\) ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
 """The line of a traceback that names the exception, by itself or as vLLM logs it."""
 ERROR_CHARACTERS_MAX = 500
 EXITS_KEPT = 64
-"""Most process ids whose end is remembered or waited for."""
+"""Most process ids whose end is remembered or awaited."""
 
-GONE_MAX_S = 10.0
+EXIT_MAX_S = 10.0
 GONE_POLL_S = 0.02
-"""How long the end of a process is waited for at most, and how often it is looked at."""
+"""Longest wait for the end of a process, and time between checks."""
 
 FORK = b"F"
 
@@ -53,12 +53,12 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Engines read folders, never a hub, and tell nobody anything."""
+"""Engines read folders, never a hub, and send no usage reports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A process: its standard error, and what ends it and waits for that."""
+class TemplateProcess:
+    """A process: its standard error, and a function that ends it and waits."""
 
     errors: IO[bytes]
     end: Callable[[], None]
@@ -68,11 +68,11 @@ class Template:
     """`python`: the interpreter, "" for this one; `environment`: over that of this process. `start` and `stop` are safe twice."""
 
     def __init__(self, python: str, environment: Mapping[str, str], start_timeout_s: float) -> None:
-        self.device = ""  # what this vLLM computes on, by its own name; known once it has started
+        self.device = ""  # device of this vLLM, by its own name; known once it has started
         self._python = python or sys.executable
         self._environment = {**os.environ, **ENVIRONMENT, **environment}
         self._start_timeout_s = start_timeout_s
-        self._process: Launched | None = None
+        self._process: TemplateProcess | None = None
         self._starting = asyncio.Lock()
         self._gone = False  # it closed its socket
         self._control: socket.socket | None = None
@@ -84,8 +84,8 @@ class Template:
         self.errors_said = 0  # all that there were
 
     async def start(self) -> None:
-        """Returns when vLLM is imported. Raises ConfigError where it cannot be, or is too old, or where its QLM is another."""
-        async with self._starting:  # where it ended, several models may ask for it at once
+        """Returns when vLLM is imported. Raises ConfigError if it cannot be, or is too old, or if its QLM differs."""
+        async with self._starting:  # after its end, several models may call this at once
             await self._start()
 
     async def _start(self) -> None:
@@ -130,7 +130,7 @@ class Template:
             "vllm_ready", vllm=said.head["vllm"], torch=said.head["torch"], device=self.device, pid=said.head["pid"]
         )
 
-    def launch(self, control: socket.socket) -> Launched:
+    def launch(self, control: socket.socket) -> TemplateProcess:
         """Starts the process with its end of the socket, which the caller closes. Raises OSError."""
         folder = TemporaryFolder("vllm")
         compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")}  # is to stay
@@ -153,7 +153,7 @@ class Template:
             folder.remove()
 
         assert process.stderr is not None
-        return Launched(process.stderr, end)
+        return TemplateProcess(process.stderr, end)
 
     async def fork(self, make: Callable[[Callable[[int], asyncio.Future[int]]], Child]) -> Child:
         """A fresh engine process without a model. `make`: builds the agent's end, given how to wait for exit codes. Raises ChildEnded and
@@ -178,10 +178,10 @@ class Template:
             raise
         return child
 
-    async def gone(self, pid: int) -> None:
-        """Waits until an engine process that was ended, and the group that it leads where it has processes of its own, are no more: only
-        then is their memory free. Not longer than GONE_MAX_S: in a container without an init nobody may take note of their ends."""
-        deadline_s = time.monotonic() + GONE_MAX_S
+    async def wait_for_exit(self, pid: int) -> None:
+        """Waits until an ended engine process, and the group that it leads if any, no longer exist: only then is their memory free. At most
+        EXIT_MAX_S: in a container without an init nobody may reap them."""
+        deadline_s = time.monotonic() + EXIT_MAX_S
         while pid and (_lives(os.kill, pid) or _lives(os.killpg, pid)):
             if time.monotonic() >= deadline_s:
                 structlog.get_logger().warning("vllm_process_remains", pid=pid)
@@ -209,8 +209,8 @@ class Template:
         return tuple(self._lines)
 
     async def first_error(self, after: int) -> str:
-        """The first exception that a process told on its standard error after so many (`errors_said`) of them all, "" for none: where
-        vLLM has processes of its own, what it raises says only that one of them failed."""
+        """The first exception on its standard error after so many (`errors_said`), "" for none: if vLLM has processes of its own, its error
+        only says that one of them failed."""
         await asyncio.sleep(LAST_WORDS_S)
         count = self.errors_said - after
         return "" if count <= 0 else self._errors[max(0, len(self._errors) - count)]
@@ -246,7 +246,7 @@ class Template:
             return
 
     async def _read_lines(self) -> None:
-        """What vLLM logs: kept for messages, and told at debug level."""
+        """Logs of vLLM: kept for messages, and logged at debug level."""
         assert self._process is not None
         loop = asyncio.get_running_loop()
         stream = asyncio.StreamReader(limit=LINE_BYTES_MAX)
@@ -255,7 +255,7 @@ class Template:
             while True:
                 try:
                     line = await stream.readline()
-                except ValueError:  # longer than the limit, which has dropped it
+                except ValueError:  # a line over the limit, which has dropped it
                     continue
                 if not line:
                     return
@@ -273,6 +273,6 @@ class Template:
 def _lives(kill: Callable[[int, int], None], pid: int) -> bool:
     try:
         kill(pid, 0)
-    except (ProcessLookupError, PermissionError):  # the latter: somebody else's by now
+    except (ProcessLookupError, PermissionError):  # the latter: another user's by now
         return False
     return True

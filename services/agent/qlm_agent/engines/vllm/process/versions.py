@@ -1,4 +1,4 @@
-"""Which vLLM this package was written for, and which one the settings ask for."""
+"""The vLLM versions that this package supports, and the device that the settings want."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_version(version: str) -> None:
 
 
 def check_device(found: str, wanted: str) -> None:
-    """`found`: what vLLM computes on, by its own name, "" for nothing. Raises ConfigError where the settings say another."""
+    """`found`: the device of this vLLM, by its own name, "" for none. Raises ConfigError if the settings name another."""
     if found != wanted:
         on = f"computes on {found}" if found else "sees no device that it can compute on"
         raise ConfigError(f"agent.vllm.device: {wanted}, and this vLLM {on}; {INSTALL}")

@@ -1,1 +1,1 @@
-"""Inside of an engine process: vLLM in this process or through AsyncLLM, behind one interface."""
+"""Inside an engine process: vLLM in this process or through AsyncLLM, behind one interface."""

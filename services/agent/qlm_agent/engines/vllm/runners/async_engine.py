@@ -1,8 +1,7 @@
-"""vLLM's AsyncLLM as a runner: its processes do the steps, and a thread of this one listens to them.
+"""vLLM's AsyncLLM as a runner: its processes do the steps, and a thread of this one reads their output.
 
-KV swap goes through utility calls to QLM's scheduler, which is in a process of vLLM's (`scheduling_calls`). A call takes until the end of
-the step that is under way. What an offloaded run made before comes by another way than the answers: it counts as away once
-all of that was told.
+KV swap uses utility calls to QLM's scheduler, which is in a process of vLLM's (`scheduler.calls`). A call takes until the end of the step
+under way. Output of a run from before its offload arrives apart from the answers: the run counts as away once all of it was reported.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Any
 from qlm_agent.engines.port import FailureKind, TextPrompt
 from qlm_agent.engines.vllm.runners.in_process import FINISHES, engine_arguments, records_of, sampling_params
 from qlm_agent.engines.vllm.runners.prompts import ModelText
-from qlm_agent.engines.vllm.runners.runner import EngineGone, LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunnerStats, RunOutput, RunPlan, VllmProcessEnded
 from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
 from qlm_core.chat import ChatPrompt
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-LOOK_EVERY_S = 1.0
-"""How often an idle engine is looked at: vLLM notices the end of its processes by itself, and tells nobody who does not ask."""
+CHECK_EVERY_S = 1.0
+"""How often an idle engine is checked: vLLM notices the end of its processes, and reports it only on a call."""
 
 WAIT_S = 0.005
 """How long one `step` waits for output; messages of the agent wait as long."""
@@ -35,18 +34,18 @@ WAIT_S = 0.005
 class AsyncRunner:
     """See `qlm_agent.engines.vllm.runners.runner.Runner`."""
 
-    look_every_s: float | None = LOOK_EVERY_S
+    check_every_s: float | None = CHECK_EVERY_S
 
     def __init__(self, plan: LoadPlan) -> None:
         self.steps = 0
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="async-llm", daemon=True).start()
-        self._made: queue.SimpleQueue[Made] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[RunOutput] = queue.SimpleQueue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._told: dict[str, int] = {}  # tokens of runs that are with vLLM
+        self._received: dict[str, int] = {}  # tokens received of runs that are with vLLM
         self._leaving: set[str] = set()  # runs whose KV is on the way to host memory
         self._swap: dict[str, Any] = {"away": {}, "leaving": [], "used": 0, "capacity": 0, "moving": False}
-        self._swap_changes = False  # what is known of KV in host memory may have changed
+        self._swap_changes = False  # the known state of KV in host memory may be stale
         self._running = self._waiting = self._waiting_max = self._preemptions = 0
         self._kv_usage = 0.0
         self._plan = plan
@@ -61,7 +60,7 @@ class AsyncRunner:
         self._weights = plan.weights
         if plan.host_kv_bytes:
             self._swap = self._call("qlm_swap_state")
-        engine = _Synchronous(self._engine, self._do)
+        engine = _BlockingEngine(self._engine, self._do)
         self._sleeping = SleepingModel(engine, WorkerProbe(engine), expected_bytes=plan.device_bytes)
 
     async def _build(self, plan: LoadPlan) -> Any:
@@ -70,8 +69,8 @@ class AsyncRunner:
 
         config = AsyncEngineArgs(**{**engine_arguments(plan), "disable_log_stats": False}).create_engine_config()
         if plan.forks:
-            # On CPUs vLLM has just asked for fresh processes, for threads that it would bind to cores. None are bound here, and this
-            # process has imported all that they need: two seconds in the place of fifteen.
+            # On CPUs vLLM has just requested fresh processes, for threads that it would bind to cores. None are bound here, and this
+            # process has all their imports: two seconds instead of fifteen.
             os.environ[START_METHOD] = "fork"
         return AsyncLLM.from_vllm_config(config, stat_loggers=[self._logger()])
 
@@ -81,10 +80,10 @@ class AsyncRunner:
         runner = self
 
         class Listening(StatLoggerBase):
-            """Told after each step."""
+            """Called after each step."""
 
             def __init__(self, *arguments: Any, **named: Any) -> None:
-                """Nothing of its own."""
+                """Takes no arguments of its own."""
 
             def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *rest: Any, **named: Any) -> None:
                 runner._stepped(scheduler_stats, iteration_stats)
@@ -100,7 +99,7 @@ class AsyncRunner:
 
     def check(self) -> None:
         if self._engine.errored:
-            raise EngineGone("a process of vLLM's own has ended")
+            raise VllmProcessEnded("a process of vLLM's own has ended")
 
     def text_prompt(self, prompt: TextPrompt) -> list[int]:
         return self._text.text_prompt(prompt)
@@ -113,32 +112,32 @@ class AsyncRunner:
 
     def add(self, plan: RunPlan, output_tokens: int) -> None:
         params = sampling_params(plan.sampling, output_tokens, self._defaults, {**plan.policy, "run_id": plan.run_id})
-        self._told[plan.run_id] = 0
+        self._received[plan.run_id] = 0
         self._tasks[plan.run_id] = self._do(self._begin(plan, params))
 
     def abort(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             task = self._forget(run_id)
             if task is not None:
-                self._do(self._cancel(task))  # which aborts it in vLLM
+                self._do(self._cancel(task))  # and so aborts it in vLLM
         if self._swap_changes:
-            self._look_at_swap()
+            self._refresh_swap_state()
 
-    def step(self) -> list[Made]:
-        made: list[Made] = []
+    def step(self) -> list[RunOutput]:
+        made: list[RunOutput] = []
         try:
-            made.append(self._made.get(timeout=WAIT_S))
+            made.append(self._outputs.get(timeout=WAIT_S))
             while True:
-                made.append(self._made.get_nowait())
+                made.append(self._outputs.get_nowait())
         except queue.Empty:
             pass
         for each in made:
-            if each.run_id in self._told:
-                self._told[each.run_id] += len(each.tokens)
+            if each.run_id in self._received:
+                self._received[each.run_id] += len(each.tokens)
             if each.finish or each.failure:
                 self._forget(each.run_id)
         if self._swap_changes:
-            self._look_at_swap()
+            self._refresh_swap_state()
         return made
 
     def pause(self, paused: bool) -> None:
@@ -150,11 +149,11 @@ class AsyncRunner:
             return []
         leaving: list[str] = self._call("qlm_offload", [run_id for run_id in run_ids if run_id in self._tasks])
         self._leaving.update(leaving)
-        self._look_at_swap()
+        self._refresh_swap_state()
         return leaving
 
     def offloaded(self) -> Collection[str]:
-        return [run_id for run_id, tokens in self._swap["away"].items() if self._told.get(run_id, tokens) >= tokens]
+        return [run_id for run_id, tokens in self._swap["away"].items() if self._received.get(run_id, tokens) >= tokens]
 
     def leaving(self) -> Collection[str]:
         return self._leaving | (self._swap["away"].keys() - set(self.offloaded()))
@@ -163,7 +162,7 @@ class AsyncRunner:
         if not self._swap["capacity"]:
             return []
         back: list[str] = self._call("qlm_restore", list(run_ids))
-        self._look_at_swap()
+        self._refresh_swap_state()
         return back
 
     def reload(self, weights: str) -> None:
@@ -205,13 +204,13 @@ class AsyncRunner:
         """A utility call to QLM's scheduler."""
         return self._do(self._engine.engine_core.call_utility_async(name, *arguments))
 
-    def _look_at_swap(self) -> None:
+    def _refresh_swap_state(self) -> None:
         self._swap = self._call("qlm_swap_state")
         self._leaving = {run_id for run_id in self._leaving if run_id in self._tasks and run_id in self._swap["leaving"]}
         self._swap_changes = self._swap["moving"] or bool(self._leaving)
 
     def _forget(self, run_id: str) -> asyncio.Task[None] | None:
-        self._told.pop(run_id, None)
+        self._received.pop(run_id, None)
         self._leaving.discard(run_id)
         if run_id in self._swap["away"]:
             self._swap_changes = True
@@ -234,18 +233,20 @@ class AsyncRunner:
                 if output.metrics is not None and added_s <= output.metrics.scheduled_ts <= now_s:
                     started_s = output.metrics.scheduled_ts
                 completion = output.outputs[0]
-                made = Made(plan.run_id, list(completion.token_ids), started_s, now_s, now_s)
+                made = RunOutput(plan.run_id, list(completion.token_ids), started_s, now_s, now_s)
                 made.logprobs = records_of(completion, params)
                 if output.finished:
                     made.finish = FINISHES.get(completion.finish_reason or "", "")
                     if not made.finish:
                         made.failure, made.message = FailureKind.BROKEN.value, f"vLLM ended the run: {completion.finish_reason}"
-                self._made.put(made)
-        except Exception as error:  # whatever vLLM checks requests with, or what became of its processes
+                self._outputs.put(made)
+        except Exception as error:  # errors of vLLM's checks, or of its processes
             dead = getattr(self._engine, "errored", False)
             kind = FailureKind.BROKEN if dead else FailureKind.REFUSED
             now_s = time.monotonic()
-            self._made.put(Made(plan.run_id, [], started_s, now_s, now_s, failure=kind.value, message=f"{type(error).__name__}: {error}"))
+            self._outputs.put(
+                RunOutput(plan.run_id, [], started_s, now_s, now_s, failure=kind.value, message=f"{type(error).__name__}: {error}")
+            )
 
     def _stepped(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         self.steps += 1
@@ -257,8 +258,8 @@ class AsyncRunner:
             self._preemptions += iteration_stats.num_preempted_reqs
 
 
-class _Synchronous:
-    """What `SleepingModel` calls, of an engine whose methods are coroutines."""
+class _BlockingEngine:
+    """The calls of `SleepingModel`, on an engine whose methods are coroutines."""
 
     def __init__(self, engine: Any, do: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._engine = engine

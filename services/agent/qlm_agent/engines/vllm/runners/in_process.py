@@ -10,7 +10,7 @@ from typing import Any
 from qlm_agent.delivery.logprobs import likeliest, record
 from qlm_agent.engines.port import FailureKind, FinishReason, TextPrompt
 from qlm_agent.engines.vllm.runners.prompts import ModelText
-from qlm_agent.engines.vllm.runners.runner import LoadPlan, Made, RunnerStats, RunPlan
+from qlm_agent.engines.vllm.runners.runner import LoadPlan, RunnerStats, RunOutput, RunPlan
 from qlm_agent.engines.vllm.runners.sampling import vllm_arguments
 from qlm_agent.engines.vllm.runners.sleeping import SleepingModel, WorkerProbe
 from qlm_agent.engines.vllm.runners.worker_memory import EXTENSION
@@ -19,7 +19,7 @@ from qlm_core.chat import ChatPrompt
 
 
 def records_of(completion: Any, sampling: Any) -> bytes:
-    """A record for each token of a vllm.CompletionOutput, where the vllm.SamplingParams ask for them."""
+    """A record for each token of a vllm.CompletionOutput, if the vllm.SamplingParams want them."""
     if sampling.logprobs is None or not completion.token_ids:
         return b""
     made = []
@@ -64,7 +64,7 @@ def sampling_params(sampling: dict[str, Any], output_tokens: int, defaults: dict
 class InProcessRunner:
     """See `qlm_agent.engines.vllm.runners.runner.Runner`."""
 
-    look_every_s: float | None = None  # what goes wrong in this process is raised
+    check_every_s: float | None = None  # an error in this process is raised
 
     def __init__(self, plan: LoadPlan) -> None:
         from vllm import EngineArgs
@@ -81,7 +81,7 @@ class InProcessRunner:
         self._text = ModelText(Path(plan.weights), self._engine.get_tokenizer().eos_token_id, plan.chat_template)
         self.eos_ids = self._text.eos_ids
         self._inner: dict[str, str] = {}  # run id -> vLLM's own id of it
-        self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, where log probabilities are asked for
+        self._params: dict[str, Any] = {}  # vLLM's id -> its sampling parameters, if it has log probabilities
         self._started: dict[str, float] = {}  # vLLM's id -> when it began
         self._waiting_max = 0
         self.steps = 0
@@ -119,19 +119,19 @@ class InProcessRunner:
         self._forget(inner)
         self._engine.abort_request(inner, internal=True)
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[RunOutput]:
         began_s = time.monotonic()
         outputs = self._engine.step()
         now_s = time.monotonic()
         self.steps += 1
-        self._look(began_s)
-        made: list[Made] = []
+        self._record_starts(began_s)
+        made: list[RunOutput] = []
         for output in outputs:
             inner = self._inner.get(output.request_id)
             if inner is None:
                 continue
             completion = output.outputs[0]
-            entry = Made(output.request_id, list(completion.token_ids), self._started.get(inner, began_s), now_s, now_s)
+            entry = RunOutput(output.request_id, list(completion.token_ids), self._started.get(inner, began_s), now_s, now_s)
             if inner in self._params:
                 entry.logprobs = records_of(completion, self._params[inner])
             if output.finished:
@@ -194,8 +194,8 @@ class InProcessRunner:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _look(self, began_s: float) -> None:
-        """Who began in the step that is over, and who waits after it."""
+    def _record_starts(self, began_s: float) -> None:
+        """Records the runs that began in the last step, and counts those that wait."""
         for request in self._scheduler.running:
             self._started.setdefault(request.request_id, began_s)
         self._waiting_max = max(self._waiting_max, self._scheduler.get_request_counts()[1])

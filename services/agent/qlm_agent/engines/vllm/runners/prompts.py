@@ -11,10 +11,10 @@ from qlm_core.chat import ChatPrompt
 from qlm_process.text.prompt_encoding import PromptEncoder
 
 REPLACEMENT = "\ufffd"
-"""What a decoder makes of bytes that are no character, or none yet."""
+"""A decoder's output for bytes that are no character, or none yet."""
 
 CHARACTER_TOKENS_MAX = 4
-"""Most tokens of one character, a byte each: what ends in no character after so many is not the beginning of one."""
+"""Most tokens of one character, a byte each: more tokens without a character are not the beginning of one."""
 
 
 class ModelText:
@@ -31,29 +31,29 @@ class ModelText:
         return self._encoder.encode_chat(prompt)
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
-        """Decodes tokens that come after others, one by one; None while a character is not complete."""
+        """Decodes tokens after `before`, one by one; None while a character is incomplete."""
         return NewText(lambda ids: self._encoder.tokenizer.decode(ids, skip_special_tokens=True), before).feed
 
 
 class NewText:
-    """What each token adds to the text of those `before` it. A decoder needs some of the tokens before a token, and may read them otherwise
-    with it than without it: then all is new from where the two texts part. (The library's own stream raises there, and tells the text of
-    all `before` as new where that ends within a character.)"""
+    """The text that each token adds to the text of `before`. A decoder needs some of the preceding tokens, and may read them differently
+    with the token: then the new text begins at the first difference. (The library's own stream raises there, and returns the text of all
+    `before` as new if that ends within a character.)"""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> None:
         self._decode = decode
         self._ids = list(before)
-        self._told = len(self._ids)  # of which `_text` is the text
+        self._decoded = len(self._ids)  # count of the ids that `_text` decodes
         self._text = decode(self._ids)
 
     def feed(self, token: int) -> str | None:
         self._ids.append(token)
         text = self._decode(self._ids)
         new = text[_same(self._text, text) :]
-        if (not new or text.endswith(REPLACEMENT)) and len(self._ids) - self._told < CHARACTER_TOKENS_MAX:
+        if (not new or text.endswith(REPLACEMENT)) and len(self._ids) - self._decoded < CHARACTER_TOKENS_MAX:
             return None
-        del self._ids[: self._told]
-        self._told = len(self._ids)
+        del self._ids[: self._decoded]
+        self._decoded = len(self._ids)
         self._text = self._decode(self._ids)
         return new or None
 

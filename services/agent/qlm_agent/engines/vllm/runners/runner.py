@@ -1,4 +1,4 @@
-"""What an engine process runs: vLLM in this process or through AsyncLLM, behind one small interface, and the record of its runs."""
+"""The engine of an engine process: vLLM in this process or through AsyncLLM, behind one small interface, and the record of its runs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def bytes_of(ids: Sequence[int]) -> bytes:
     return values.tobytes()
 
 
-class EngineGone(RuntimeError):
+class VllmProcessEnded(RuntimeError):
     """A process of vLLM's own has ended, and with it the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """What a process is to load. `engine`: arguments of vllm.EngineArgs. `context_tokens`: of the model; the engine's own `max_model_len`
-    is less where KV holds less. `weights`: its folder. `host_kv_bytes`: 0 to never offload. `policy`: dotted name of the order inside the
-    engine, "" for its default, made with `policy_options`. `device_bytes`: what weights and KV take on one device at the least.
-    `asynchronous`: through AsyncLLM; `async_scheduling`: vLLM schedules a step while the one before is under way; `forks`: AsyncLLM's
-    processes are forked and import nothing anew."""
+    """The load of a process. `engine`: arguments of vllm.EngineArgs. `context_tokens`: of the model; the engine's own `max_model_len` is
+    less if KV holds less. `weights`: its folder. `host_kv_bytes`: 0 to never offload. `policy`: dotted name of the order inside the engine,
+    "" for its default, made with `policy_options`. `device_bytes`: least bytes of weights and KV on one device. `asynchronous`: through
+    AsyncLLM; `async_scheduling`: vLLM schedules a step while the last one is under way; `forks`: AsyncLLM's processes are forked and import
+    nothing anew."""
 
     weights: str
     engine: dict[str, Any]
@@ -61,7 +61,8 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """One run: the prompt's tokens, those produced before, and sampling parameters by the names of `qlm_agent.engines.port.Sampling`."""
+    """One run: the prompt's tokens, tokens of earlier attempts, and sampling parameters by the names of
+    `qlm_agent.engines.port.Sampling`."""
 
     run_id: str
     prompt: list[int]
@@ -72,8 +73,8 @@ class RunPlan:
 
 
 @dataclass(slots=True)
-class Made:
-    """New output of a run. `logprobs`: a record for each token, where the run asks for them."""
+class RunOutput:
+    """New output of a run. `logprobs`: a record for each token, if the run wants them."""
 
     run_id: str
     tokens: list[int]
@@ -102,55 +103,55 @@ class RunnerStats:
 
 
 class Runner(Protocol):
-    """vLLM with one model. Methods raise what vLLM raises."""
+    """vLLM with one model. Methods raise vLLM's errors."""
 
     kv_limit_tokens: int  # of one run, prompt and output
     eos_ids: frozenset[int]
-    steps: int  # that vLLM has made
-    look_every_s: float | None  # how often `check` is to be asked while nothing happens, None for not at all
+    steps: int  # of vLLM so far
+    check_every_s: float | None  # how often to call `check` while nothing happens, None for never
 
     @property
     def busy(self) -> bool:
         """Steps would do something."""
 
     def check(self) -> None:
-        """Raises EngineGone where it can never serve again."""
+        """Raises VllmProcessEnded if it can never serve again."""
 
     def text_prompt(self, prompt: TextPrompt) -> list[int]: ...
 
     def chat_prompt(self, prompt: ChatPrompt) -> list[int]: ...
 
     def text_of(self, before: Sequence[int]) -> Callable[[int], str | None]:
-        """What tokens add to a text, one after the other."""
+        """The text that tokens add, one after the other."""
 
     def add(self, plan: RunPlan, output_tokens: int) -> None:
         """Begins a run that makes at most so many tokens. Raises ValueError for one that it does not take."""
 
     def abort(self, run_ids: Sequence[str]) -> None: ...
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[RunOutput]:
         """Makes a step, or waits a moment for one that vLLM makes by itself."""
 
     def pause(self, paused: bool) -> None:
         """While it is paused, steps move KV and generate nothing."""
 
     def offload(self, run_ids: Sequence[str]) -> Sequence[str]:
-        """Those that leave the batch; steps copy their KV."""
+        """Takes runs out of the batch and returns them; steps copy their KV."""
 
     def offloaded(self) -> Collection[str]:
-        """Whose KV is in host memory."""
+        """Runs with their KV in host memory."""
 
     def leaving(self) -> Collection[str]:
-        """Whose KV is on the way there; those that neither are nor were aborted go on as they were."""
+        """Runs with their KV on the way there; one that is in neither set and was not aborted continues unchanged."""
 
     def restore(self, run_ids: Sequence[str]) -> Sequence[str]:
-        """Those that are back in the batch."""
+        """Returns the runs that are back in the batch."""
 
     def reload(self, weights: str) -> None:
         """Other weights in the place of its own."""
 
     def sleep(self, level: int) -> None:
-        """Gives the device's memory back. Raises what `sleeping` says."""
+        """Frees the device's memory. Raises as `sleeping` does."""
 
     def wake(self, level: int) -> None: ...
 
@@ -172,14 +173,14 @@ class _Run:
 
 @dataclass
 class Runs:
-    """The runs of a runner: which can be served, and where each of them ends."""
+    """The runs of a runner: admission of each, and its end."""
 
     runner: Runner
     context_tokens: int
     _runs: dict[str, _Run] = field(default_factory=dict)
 
-    def add(self, now_s: float, plan: RunPlan) -> Made | None:
-        """Begins a run, or says at once how it ends."""
+    def add(self, now_s: float, plan: RunPlan) -> RunOutput | None:
+        """Begins a run, or returns its end at once."""
         at = (now_s, now_s, now_s)
         prompt, produced, sampling = len(plan.prompt), len(plan.produced), plan.sampling
         if not prompt or prompt >= self.context_tokens:
@@ -188,20 +189,20 @@ class Runs:
                 if prompt
                 else "the prompt has no tokens"
             )
-            return Made(plan.run_id, [], *at, failure=FailureKind.REFUSED.value, message=why)
+            return RunOutput(plan.run_id, [], *at, failure=FailureKind.REFUSED.value, message=why)
         left = min(plan.output_tokens_max - produced, self.context_tokens - prompt - produced)
         if left <= 0:
-            # An earlier attempt made all of it and was lost before it could say so.
-            return Made(plan.run_id, [], *at, finish=FinishReason.LENGTH.value)
+            # An earlier attempt produced all of it and ended before the report.
+            return RunOutput(plan.run_id, [], *at, finish=FinishReason.LENGTH.value)
         if produced and plan.produced[-1] in self.runner.eos_ids and not sampling.get("ignore_eos"):
-            return Made(plan.run_id, [], *at, finish=FinishReason.STOP.value)
+            return RunOutput(plan.run_id, [], *at, finish=FinishReason.STOP.value)
         if prompt + produced >= self.runner.kv_limit_tokens:
-            return Made(plan.run_id, [], *at, failure=FailureKind.KV_CAPACITY.value, message=self._too_long(prompt + produced))
+            return RunOutput(plan.run_id, [], *at, failure=FailureKind.KV_CAPACITY.value, message=self._too_long(prompt + produced))
         stop = TokenStops(sampling["stop"], self.runner.text_of([*plan.prompt, *plan.produced])) if sampling.get("stop") else None
         try:
             self.runner.add(plan, left)
-        except Exception as error:  # whatever vLLM checks requests with; it has not taken the run
-            return Made(plan.run_id, [], *at, failure=FailureKind.REFUSED.value, message=str(error))
+        except Exception as error:  # any error of vLLM's checks; it has not taken the run
+            return RunOutput(plan.run_id, [], *at, failure=FailureKind.REFUSED.value, message=str(error))
         records = Records(sampling["logprobs"]) if "logprobs" in sampling else None
         self._runs[plan.run_id] = _Run(plan, produced, stop, records)
         return None
@@ -215,9 +216,9 @@ class Runs:
         """It has neither ended nor been aborted."""
         return run_id in self._runs
 
-    def step(self) -> list[Made]:
-        """What one step of the runner made that may be told."""
-        told = []
+    def step(self) -> list[RunOutput]:
+        """Makes one step and returns the output to report."""
+        released = []
         for made in self.runner.step():
             run = self._runs.get(made.run_id)
             if run is None:
@@ -230,11 +231,11 @@ class Runs:
             if made.finish or made.failure:
                 del self._runs[made.run_id]
             if made.tokens or made.finish or made.failure:
-                told.append(made)
-        return told
+                released.append(made)
+        return released
 
-    def _cut(self, run: _Run, made: Made) -> None:
-        """Ends output before a stop string, and tells an end that is for want of KV from others."""
+    def _cut(self, run: _Run, made: RunOutput) -> None:
+        """Ends output before a stop string, and marks an end for want of KV."""
         if run.stop is not None:
             tokens, stopped = run.stop.feed(made.tokens)
             if stopped:
@@ -242,7 +243,7 @@ class Runs:
                     self.runner.abort([made.run_id])
                 made.finish, made.failure, made.message = FinishReason.STOP.value, "", ""
             elif made.finish or made.failure not in ("", FailureKind.BROKEN.value):
-                tokens += run.stop.flush()  # but not where another attempt goes on: it makes them again, and finds a stop string in them
+                tokens += run.stop.flush()  # but not for another attempt: it makes them again, and matches a stop string in them
             made.tokens = tokens
         if made.finish == FinishReason.LENGTH.value:
             plan = run.plan
@@ -255,6 +256,6 @@ class Runs:
 
 
 def kv_limit_tokens(context_tokens: int, kv_bytes: int, kv_bytes_per_token: int, block_size: int) -> int:
-    """The longest run: of the context, or of what KV holds beside the block that vLLM keeps for itself."""
+    """The longest run: of the context, or of the KV beside the block that vLLM keeps for itself."""
     blocks = kv_bytes // (kv_bytes_per_token * block_size) - 1
     return min(context_tokens, max(0, math.floor(blocks)) * block_size)

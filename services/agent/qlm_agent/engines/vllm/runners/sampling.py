@@ -9,18 +9,18 @@ from typing import Any
 from qlm_agent.engines.port import Sampling
 
 MODEL_DEFAULTS = ("temperature", "top_p", "repetition_penalty")
-"""What a request may leave to the model's generation_config.json."""
+"""Parameters that a request may leave to the model's generation_config.json."""
 
 
 def sampling_document(sampling: Sampling) -> dict[str, Any]:
-    """As it is sent to an engine process: what is not left to defaults."""
+    """The parameters sent to an engine process: those not left to defaults."""
     plain = asdict(Sampling())
     return {name: value for name, value in asdict(sampling).items() if value != plain[name]}
 
 
 def vllm_arguments(sampling: Mapping[str, Any], output_tokens: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`sampling`: of `sampling_document`; `defaults`: the model's own. Stop strings are not among them (see `stop_strings`). `json_schema`
-    and `regex` come as they are, for vllm's StructuredOutputsParams."""
+    """`sampling`: of `sampling_document`; `defaults`: the model's own. Stop strings are excluded (see `stop_strings`). `json_schema` and
+    `regex` pass unchanged, for vllm's StructuredOutputsParams."""
     arguments: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
     arguments |= {name: value for name, value in sampling.items() if name not in ("stop", "json_schema", "regex")}
     structured = {name: sampling[key] for name, key in (("json", "json_schema"), ("regex", "regex")) if sampling.get(key)}

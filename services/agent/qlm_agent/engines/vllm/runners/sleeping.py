@@ -1,10 +1,10 @@
-"""A model that leaves the GPU and comes back, in the engine's process: vLLM's sleep levels, with the memory looked at and not believed.
+"""Takes a model off the GPU and back, in the engine's process: vLLM's sleep levels, verified by the memory.
 
-vLLM users report sleeps that return and hold the memory, and wakes that run out of it. So each one is checked against what the devices say;
-where it is not as it should be, `SleepFailed` is raised, and the agent ends the process and starts a fresh one.
+vLLM users report sleeps that return and hold the memory, and wakes that run out of it. So each one is checked against the devices' figures;
+on a mismatch `SleepFailed` is raised, and the agent ends the process and starts a fresh one.
 
-An engine that sleeps goes no deeper: vLLM says that it sleeps already, and level 2 after level 1 would leave the weights in host memory
-(`Executor.sleep`). And what a wake takes out of pinned host memory stays with the process until it is asked for (`give_back`).
+A sleeping engine takes no deeper level: vLLM answers that it sleeps already, and level 2 after level 1 would leave the weights in host
+memory (`Executor.sleep`). And pinned host memory that a wake empties stays with the process until `give_back`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 FREED_SHARE = 0.9
-"""Of the memory that weights and KV take, that a sleep must give back: the rest is what the allocator rounds up and cannot return."""
+"""Share of the memory of weights and KV that a sleep must free: the rest is rounding of the allocator that it cannot return."""
 
 LEAST_SHARE = 0.4
-"""Of what weights (by their files) and KV should take, that vLLM must know as memory that a sleep frees. Files of float32 take half."""
+"""Share of the expected weights (by their files) and KV that vLLM must count as freed by a sleep. Files of float32 take half."""
 
 SETTLE_S = 5.0
 POLL_S = 0.05
-"""How long memory may take to be given back, and how often it is looked at meanwhile."""
+"""Longest wait for freed memory, and time between readings."""
 
 WEIGHTS_LEVEL = 1
 
@@ -33,7 +33,7 @@ class SleepFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Of one device. `free_bytes`: as the device says; `held_bytes`: what its engine keeps where a sleep can free it."""
+    """Memory of one device. `free_bytes`: by the device; `held_bytes`: the engine's memory that a sleep can free."""
 
     free_bytes: int
     held_bytes: int
@@ -42,21 +42,21 @@ class DeviceMemory:
 class DeviceProbe(Protocol):
     """The devices of an engine."""
 
-    def look(self) -> Sequence[DeviceMemory]:
-        """Each of them, in an order that stays."""
+    def read(self) -> Sequence[DeviceMemory]:
+        """The memory of each device, in a fixed order."""
 
     def give_back(self) -> None:
-        """Gives host memory back that is pinned and not in use."""
+        """Frees pinned host memory that is not in use."""
 
 
 class WorkerProbe:
-    """Asks each worker about its own device (`worker_memory`): with tensor parallelism all of them, and no process that computes nothing
-    opens a device."""
+    """Reads each worker's own device (`worker_memory`): with tensor parallelism all of them, and no process that computes nothing opens a
+    device."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def look(self) -> Sequence[DeviceMemory]:
+    def read(self) -> Sequence[DeviceMemory]:
         return [DeviceMemory(int(free), int(held)) for free, held in self._engine.collective_rpc("qlm_memory")]
 
     def give_back(self) -> None:
@@ -83,11 +83,11 @@ class SleepingModel:
         self._freed: Sequence[int] = ()  # bytes on each device, by the sleep that lasts
 
     def sleep(self, level: int) -> int:
-        """Level 1: weights to host memory; 2: dropped. Returns the bytes that are free for it, on the device with the least. Raises
-        SleepFailed; an engine that sleeps stays as it is."""
+        """Level 1: weights to host memory; 2: dropped. Returns the bytes freed, on the device with the least. Raises SleepFailed; an engine
+        that sleeps stays unchanged."""
         if self._freed:
             raise SleepFailed("it sleeps already, and vLLM takes a sleeping engine no deeper")
-        before = self._probe.look()
+        before = self._probe.read()
         known = min(each.held_bytes for each in before)
         if known < LEAST_SHARE * self._expected_bytes:
             raise SleepFailed(f"vLLM would free {known:,} bytes of about {self._expected_bytes:,} by sleeping: weights or KV are elsewhere")
@@ -103,14 +103,14 @@ class SleepingModel:
         return min(freed)
 
     def wake(self, level: int, weights: str) -> None:
-        """Back to serving; after level 2 the weights are read again. Raises SleepFailed, and what vLLM raises."""
-        before = self._probe.look()
+        """Wakes the engine; after level 2 the weights are read again. Raises SleepFailed, and vLLM's errors."""
+        before = self._probe.read()
         for number, (device, freed) in enumerate(zip(before, self._freed, strict=True)):
             if device.free_bytes < FREED_SHARE * freed:
                 raise SleepFailed(
-                    f"{device.free_bytes:,} bytes are free on device {number}, and the model needs {freed:,}: somebody else took them"
+                    f"{device.free_bytes:,} bytes are free on device {number}, and the model needs {freed:,}: another process took them"
                 )
-        if level > WEIGHTS_LEVEL:  # weights before KV: reading them needs room for more than they take in the end
+        if level > WEIGHTS_LEVEL:  # weights before KV: reading them needs temporary room
             self._engine.wake_up(tags=["weights"])
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights})
             self._engine.wake_up(tags=["kv_cache"])
@@ -118,21 +118,21 @@ class SleepingModel:
             self._engine.wake_up()
         if self._engine.is_sleeping():
             raise SleepFailed("the engine says that it sleeps after it was woken")
-        for number, (was, now, freed) in enumerate(zip(before, self._probe.look(), self._freed, strict=True)):
+        for number, (was, now, freed) in enumerate(zip(before, self._probe.read(), self._freed, strict=True)):
             taken = was.free_bytes - now.free_bytes
             if taken < FREED_SHARE * freed:
                 raise SleepFailed(f"waking took {taken:,} bytes of {freed:,} on device {number}: weights or KV are not there")
         self._freed = ()
 
     def give_back(self) -> None:
-        """Gives host memory back that a wake left with the process."""
+        """Frees host memory that a wake left with the process."""
         self._probe.give_back()
 
     def _freed_since(self, before: Sequence[DeviceMemory], wanted: Sequence[int]) -> Sequence[int]:
-        """What each device has got back, once it is enough or the time is over."""
+        """The bytes freed on each device, once they suffice or the time is over."""
         deadline_s = self._clock() + SETTLE_S
         while True:
-            freed = [now.free_bytes - was.free_bytes for was, now in zip(before, self._probe.look(), strict=True)]
+            freed = [now.free_bytes - was.free_bytes for was, now in zip(before, self._probe.read(), strict=True)]
             if all(got >= least for got, least in zip(freed, wanted, strict=True)) or self._clock() >= deadline_s:
                 return freed
             self._wait(POLL_S)

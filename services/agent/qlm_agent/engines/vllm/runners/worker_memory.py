@@ -1,4 +1,4 @@
-"""What QLM asks vLLM's workers about memory, by `collective_rpc`: vLLM makes `WorkerMemory` a base of its worker class (EXTENSION)."""
+"""QLM's calls to vLLM's workers about memory, by `collective_rpc`: vLLM makes `WorkerMemory` a base of its worker class (EXTENSION)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ class WorkerMemory:
     """Its names must be ours alone. Answers are plain lists, since they may cross a socket."""
 
     def qlm_memory(self) -> list[int]:
-        """Bytes that are free on this worker's device, and bytes that its engine keeps where a sleep can free them. On a CPU: those
-        free on the host, and none."""
+        """Free bytes on this worker's device, and its engine's bytes that a sleep can free. On a CPU: free bytes of the host, and 0."""
         import torch
 
         if not torch.cuda.is_available():
@@ -23,7 +22,7 @@ class WorkerMemory:
         return [int(free), int(get_mem_allocator_instance().get_current_usage())]
 
     def qlm_give_back(self) -> None:
-        """Gives pinned host memory back that nobody uses. PyTorch keeps what a wake leaves otherwise."""
+        """Frees unused pinned host memory. PyTorch otherwise keeps it after a wake."""
         import torch
 
         if torch.cuda.is_available():

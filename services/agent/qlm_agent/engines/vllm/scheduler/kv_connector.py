@@ -1,11 +1,11 @@
 """KV swap in vLLM: a connector that keeps the KV of offloaded requests in host memory, each under its own id.
 
-vLLM's OffloadingConnector is a cache: it keeps full blocks under the hash of their prefix, and drops the least recently used, so it
-cannot promise that an offloaded request finds its KV again. This one keeps exactly what it was given, the last, partly filled block
-included, until the request is restored or ends; what does not fit is refused before anything is moved (ADR 23).
+vLLM's OffloadingConnector is a cache: it keeps full blocks under the hash of their prefix, and drops the least recently used, so it cannot
+promise that an offloaded request finds its KV again. This one keeps every stored block, the last, partly filled one included, until the
+request is restored or ends; KV that does not fit is refused before anything is moved (ADR 23).
 
-The scheduler decides (`scheduling_swap`) and asks for copies here; the next step carries them to the workers, which make them before the
-model runs: first those to the host, then those back. So blocks of the GPU are free for others from the moment of the decision.
+The scheduler decides (`scheduler.swap`) and queues copies here; the next step carries them to the workers, which make them before the model
+runs: first those to the host, then those back. So blocks of the GPU are free for others from the moment of the decision.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KvMoves(KVConnectorMetadata):
 
 
 class QlmKvConnector(KVConnectorBase_V1):
-    """One for the scheduler and one in each worker, as vLLM makes them."""
+    """One for the scheduler and one in each worker, built by vLLM."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -64,12 +64,12 @@ class QlmKvConnector(KVConnectorBase_V1):
         self._moves.stores[request_id] = list(zip(gpu_blocks, self.host.of(request_id), strict=True))
 
     def load(self, request_id: str, gpu_blocks: list[int], first: int) -> None:
-        """The next step copies what was stored, from block `first` on, to these blocks, which are the request's from there; then its host
+        """The next step copies the stored KV, from block `first` on, to these blocks, which are the request's from there; then its host
         memory is free."""
         self._moves.loads[request_id] = list(zip(gpu_blocks, self.host.of(request_id)[first:], strict=True))
 
     def release(self, request_id: str) -> None:
-        """Frees host memory and forgets copies that were not made; safe for any request."""
+        """Frees host memory and forgets pending copies; safe for any request."""
         self._moves.stores.pop(request_id, None)
         self._moves.loads.pop(request_id, None)
         self.host.give_back(request_id)
@@ -80,7 +80,7 @@ class QlmKvConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         moves, self._moves = self._moves, KvMoves(self._engine_id)
-        for request_id in moves.loads:  # whatever takes the blocks is stored by a later step
+        for request_id in moves.loads:  # a later step stores the KV that takes these blocks
             self.host.give_back(request_id)
         return moves
 
@@ -125,7 +125,7 @@ def _host_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int
 
 
 def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises ValueError for what it cannot keep."""
+    """Raises ValueError for a cache that it cannot keep."""
     parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
     wrong = [
         name
@@ -142,4 +142,4 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         if is_so
     ]
     if wrong:
-        raise ValueError(f"KV swap is not made for {', '.join(wrong)}: set agent.kv_swap to false")
+        raise ValueError(f"KV swap does not support {', '.join(wrong)}: set agent.kv_swap to false")

@@ -1,7 +1,7 @@
 """Copies KV blocks between the GPU and a pool of host memory, inside a vLLM worker.
 
-All copies of a step go on the stream that the model runs on, before it: a block that is read here may be written by the model right
-after. On CUDA the host memory is pinned and vLLM's own batched copy does the work; elsewhere (CPU) PyTorch does.
+All copies of a step are on the model's stream, before it: the model may overwrite a block right after it is read. On CUDA the host memory
+is pinned and vLLM's own batched copy does the work; elsewhere (CPU) PyTorch does.
 """
 
 from __future__ import annotations

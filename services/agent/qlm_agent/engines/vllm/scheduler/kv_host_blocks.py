@@ -1,4 +1,4 @@
-"""Who owns which blocks of host memory. Pure; the copies are in `kv_copying`."""
+"""Owners of blocks of host memory. Pure; the copies are in `kv_copying`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HostBlocks:
         return self.capacity - len(self._free)
 
     def take(self, owner: str, count: int) -> bool:
-        """Gives an owner, who has none, its blocks; False where fewer are free."""
+        """Gives an owner without blocks its blocks; False if fewer are free."""
         assert owner not in self._owned, f"{owner} owns blocks already"
         if count > len(self._free):
             return False

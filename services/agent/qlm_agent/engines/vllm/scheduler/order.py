@@ -1,8 +1,8 @@
-"""The policy port in charge of vLLM's waiting order and of who is preempted, in the same step.
+"""The policy port in charge of vLLM's waiting order and preemption, in the same step.
 
 vLLM's scheduler takes waiting requests from the front of a queue and, when KV is short, victims from the back of its running list. So the
-policy orders both before each step, and takes out who gives up its place; the rest of the step is vLLM's own. A preempted request keeps
-its tokens and sampling state and computes its KV again, or finds it in the prefix cache.
+policy orders both before each step, and preempts its victims; the rest of the step is vLLM's own. A preempted request keeps its tokens and
+sampling state and computes its KV again, or finds it in the prefix cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from qlm_agent.engines.policy import SequenceView
-from qlm_agent.engines.vllm.scheduler.views import Urgency, policy_of, urgency_of, view_of
+from qlm_agent.engines.vllm.scheduler.views import RequestUrgency, policy_of, urgency_of, view_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -34,17 +34,17 @@ class PolicyScheduling(Scheduler):
         if self.policy is not SchedulingPolicy.FCFS:
             raise ValueError('QLM\'s policy orders the requests: leave scheduling_policy at "fcfs"')
         if self.num_spec_tokens:
-            raise ValueError("QLM's scheduler is not made for speculative decoding: leave speculative_config out")
+            raise ValueError("QLM's scheduler does not support speculative decoding: leave speculative_config out")
         self.engine_policy = policy_of(self.vllm_config.additional_config)
         self.preemptions = 0
-        self._urgencies: dict[str, Urgency] = {}  # by vLLM's request id, as the next
+        self._urgencies: dict[str, RequestUrgency] = {}  # by vLLM's request id, as the next
         self._preempted: dict[str, int] = {}
         self._by_run_id: dict[str, str] = {}
         self._arrivals = 0
         self._unordered = False  # requests wait that the policy has not ordered
         self._reorder_at_s: float | None = None
 
-    # What vLLM calls --------------------------------------------------------------------------------------------------
+    # Calls of vLLM -------------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
@@ -59,7 +59,7 @@ class PolicyScheduling(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = time.monotonic()
-        self._ask_policy(now_s)
+        self._apply_policy(now_s)
         self._order_victims(now_s)
         return super().schedule(throttle_prefills)
 
@@ -74,16 +74,16 @@ class PolicyScheduling(Scheduler):
         if urgency is not None:
             del self._by_run_id[urgency.run_id]
         self._preempted.pop(request.request_id, None)
-        self._unordered = True  # with the room that it leaves, who gives way may make enough of it
+        self._unordered = True  # with the room that it leaves, the victims may suffice
         return super()._free_request(request, delay_free_blocks)
 
     # Order ------------------------------------------------------------------------------------------------------------
 
-    def _ask_policy(self, now_s: float) -> None:
+    def _apply_policy(self, now_s: float) -> None:
         due = self._reorder_at_s is not None and now_s >= self._reorder_at_s
         if not self.waiting or not (self._unordered or due):
             return
-        # Nobody makes room for a request until its grammar is there and the engine goes on, which nothing tells.
+        # No room is made for a request without its grammar or in a paused engine, and neither change is signalled.
         compiling = any(
             request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not _has_grammar(request) for request in self.waiting
         )
@@ -117,7 +117,7 @@ class PolicyScheduling(Scheduler):
     # Room -------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now_s: float) -> bool:
-        """Preempts for waiting requests as the policy says; tells whether it did."""
+        """Preempts for waiting requests by the policy; returns whether it did."""
         if self._pause_state is not PauseState.UNPAUSED:
             return False
         seats = self._seats_free()
@@ -159,8 +159,8 @@ class PolicyScheduling(Scheduler):
         return request.status is RequestStatus.RUNNING and self._request_blocks_can_be_freed(request)
 
     def _is_held_back(self, request: Request) -> bool:
-        """Whether vLLM would not admit it in this step whatever room there is."""
-        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:  # which vLLM looks at only where there is room
+        """Whether vLLM would not admit it in this step, even with room."""
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:  # vLLM checks it only if there is room
             return not _has_grammar(request)
         return self._is_blocked_waiting_status(request.status) or (request.num_stale_output_tokens > 0 and not request.drop_stale_output)
 
@@ -172,12 +172,12 @@ class PolicyScheduling(Scheduler):
         return self.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def _blocks_promised(self) -> int:
-        """What those that run need to finish their prefills or to decode on, and what admission leaves free."""
+        """Blocks that running requests need to finish their prefills or to decode, and the reserve of admission."""
         decoding = sum(request.num_computed_tokens % self.block_size == 0 for request in self.running)
         return self._inflight_prefill_reserved_blocks() + decoding + int(self.kv_cache_manager.watermark_blocks)
 
     def _blocks_needed(self, request: Request) -> int:
-        """Free blocks that its admission takes: not those of its prefix that others hold."""
+        """Free blocks that its admission takes: without shared blocks of its prefix."""
         hit, _, _ = self.kv_cache_manager.get_computed_blocks(request)
         shared = sum(block.ref_cnt > 0 for blocks in hit.blocks for block in blocks)
         return self._request_remaining_blocks(request) - shared

@@ -1,7 +1,7 @@
 """The scheduler that QLM puts into vLLM: `scheduler_cls="qlm_agent.engines.vllm.scheduler.scheduler.QlmScheduler"`.
 
-QLM's policy orders (`scheduling_order`) and requests can be offloaded to host memory (`scheduling_swap`); both lean on insides of vLLM's
-scheduler, which are checked here when the module is imported.
+QLM's policy orders requests (`scheduler.order`) and offloads them to host memory (`scheduler.swap`); both depend on internals of vLLM's
+scheduler, which are checked here at import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from qlm_agent.engines.vllm.scheduler import calls as scheduling_calls
-from qlm_agent.engines.vllm.scheduler.swap import SwapScheduling
+from qlm_agent.engines.vllm.scheduler.swap import KvSwapScheduling
 
 TESTED_VERSION = "0.32"
 
@@ -40,7 +40,7 @@ _ATTRIBUTES = (
 
 
 def check_vllm() -> None:
-    """Raises ImportError where this vLLM's scheduler is not built as the mixins need it."""
+    """Raises ImportError if this vLLM's scheduler lacks what the mixins need."""
     missing = [
         name for name, parameter in _METHODS.items() if parameter not in inspect.signature(getattr(Scheduler, name, check_vllm)).parameters
     ]
@@ -53,7 +53,7 @@ def check_vllm() -> None:
     missing += scheduling_calls.lacking()
     if missing:
         raise ImportError(
-            f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in is made for (tested: {TESTED_VERSION}.x); "
+            f"vLLM {vllm.__version__} has another scheduler than QLM's plug-in supports (tested: {TESTED_VERSION}.x); "
             f"it lacks {', '.join(missing)}"
         )
 
@@ -62,7 +62,7 @@ check_vllm()
 scheduling_calls.install()
 
 
-class QlmScheduler(SwapScheduling, Scheduler):
+class QlmScheduler(KvSwapScheduling, Scheduler):
     """For engines that make one step at a time (`async_scheduling=False`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class QlmScheduler(SwapScheduling, Scheduler):
             raise ValueError("QlmScheduler needs async_scheduling=False; with it take QlmAsyncScheduler")
 
 
-class QlmAsyncScheduler(SwapScheduling, AsyncScheduler):
+class QlmAsyncScheduler(KvSwapScheduling, AsyncScheduler):
     """For engines that schedule a step while the one before is under way (`async_scheduling=True`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

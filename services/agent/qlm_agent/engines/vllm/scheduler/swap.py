@@ -1,11 +1,11 @@
-"""KV swap inside vLLM's scheduler: requests leave the batch with their KV, and come back to go on exactly where they were.
+"""KV swap inside vLLM's scheduler: requests leave the batch with their KV, and return to continue exactly.
 
-An offloaded request is in no queue of vLLM's: it has no KV on the GPU and is not scheduled. `restore` takes blocks for all that was
-computed, has them filled by the next step and puts the request among those that wait with KV in hand, whom vLLM admits first; its next
-step is the decode step that it would have made. Nothing is computed again.
+An offloaded request is in no queue of vLLM's: it has no KV on the GPU and is not scheduled. `restore` takes blocks for all computed tokens,
+has the next step fill them and puts the request among those that wait with KV, which vLLM admits first; its next step is the decode step
+after its last. Nothing is computed again.
 
-Under asynchronous scheduling a request may be in a step under way when it is to leave: it is left out of further steps and leaves when that
-output has come.
+Under asynchronous scheduling a request may be in a step under way when it is to leave: further steps exclude it, and it leaves after that
+output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NEVER_STEP = sys.maxsize
 
 
-class SwapScheduling(PolicyScheduling):
+class KvSwapScheduling(PolicyScheduling):
     """A mixin before one of vLLM's schedulers. Requests are named by their `run_id`. Without the connector nothing can be offloaded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,11 +38,12 @@ class SwapScheduling(PolicyScheduling):
         self._away: dict[str, int] = {}  # computed tokens, by vLLM's request id
         self._stored: set[str] = set()  # of those the copy is made
 
-    # What the engine calls, between steps -----------------------------------------------------------------------------
+    # Calls of the engine, between steps ----------------------------------------------------------------------------------
 
     def offload(self, run_ids: Iterable[str]) -> list[str]:
-        """Takes decoding requests out of the batch and returns those that leave: they make no output from then on but that of a step under
-        way. The others go on as they were: unknown, waiting or prefilling, or host memory is full. Their GPU blocks are free at once."""
+        """Takes decoding requests out of the batch and returns those that leave: they make no output from then on except that of a step
+        under way. The others continue unchanged: unknown, waiting or prefilling, or host memory is full. Their GPU blocks are free at
+        once."""
         leave = []
         for run_id in dict.fromkeys(run_ids):
             request = self.requests.get(self._by_run_id.get(run_id, ""))
@@ -56,15 +57,15 @@ class SwapScheduling(PolicyScheduling):
         return leave
 
     def offloaded(self) -> set[str]:
-        """Whose KV is in host memory now."""
+        """Requests with their KV in host memory."""
         return {self._urgencies[request_id].run_id for request_id in self._away if request_id in self._stored}
 
     def leaving(self) -> set[str]:
-        """Whose KV is on the way to host memory; one that loses it on the way goes on without leaving."""
+        """Requests with their KV on the way to host memory; one that loses it on the way continues without leaving."""
         return {self._urgencies[each].run_id for each in (*self._leaving, *(self._away.keys() - self._stored))}
 
     def restore(self, run_ids: Iterable[str]) -> list[str]:
-        """Brings requests back whose offload was asked, and returns those that are; the others stay away: no seat or no KV free."""
+        """Restores offloaded requests, and returns them; the others stay away: no seat or no KV free."""
         back = []
         for run_id in dict.fromkeys(run_ids):
             request = self.requests.get(self._by_run_id.get(run_id, ""))
@@ -81,7 +82,7 @@ class SwapScheduling(PolicyScheduling):
         return 0 if self._swap is None else self._swap.host.capacity * self._swap.block_tokens
 
     def swap_state(self) -> dict[str, Any]:
-        """See `scheduling_calls.qlm_swap_state`."""
+        """See `scheduler.calls.qlm_swap_state`."""
         return {
             "away": {run_id: self.requests[self._by_run_id[run_id]].num_output_tokens for run_id in self.offloaded()},
             "leaving": sorted(self.leaving()),
@@ -90,7 +91,7 @@ class SwapScheduling(PolicyScheduling):
             "moving": bool(self._leaving) or (self._swap is not None and self._swap.has_pending_push_work()),
         }
 
-    # What vLLM calls --------------------------------------------------------------------------------------------------
+    # Calls of vLLM -------------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._let_leave()
@@ -104,13 +105,13 @@ class SwapScheduling(PolicyScheduling):
         return outputs
 
     def has_finished_requests(self) -> bool:
-        """vLLM takes requests that are in no queue for finished ones; those that are away are not."""
+        """vLLM takes requests that are in no queue for finished ones; offloaded ones are not."""
         if self.finished_req_ids or self.connector is None:
             return bool(self.finished_req_ids)
         return len(self.requests) - len(self._away) > sum(self.get_request_counts())
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        if self._leaving.pop(request.request_id, None) is not None:  # its KV went before it could leave
+        if self._leaving.pop(request.request_id, None) is not None:  # it lost its KV before it could leave
             self._forget(request)
         super()._preempt_request(request, timestamp, drop_stale_output)
 
@@ -121,7 +122,7 @@ class SwapScheduling(PolicyScheduling):
     def _may_be_preempted(self, request: Request) -> bool:
         return request.request_id not in self._leaving and super()._may_be_preempted(request)
 
-    # Going and coming -------------------------------------------------------------------------------------------------
+    # Leaving and returning -----------------------------------------------------------------------------------------------
 
     def _can_leave(self, request: Request) -> bool:
         return (
@@ -146,10 +147,10 @@ class SwapScheduling(PolicyScheduling):
         self._swap.store(request.request_id, blocks[: -(-computed // self._swap.block_tokens)])
         self.running.remove(request)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
-        told = len(request.events)
+        known = len(request.events)
         super()._preempt_request(request, time.monotonic())
         self.waiting.remove_request(request)
-        del request.events[told:]
+        del request.events[known:]
         self.preemptions -= 1  # it is none: nothing is lost
         self._preempted[request.request_id] -= 1
         self._away[request.request_id] = computed
@@ -166,7 +167,7 @@ class SwapScheduling(PolicyScheduling):
             num_new_computed_tokens=hit_tokens,
             new_computed_blocks=hit,
             num_external_computed_tokens=computed - hit_tokens,
-            delay_cache_blocks=True,  # nobody may find them before they are filled, which an abort prevents; their next step caches them
+            delay_cache_blocks=True,  # others must not find them before they are filled, which an abort prevents
             has_scheduled_reqs=bool(self.running),
         )
         if taken is None:
@@ -181,7 +182,7 @@ class SwapScheduling(PolicyScheduling):
         return True
 
     def _forget(self, request: Request) -> None:
-        """Frees what a request holds in host memory."""
+        """Frees a request's host memory."""
         self._leaving.pop(request.request_id, None)
         self._away.pop(request.request_id, None)
         self._stored.discard(request.request_id)

@@ -13,15 +13,15 @@ from vllm.v1.request import Request
 from qlm_agent.engines.policy import EnginePolicy, SequenceView
 
 EXTRA_KEY = "qlm"
-"""Of `SamplingParams.extra_args` (see `Urgency`) and of `additional_config` (see `policy_of`)."""
+"""Of `SamplingParams.extra_args` (see `RequestUrgency`) and of `additional_config` (see `policy_of`)."""
 
 DEFAULT_POLICY = "qlm_agent.engines.policy.UrgencyFirst"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Urgency:
-    """What a request brings in `extra_args["qlm"]`; all of it is optional. `run_id`: its name for the policy and for offload and restore,
-    otherwise the id that vLLM gave it."""
+class RequestUrgency:
+    """QLM's facts of a request in `extra_args["qlm"]`, all optional. `run_id`: its name for the policy and for offload and restore, default
+    vLLM's id."""
 
     run_id: str
     arrival: int
@@ -29,11 +29,11 @@ class Urgency:
     priority: int
 
 
-def urgency_of(request: Request, count: int) -> Urgency:
+def urgency_of(request: Request, count: int) -> RequestUrgency:
     """`count`: of requests so far, for one that does not bring its arrival."""
     params = request.sampling_params
     extra: Mapping[str, Any] = ((params.extra_args or {}) if params is not None else {}).get(EXTRA_KEY) or {}
-    return Urgency(
+    return RequestUrgency(
         run_id=str(extra.get("run_id", request.request_id)),
         arrival=int(extra.get("arrival", count)),
         deadline_s=float(extra.get("deadline_s", inf)),
@@ -41,7 +41,7 @@ def urgency_of(request: Request, count: int) -> Urgency:
     )
 
 
-def view_of(request: Request, urgency: Urgency, preemptions: int) -> SequenceView:
+def view_of(request: Request, urgency: RequestUrgency, preemptions: int) -> SequenceView:
     return SequenceView(
         run_id=urgency.run_id,
         arrival=urgency.arrival,
@@ -54,7 +54,8 @@ def view_of(request: Request, urgency: Urgency, preemptions: int) -> SequenceVie
 
 
 def policy_of(additional_config: Mapping[str, Any]) -> EnginePolicy:
-    """From `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError where there is none."""
+    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError if there is
+    none."""
     options = dict(additional_config.get(EXTRA_KEY) or {})
     name = str(options.get("policy") or DEFAULT_POLICY)
     module, _, attribute = name.rpartition(".")

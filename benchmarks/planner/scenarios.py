@@ -1,33 +1,17 @@
-"""What stands for the distributions in a linear program."""
+"""Scenarios for the exact program beside the means: quantiles, the chance constraint of QLM (equation 12) as a penalty, and samples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
 from qlm_core.errors import ConfigError
-from qlm_planner.search.problem import Floats, Problem
+from qlm_planner.exact.solver import Scenario
+from qlm_planner.search.problem import Problem
 
 SCENARIOS_MAX = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scenario:
-    """`work_s`, `own_s` [K, G]: as they come out in it. `late_share`: its weight in the lateness of the objective; `share`: in all else."""
-
-    work_s: Floats
-    own_s: Floats
-    late_share: float
-    share: float
-
-
-def at_means(problem: Problem) -> Sequence[Scenario]:
-    """All comes out as expected: exact where nothing is uncertain."""
-    return (Scenario(work_s=problem.work_s, own_s=problem.own_s, late_share=1.0, share=1.0),)
 
 
 def at_quantile(problem: Problem, level: float) -> Sequence[Scenario]:
@@ -53,7 +37,8 @@ def sampled(problem: Problem, scenarios: int, seed: int) -> Sequence[Scenario]:
         raise ConfigError(f"scenarios: must be 1 to {SCENARIOS_MAX}, got {scenarios}")
     chance = np.random.default_rng(seed)
     # Where a kind cannot serve a group its time is infinite, whatever is drawn.
-    work_deviation, own_deviation = np.sqrt(finite(problem.work_variance)), np.sqrt(finite(problem.own_variance))
+    variances = (problem.work_variance, problem.own_variance)
+    work_deviation, own_deviation = (np.sqrt(np.where(np.isfinite(each), each, 0.0)) for each in variances)
     found = []
     for _ in range(scenarios):
         # What makes a group longer makes it so on every kind.
@@ -67,8 +52,3 @@ def sampled(problem: Problem, scenarios: int, seed: int) -> Sequence[Scenario]:
             )
         )
     return tuple(found)
-
-
-def finite(values: Floats) -> Floats:
-    """Zeros where a kind cannot serve a group, which it never gets."""
-    return np.where(np.isfinite(values), values, 0.0) if not math.isfinite(float(values.sum())) else values

@@ -1,4 +1,4 @@
-"""The engine that the settings ask for."""
+"""Builds the engine from the settings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def openai_engine(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> OpenAiEngine:
-    """`models`: those that the agent serves; `kv_capacity_tokens`: of each on its GPUs by its profile, 0 for unknown. Raises ConfigError
-    for settings that do not fit each other."""
+    """`models`: the agent's models; `kv_capacity_tokens`: of each on its GPUs by its profile, 0 for unknown. Raises ConfigError for
+    settings that do not fit each other."""
     unknown = [name for name in settings.models if name not in models]
     if unknown:
         raise ConfigError(f"agent.openai.models: {', '.join(unknown)} not served by this agent; may be {', '.join(models)}")
     places = {name: settings.models.get(name) or OpenAiModelSettings() for name in models}
     urls = {name: (place.base_url or settings.base_url).rstrip("/") for name, place in places.items()}
     if any(url.endswith("/v1") for url in urls.values()):
-        raise ConfigError("agent.openai.base_url: without /v1, which each call adds; those of agent.openai.models too")
+        raise ConfigError("agent.openai.base_url: without /v1, which each call adds; the same in agent.openai.models")
     if settings.sleep and len(set(urls.values())) < len(urls):
         raise ConfigError("agent.openai.sleep: each model needs a server of its own (agent.openai.models.NAME.base_url)")
     api_key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""  # files of secrets end with a newline
@@ -55,7 +55,7 @@ def openai_engine(
             remote=place.remote or name,
             server=servers[urls[name]],
             context_tokens=models[name].context_tokens_max,
-            tells_text=settings.output == "text",
+            text_output=settings.output == "text",
             continues_chats=settings.continues_chats,
             parameters=frozenset(settings.parameters),
             ends=set(),

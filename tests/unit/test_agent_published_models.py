@@ -19,12 +19,12 @@ async def test_a_model_is_told_as_loading_from_when_it_began_until_it_is_active(
     queue = MemoryQueue("test", Bounds(), lambda: now_s)
     facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m", "n"))
     telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
-    calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: now_s, tells_text=False, lease_ttl_s=1e6, lease_renew_s=1e5)
-    await calls.tell("", "m", (), 0, None)  # before there is anybody to tell
+    calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: now_s, text_output=False, lease_ttl_s=1e6, lease_renew_s=1e5)
+    await calls.publish("", "m", (), 0, None)  # before there is anybody to tell
     await calls.perform(Register(call=1, nonce_number=0), ())
 
     async def told(active: str, swapping_to: str, *warm: str) -> tuple[str, tuple[str, ...], float]:
-        await calls.tell(active, swapping_to, warm, 32, None)
+        await calls.publish(active, swapping_to, warm, 32, None)
         (found,) = instances_in(await queue.overview())
         assert found == calls.facts
         assert found.batch == 32
@@ -47,12 +47,12 @@ async def test_what_runs_is_told_each_time_and_once_more_when_nothing_does() -> 
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
     facts = InstanceFacts(name="a", incarnation="", gpu="A10", n_gpu=1, engine="simulated", models=("m",))
     telemetry = AgentTelemetry("a", AgentMetrics(), TracerProvider(), lambda event: None)
-    calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: 1_000.0, tells_text=False, lease_ttl_s=1e6, lease_renew_s=1e5)
+    calls = ServerCalls(queue, facts, {}, telemetry, now_s=lambda: 1_000.0, text_output=False, lease_ttl_s=1e6, lease_renew_s=1e5)
     await calls.perform(Register(call=1, nonce_number=0), ())
 
     async def stored(at_s: float, *made: int) -> RunsTold | None:
         groups = {"g": GroupRuns(output_tokens=made, prompt_tokens=1)} if made else {}
-        await calls.tell("m", "", (), 32, RunsTold(at_s=at_s, token_s=0.1, groups=groups))
+        await calls.publish("m", "", (), 32, RunsTold(at_s=at_s, token_s=0.1, groups=groups))
         (record,) = (await queue.overview()).instances
         return from_body(record.body)
 

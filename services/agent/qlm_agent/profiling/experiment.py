@@ -1,4 +1,4 @@
-"""Carries out a profiling experiment on an engine, whatever stands behind the port."""
+"""Carries out a profiling experiment on any engine behind the port."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from qlm_agent.profiling.design import (
     design,
 )
 from qlm_agent.profiling.measurements import DecodeWindow, KvTransfer, Measurements, MixedLoad, Prefill
-from qlm_agent.profiling.runs import EngineRuns, ProfiledRun
+from qlm_agent.profiling.runs import ProfiledRun, ProfilingRuns
 from qlm_core.model import ModelSpec
 
 WINDOWS = 4
-"""Into how many windows the steps of a batch are divided, so that their scatter shows."""
+"""Number of windows that divide the steps of a batch, to show their scatter."""
 WARM_LOADS = 3
 RESUMED = 2
-"""Runs of each long batch that are attempted again."""
+"""Runs of each long batch that are attempted twice."""
 
 
 class Profiler:
@@ -42,8 +42,8 @@ class Profiler:
         self.found = Measurements(model=spec.name)
 
     async def measure(self, timeout_s: float, prefix: str) -> Measurements:
-        """All of the experiment; the engine is started, and the model active afterwards. `timeout_s`: longest wait for the engine to tell
-        anything. Raises ProfilingFailed, ModelLoadFailed, EngineBusy, and ValueError for an engine too small to be measured."""
+        """Runs the experiment; the engine is started, and the model active afterwards. `timeout_s`: longest wait for an output of the
+        engine. Raises ProfilingFailed, ModelLoadFailed, EngineBusy, and ValueError for an engine too small to be measured."""
         self._began_s = self._clock()
         await self._loads()
         stats = self._engine.stats()
@@ -54,14 +54,14 @@ class Profiler:
             batch_max=stats.batch_max,
         )
         plan = design(limits)
-        runs = EngineRuns(self._engine, self._spec.name, self._spec.vocabulary_size, prefix, timeout_s)
+        runs = ProfilingRuns(self._engine, self._spec.name, self._spec.vocabulary_size, prefix, timeout_s)
         async with runs.reading():
             await self._all(plan, runs)
         self.found.engine_s = self._elapsed_s()
         return self.found
 
-    async def _all(self, plan: Design, runs: EngineRuns) -> None:
-        """In turn, so that whatever the limit leaves can be fitted: prefills once, batches, then the rest."""
+    async def _all(self, plan: Design, runs: ProfilingRuns) -> None:
+        """In an order that leaves enough for a fit at any limit: prefills once, batches, then the rest."""
         lengths = len(set(plan.prefills))
         await self._prefills(runs, plan.prefills[:lengths])
         for batch in plan.batches:
@@ -87,7 +87,7 @@ class Profiler:
     # Models -----------------------------------------------------------------------------------------------------------
 
     async def _loads(self) -> None:
-        """From wherever the model is to the GPU, by way of the disk where the engine can be made to."""
+        """From the model's tier to the GPU, by way of the disk if the engine allows it."""
         name = self._spec.name
         try:
             if self._engine.tier(name) is Tier.WARM:
@@ -112,7 +112,7 @@ class Profiler:
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
-    async def _prefills(self, runs: EngineRuns, lengths: Sequence[int]) -> None:
+    async def _prefills(self, runs: ProfilingRuns, lengths: Sequence[int]) -> None:
         for tokens in lengths:
             if self._left(f"a prefill of {tokens} tokens"):
                 run = await runs.start(tokens, 1)
@@ -125,7 +125,7 @@ class Profiler:
             tokens = run.prompt_tokens + run.resumed_tokens
             self.found.prefills.append(Prefill(tokens=tokens, seconds=seconds, resumed=run.resumed_tokens > 0))
 
-    async def _batch(self, runs: EngineRuns, batch: Batch) -> None:
+    async def _batch(self, runs: ProfilingRuns, batch: Batch) -> None:
         started = await runs.start_together(batch.sequences, batch.prompt_tokens, batch.output_tokens)
         await runs.ends(started)
         self.found.windows += windows_of(started, self._scale)
@@ -135,8 +135,8 @@ class Profiler:
                 await runs.ends([again])
                 self._prefilled(again)
 
-    async def _mixed(self, runs: EngineRuns, sequences: int) -> None:
-        """From when the batch is full and its first run has ended until no run is left to fill it up with."""
+    async def _mixed(self, runs: ProfilingRuns, sequences: int) -> None:
+        """From the first end in the full batch until no run is left to refill it."""
         outputs = itertools.cycle(MIXED_OUTPUT_TOKENS)
         live = [await runs.start(MIXED_PROMPT_TOKENS, next(outputs)) for _ in range(sequences)]
         everyone = list(live)
@@ -150,7 +150,7 @@ class Profiler:
         await runs.ends(everyone)
         self.found.mixed = mixed_of(everyone, sequences, self._scale)
 
-    async def _offloads(self, runs: EngineRuns, plan: Design) -> None:
+    async def _offloads(self, runs: ProfilingRuns, plan: Design) -> None:
         """Moves batches to host memory and back."""
         if not self._engine.stats().host_kv_capacity_tokens or not plan.offloads:
             self.found.notes.append("KV transfers were not measured: the engine cannot offload")
@@ -161,7 +161,7 @@ class Profiler:
             await runs.begin(started)
             moved: list[KvTransfer] = []
             for _ in range(OFFLOAD_CYCLES):
-                # An engine may answer before its copies are made, so the slower way of the two counts for both.
+                # An engine may answer before its copies are made, so the slower direction counts for both.
                 cycle = await self._cycle([run.run_id for run in started])
                 moved += [max(cycle, key=lambda transfer: transfer.seconds)] if cycle else []
             if moved:
@@ -170,7 +170,7 @@ class Profiler:
             await runs.abort(started)
 
     async def _cycle(self, names: Sequence[str]) -> list[KvTransfer]:
-        """Moves runs to host memory and back at once; those transfers that moved something, and all of it."""
+        """Moves runs to host memory and back at once; returns the transfers that moved all of them."""
         before = self._engine.stats()
         away, seconds = await self._timed(self._engine.offload(names))
         after = self._engine.stats()
@@ -189,14 +189,14 @@ class Profiler:
 
 
 def windows_of(runs: Sequence[ProfiledRun], scale: float) -> list[DecodeWindow]:
-    """The time that all of them decoded in, from the last first token to the first end, by the tellings of the run that began last."""
+    """The time in which all of them decoded, from the last first token to the first end, by the outputs of the run that began last."""
     last = max(runs, key=lambda run: run.first_s)
     until_s = min(run.points[-1][0] for run in runs)
-    told = [(at_s, float(tokens)) for at_s, tokens in last.points if last.first_s < at_s <= until_s]
-    if not told and last.first_s < until_s:
-        # Told too seldom: its steps were alike until the others began to end, and nearly so afterwards.
-        told = [(until_s, last.tokens_at(until_s))]
-    points = [(last.first_s, 1.0), *told]
+    seen = [(at_s, float(tokens)) for at_s, tokens in last.points if last.first_s < at_s <= until_s]
+    if not seen and last.first_s < until_s:
+        # Too few reports: its steps were alike until the others began to end, and nearly so afterwards.
+        seen = [(until_s, last.tokens_at(until_s))]
+    points = [(last.first_s, 1.0), *seen]
     every = max(1, len(points) // WINDOWS)
     ends = [*points[every::every][: WINDOWS - 1], points[-1]]
     found = []
@@ -213,7 +213,7 @@ def windows_of(runs: Sequence[ProfiledRun], scale: float) -> list[DecodeWindow]:
 
 
 def mixed_of(runs: Sequence[ProfiledRun], sequences: int, scale: float) -> MixedLoad | None:
-    """What went on between the first end and the last start; None where nothing did."""
+    """The load between the first end and the last start; None without one."""
     from_s, until_s = min(run.points[-1][0] for run in runs), max(run.first_s for run in runs)
     if until_s <= from_s:
         return None

@@ -1,4 +1,4 @@
-"""The agent's own record of the runs that it gave to engine processes, and the output that nobody has read yet."""
+"""The agent's own record of the runs in its engine processes, and their unread output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlm_core.simulated_model import TOKEN_BYTES
 
 
 @dataclass(slots=True)
-class HeldByEngine:
+class HeldEngineRun:
     """A run of a model. `sent`: its process has it; `offloaded`: it is off the GPU, or on the way there."""
 
     request: EngineRequest
@@ -25,29 +25,29 @@ class EngineRuns:
     """All runs of an engine. Output of a run that is not read yet becomes one."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, HeldByEngine] = {}
-        self._made: dict[str, EngineOutput] = {}
+        self._runs: dict[str, HeldEngineRun] = {}
+        self._unread: dict[str, EngineOutput] = {}
         self.news = asyncio.Event()
 
-    def get(self, run_id: str) -> HeldByEngine | None:
+    def get(self, run_id: str) -> HeldEngineRun | None:
         return self._runs.get(run_id)
 
     def add(self, request: EngineRequest, *, sent: bool) -> None:
-        self._runs[request.run_id] = HeldByEngine(request, sent)
+        self._runs[request.run_id] = HeldEngineRun(request, sent)
 
-    def of(self, model: str, *, offloaded: bool | None = None) -> list[HeldByEngine]:
-        """Runs of a model, in the order they came; `offloaded`: only those that are, or are not."""
+    def of(self, model: str, *, offloaded: bool | None = None) -> list[HeldEngineRun]:
+        """Runs of a model, in the order of addition; `offloaded`: only those that are, or are not."""
         return [run for run in self._runs.values() if run.request.model == model and offloaded in (None, run.offloaded)]
 
     @property
     def offloaded(self) -> int:
         return sum(run.offloaded for run in self._runs.values())
 
-    def drop(self, run_ids: Iterable[str]) -> list[HeldByEngine]:
-        """Forgets runs, and what of their output was not read; returns those that there were."""
-        dropped: list[HeldByEngine] = []
+    def drop(self, run_ids: Iterable[str]) -> list[HeldEngineRun]:
+        """Forgets runs and their unread output; returns the known ones."""
+        dropped: list[HeldEngineRun] = []
         for run_id in run_ids:
-            self._made.pop(run_id, None)
+            self._unread.pop(run_id, None)
             run = self._runs.pop(run_id, None)
             if run is not None:
                 dropped.append(run)
@@ -55,16 +55,16 @@ class EngineRuns:
 
     def clear(self) -> None:
         self._runs.clear()
-        self._made.clear()
+        self._unread.clear()
 
     def fail(self, run_id: str, kind: FailureKind, message: str) -> None:
-        """Ends a run by a failure; what it made before is told too."""
+        """Ends a run by a failure; its earlier output is reported too."""
         now_s = time.monotonic()
         self._runs.pop(run_id, None)
-        self._tell(EngineOutput(run_id, b"", now_s, now_s, now_s, failure=EngineFailure(kind=kind, message=message)))
+        self._add_output(EngineOutput(run_id, b"", now_s, now_s, now_s, failure=EngineFailure(kind=kind, message=message)))
 
     def take(self, frame: Frame) -> bool:
-        """Takes a frame of output; whether it made tokens."""
+        """Takes a frame of output; returns whether it has tokens."""
         at = 0
         records = frame.head.get("logprobs", ())
         records_at = TOKEN_BYTES * sum(row[1] for row in frame.head["made"]) if records else 0
@@ -83,19 +83,19 @@ class EngineRuns:
                 output.finish = FinishReason(finish) if finish else None
                 output.failure = EngineFailure(kind=FailureKind(failure), message=message) if failure else None
                 del self._runs[run_id]
-            self._tell(output)
+            self._add_output(output)
         return made
 
     def read(self) -> list[EngineOutput]:
         """All output that was not read yet."""
-        made, self._made = list(self._made.values()), {}
+        made, self._unread = list(self._unread.values()), {}
         self.news.clear()
         return made
 
-    def _tell(self, output: EngineOutput) -> None:
-        waiting = self._made.get(output.run_id)
+    def _add_output(self, output: EngineOutput) -> None:
+        waiting = self._unread.get(output.run_id)
         if waiting is None:
-            self._made[output.run_id] = output
+            self._unread[output.run_id] = output
         else:
             waiting.token_ids += output.token_ids
             waiting.logprobs += output.logprobs

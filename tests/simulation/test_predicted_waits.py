@@ -52,12 +52,12 @@ def _waits(seed: int, slowness: float) -> list[tuple[float, float]]:
         models=(spec,), instances=(InstanceDescription(agent=agent),), profiles=replace(shipped_snapshot(), hardware=(ROW,))
     )
     result = simulate(
-        described, requests, seed=seed, look_every_s=0.002, looks=[(0.5, lambda cluster: cluster.agents[0].set_slowness(slowness))]
+        described, requests, seed=seed, poll_every_s=0.002, probes=[(0.5, lambda cluster: cluster.agents[0].set_slowness(slowness))]
     )
     return [
-        (each.told_wait_s, each.started_s - each.accepted_s)
+        (each.predicted_wait_s, each.started_s - each.accepted_s)
         for each in sorted(result.outcomes, key=lambda outcome: outcome.accepted_s)
-        if each.told_wait_s is not None
+        if each.predicted_wait_s is not None
     ]
 
 
