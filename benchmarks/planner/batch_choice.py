@@ -30,7 +30,7 @@ def measure(plan: Plan) -> Measured:
         slo_class, slo_s, first_token = SLOS[number % len(SLOS)]
         facts: dict[str, Any] = {"run_id": f"r{number}", "queue_id": f"{number}-0", "model": model, "prompt_tokens": 500}
         facts |= {"output_tokens_max": 512, "stored": 9, "slo_class": slo_class, "first_token": first_token}
-        batch.pulled(PulledRun(**facts, slo_s=slo_s, deadline_s=slo_s))
+        batch.record_pull(PulledRun(**facts, slo_s=slo_s, deadline_s=slo_s))
         runs.add(Run(**facts, resumed=0, produced=9, urgency=Urgency(0, slo_s)))
     behind = [WaitingGroup(model=model, slo_class=slo, first_token=first, waiting=8) for slo, _, first in SLOS * (WAITING // len(SLOS))]
     head = QueueHead(group_id="g", model=model, waiting=8, waiting_prompt_tokens=4_000, slo_class="32s", behind=tuple(behind[1:]))

@@ -15,8 +15,9 @@ import numpy as np
 from qlm_core.calibration import CalibrationProfile
 from qlm_core.errors import Unavailable
 from qlm_core.model import ModelSpec
-from qlm_core.new_request import calibration_of, predict_new, prediction_of
+from qlm_core.new_request import calibration_of, place_new, predict_new, prediction_of
 from qlm_core.normal_arrays import Floats
+from qlm_core.planned_waits import WaitCurve
 from qlm_core.prediction_service import ServiceFigures
 from qlm_core.prediction_views import GroupView, QueueView, RequestPrediction
 from qlm_core.profile import ProfileSnapshot
@@ -209,6 +210,33 @@ class Assessment:
         serves its model can be predicted. `now_s`: the clock that deadlines have, to tell where the agent would evict what runs. Costs one
         pass over the groups."""
         return predict_new(self._reader, list(self._views.values()), self._groups, request, now_s)
+
+    def newcomer(self, request: GroupView, group_id: str, now_s: float, more: Sequence[float]) -> tuple[QueueView, int, WaitCurve] | None:
+        """A new request, as a group of one, as `arriving` has it: its queue, the requests ahead of it, and the waits of those like it that
+        come with `more` of them between, which begins with 0."""
+        found = self.number_of(group_id) if group_id else None
+        if found is not None:
+            instance, number = found
+            count = float(self._groups.count[number])
+            curve = self.table.curve([number] * len(more), [count + each for each in more], more)
+            return self._views[instance], self._requests_before(instance, number) + int(count), curve
+        place = place_new(self._reader, list(self._views.values()), self._groups, request, now_s)
+        if place is None:
+            return None
+        return place.view, place.requests_ahead, place.table.curve([place.number] * len(more), more, more)
+
+    def queue_curve(self, instance: str, knots_max: int) -> WaitCurve | None:
+        """The waits along a queue by the requests ahead, at the first and the last requests of its groups, or of some where these are
+        more than `knots_max`. None for a queue that is empty or cannot be predicted."""
+        view = self._views.get(instance)
+        if view is None or not view.groups:
+            return None
+        chosen = np.unique(np.linspace(0, len(view.groups) - 1, max(1, knots_max // 2)).round().astype(np.int64))
+        numbers = np.repeat(self._first(instance) + chosen, 2)
+        places = np.maximum(self._groups.count[numbers] - 1.0, 0.0)
+        places[::2] = 0.0
+        before = np.array([self._requests_before(instance, int(number)) for number in numbers[::2]], dtype=np.float64)
+        return self.table.curve(numbers, places, (np.repeat(before, 2) + places).tolist())
 
     def _times_of(self, view: QueueView, number: int, place: float, request: GroupView) -> RequestTimes:
         """One request at a place of a group of its model, with its own prompt and output, as the formulas have them."""

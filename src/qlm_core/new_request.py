@@ -7,7 +7,7 @@ later first deadline; the instance where it would end first counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,27 @@ from qlm_core.request_times import RequestTable, RequestTimes
 def predict_new(
     reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
 ) -> RequestPrediction | None:
+    """A new request, as a group of one, as `place_new` places it. None where no instance can be predicted."""
+    place = place_new(reader, views, groups, request, now_s)
+    if place is None:
+        return None
+    times = place.table.times([place.number], [0.0])
+    return prediction_of(reader.profiles, place.view, request.model, times, 0, place.requests_ahead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPlace:
+    """Where a new request comes: on the queue of `view` as the group `number` of `table`, behind `requests_ahead` that wait."""
+
+    view: QueueView
+    table: RequestTable
+    number: int
+    requests_ahead: int
+
+
+def place_new(
+    reader: QueueReader, views: Sequence[QueueView], groups: QueueGroups, request: GroupView, now_s: float | None
+) -> NewPlace | None:
     """A new request, as a group of one, beside the groups of the views, which `reader` read. `now_s`: the clock that deadlines have; None:
     what runs ends before another model comes, also where the agent would evict it. None where no instance can be predicted. Costs one
     pass over the groups."""
@@ -43,14 +64,15 @@ def predict_new(
     if now_s is not None:
         groups = replace(groups, lead=_cleared(reader, chosen, groups, places, rows, request, now_s))
     whole, at = groups.inserted(places, rows)
-    found = RequestTable.of(queue_times(whole)).times(at, np.zeros(len(at)))
+    table = RequestTable.of(queue_times(whole))
+    found = table.times(at, np.zeros(len(at)))
     before = [int(groups.count[begin:end].sum()) for begin, end in zip(groups.first[:-1], places, strict=True)]
     ends_s = [
         calibration_of(reader.profiles, view, request.model)[1].applied(normal_at(found.completion_s, found.completion_variance, at)).mean
         for at, view in enumerate(chosen)
     ]
     best = ends_s.index(min(ends_s))
-    return prediction_of(reader.profiles, chosen[best], request.model, found, best, before[best])
+    return NewPlace(view=chosen[best], table=table, number=int(at[best]), requests_ahead=before[best])
 
 
 def may_serve(view: QueueView, model: str) -> bool:

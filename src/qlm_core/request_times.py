@@ -6,7 +6,7 @@ is a hundred or so operations on whole arrays, done in blocks that stay in the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from qlm_core.calibration import calibrated as calibrated_by
 from qlm_core.distribution import normal_quantile
 from qlm_core.instance import PREFILL_CHUNK_TOKENS
 from qlm_core.normal_arrays import Floats, beyond
+from qlm_core.planned_waits import WaitCurve
 from qlm_core.queue_columns import COUNT, DEADLINE, FIRST_TOKEN, LAST_DEADLINE, PREFILL_SQUARE, PREFILL_TOKEN, PROMPT
 from qlm_core.queue_model import DECODE, PREFILL, VARIANCE, Integers, seat_waits
 from qlm_core.queue_times import QueueTimes
@@ -130,6 +131,18 @@ class RequestTable:
             own = _part(prompts, block), _part(outputs, block), _part(variances, block)
             _fill(self.columns[groups[block]].T, places[block], own, found[:, block], calibrated)
         return RequestTimes(*found)
+
+    def curve(self, group: ArrayLike, position: ArrayLike, ahead: Iterable[float]) -> WaitCurve:
+        """The waits of requests at places of groups as `times` has them, before calibration, by the requests `ahead`, which do not fall."""
+        groups, places = np.asarray(group, dtype=np.intp), np.asarray(position, dtype=np.float64)
+        times, rows = self.times(groups, places, calibrated=False), self.columns[groups].T
+        columns = (
+            times.wait_s,
+            times.wait_variance,
+            rows[CHUNK] + places * rows[CHUNK_EACH],
+            rows[TOKEN] + places * rows[TOKEN_EACH],
+        )
+        return WaitCurve(tuple(ahead), *(tuple(column.tolist()) for column in columns))
 
     def times_along(self, groups: Integers, places: Floats) -> RequestTimes:
         """Requests of some groups: `places` [points, groups] of them in each, and the answers in that shape."""

@@ -122,6 +122,7 @@ class QueueDump:
     control           instance -> the entries of its control stream, in order
     events            the RequestEvents of each entry of the events stream, in order
     profiles          version and body, (0, b"") for none
+    waits             as published, b"" for none
     """
 
     accepted_count: int
@@ -147,6 +148,7 @@ class QueueDump:
     control: Mapping[str, tuple[ControlEntry, ...]]
     events: tuple[bytes, ...]
     profiles: tuple[int, bytes]
+    waits: bytes
 
 
 def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
@@ -194,6 +196,7 @@ def canonical(dump: QueueDump, numbers: Mapping[str, int]) -> dict[str, object]:
         "control": {name: _control(entries, number) for name, entries in sorted(dump.control.items())},
         "events": event_values(dump.events, number),
         "profiles": dump.profiles,
+        "waits": dump.waits,
     }
 
 

@@ -61,6 +61,7 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    WaitsRecord,
 )
 
 
@@ -231,8 +232,9 @@ class Queue(Protocol):
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         """A request. Raises NotFound."""
 
-    async def requests_ahead(self, key: RequestKey) -> int:
-        """Waiting requests before a PLACED request on its virtual queue (over at most BATCH_MAX groups); 0 for others."""
+    async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
+        """The virtual queue of a PLACED request and the waiting requests before it there (over at most BATCH_MAX groups); ("", 0) for
+        others."""
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
         """Waiting requests of a group after an acceptance number, in order."""
@@ -257,6 +259,13 @@ class Queue(Protocol):
     async def report(self, events: Sequence[bytes]) -> None:
         """Appends serialized RequestEvents that no operation writes, as one entry; nothing where there are none. A repeat appends them
         again. Raises ValueError for bytes that are no RequestEvent."""
+
+    async def publish_waits(self, lease: Lease, body: bytes) -> None:
+        """Stores the waits that the planner predicts (PlannedWaits, at most `WAITS_BYTES_MAX`). Raises LeaseLost, and ValueError for more
+        bytes."""
+
+    async def read_waits(self) -> WaitsRecord:
+        """What `publish_waits` stored last, with counts of the queue and its pauses. O(pauses)."""
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         """Stores the profile snapshot. Raises LeaseLost."""

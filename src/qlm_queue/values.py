@@ -14,6 +14,9 @@ from qlm_queue.bounds import Bounds as Bounds
 BATCH_MAX = 500
 """Most ids that one script call touches."""
 
+WAITS_BYTES_MAX = 1 << 20
+"""Most bytes of the published waits."""
+
 MODELS_AHEAD_GROUPS_MAX = 32
 """First groups of a virtual queue whose models `pull` tells."""
 
@@ -374,6 +377,24 @@ class VirtualQueueRecord:
     version: int
     group_ids: Sequence[str]
     running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsRecord:
+    """The waits that the planner published last (b"": none), with the requests that were ever accepted, those that live, and the pauses by
+    kind and name."""
+
+    body: bytes
+    accepted_count: int
+    live: int
+    pauses: Sequence[Pause] = ()
+
+
+def check_waits(body: bytes) -> bytes:
+    """Raises ValueError for more than `WAITS_BYTES_MAX` bytes."""
+    if len(body) > WAITS_BYTES_MAX:
+        raise ValueError(f"published waits have at most {WAITS_BYTES_MAX} bytes, not {len(body)}")
+    return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,12 +38,6 @@ def ask(client: qlm.Client, number: int) -> None:
     assert client.result(f"r{number}", tenant=tenant, wait_s=PATIENCE_S) is not None
 
 
-def said(cluster: RunningCluster, event: str) -> list[dict[str, object]]:
-    """What the estimator logged under a name."""
-    lines = (cluster.state_dir / "logs" / "estimator-0.log").read_text().splitlines()
-    return [entry for entry in map(json.loads, (line for line in lines if event in line)) if entry["event"] == event]
-
-
 def published(cluster: RunningCluster) -> ProfileSnapshot:
     """The newest profiles, as any estimator tells them."""
     (estimator,) = cluster.state.of("estimator")
@@ -77,7 +71,7 @@ def test_two_tenants_are_told_apart_at_acceptance_and_after_a_restart(cluster: R
 
         def used() -> bool:
             list(pool.map(lambda _: ask(client, next(numbers)), range(16)))
-            return bool(said(cluster, "length_model_used"))
+            return published(cluster).length_model.used_for(MODEL)
 
         wait_until(used, 2 * PATIENCE_S, "the length model is used")
 

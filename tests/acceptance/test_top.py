@@ -70,7 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
                 assert client.result(f"r{number}", wait_s=ANSWER_S) is not None
         wait_until(lambda: seen(cluster.address)["outcomes"]["completed"] == 30, ANSWER_S, "the estimator has read all events")
         # What clients were told comes every half second, after short requests have ended.
-        wait_until(lambda: seen(cluster.address)["outcomes"]["calibration"]["samples"] > 0, ANSWER_S, "a prediction was judged")
+        wait_until(lambda: seen(cluster.address)["outcomes"]["calibration"], ANSWER_S, "a prediction was judged")
         yield cluster
 
 
@@ -97,16 +97,10 @@ def test_json_tells_what_happened(served: RunningCluster) -> None:
     assert outcomes["output_tokens"] > 0
     assert outcomes["operations"]["pulled"] >= 30
     assert [(each["slo_class"], each["completed"], each["judged"]) for each in outcomes["classes"]] == [("32s", 15, 15), ("1024s", 15, 15)]
-    assert all(0 <= each["attained"] <= 15 and 0.0 < each["latency_p50_s"] <= each["latency_p99_s"] for each in outcomes["classes"])
+    assert all(0 <= each["attained"] <= 15 for each in outcomes["classes"])
     assert outcomes["classes"][1]["attained"] == 15
-    calibration = outcomes["calibration"]
-    assert calibration["samples"] > 0
-    assert 0.0 <= calibration["within_p50"] <= calibration["within_p90"] <= 1.0
-    assert 0.0 <= calibration["error_p50_s"] <= calibration["error_p90_s"]
-    rows = calibration["rows"]
-    assert {(row["time"], row["model"]) for row in rows} >= {(time, "") for time in ("wait", "completion")}
-    assert {row["model"] for row in rows if row["model"]} <= set(MODELS)
-    assert {row["gpu"] for row in rows if row["model"]} <= {"A100-80GB", "H100-80GB"}
+    rows = outcomes["calibration"]
+    assert {(row["time"], row["depth"]) for row in rows} >= {(time, "") for time in ("wait", "completion")}
     assert all(row["samples"] > 0 and 0.0 <= row["within_p50"] <= row["within_p90"] <= row["within_p99"] <= 1.0 for row in rows)
 
 
@@ -126,7 +120,7 @@ def test_without_a_terminal_one_frame_is_printed(served: RunningCluster) -> None
         assert expected in words
     assert re.search(r"32s\s+15\s+\d+\.\d%", done.stdout)
     assert "predicted against actual" in words
-    assert re.search(r"completion\s+all\s+all\s+\d+", done.stdout)
+    assert re.search(r"any\s+completion\s+\d+", done.stdout)
     assert "pulled 3" in words
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qlm_core.errors import LeaseLost
-from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, Lease
+from qlm_core.pauses import PauseKind
+from qlm_queue.values import ESTIMATOR_ROLE, PLANNER_ROLE, WAITS_BYTES_MAX, Lease
 
 from .mirror import Mirror
 from .scenario import FAILURE, ROOMY, TTL_S, Scenario, completion
@@ -80,6 +81,21 @@ async def test_profiles_are_published_by_the_leader_alone(mirror: Mirror) -> Non
     with pytest.raises(LeaseLost):
         await mirror("publish_profiles", lease, 8, b"late")
     assert await mirror("read_profiles") == (7, b"\x00\xffsnapshot")
+
+
+async def test_waits_are_published_by_the_leading_planner_alone(mirror: Mirror) -> None:
+    assert (await mirror("read_waits")).body == b""
+    lease = await mirror("acquire_lease", PLANNER_ROLE, "one", TTL_S, "host:1")
+    await mirror("publish_waits", lease, b"\x08\x01")
+    await mirror("pause", PauseKind.TENANT, "a:b")
+    read = await mirror("read_waits")
+    assert (read.body, read.accepted_count, read.live, [pause.name for pause in read.pauses]) == (b"\x08\x01", 0, 0, ["a:b"])
+    with pytest.raises(ValueError, match="bytes"):
+        await mirror("publish_waits", lease, b"x" * (WAITS_BYTES_MAX + 1))
+    await mirror.expire_lease(PLANNER_ROLE)
+    with pytest.raises(LeaseLost):
+        await mirror("publish_waits", lease, b"\x08\x02")
+    assert (await mirror("read_waits")).body == b"\x08\x01"
 
 
 async def test_registering_makes_an_incarnation_and_a_virtual_queue(mirror: Mirror) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
 
+from published_waits import publish_waits
 from qlm.api.v1.instance_pb2 import Instance
 from qlm.api.v1.request_pb2 import FinishReason, Request, Result, Usage
 from qlm.internal.v1.frames_pb2 import Frame
 from qlm.values import TokenLogprobs
 from qlm_agent.delivery.logprobs import record
 from qlm_core.errors import LeaseLost, Unavailable
+from qlm_core.model import ModelSpec
 from qlm_core.request import RequestState
+from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.config import GatewayConfig
 from qlm_gateway.shell import Gateway
 from qlm_queue.embedded.server import EmbeddedServer
@@ -167,6 +170,16 @@ class ScriptedAgent:
         for completion in completions:
             del self.running[completion.last.queue_id]
 
+    async def publish(self, every_s: float = 0.05) -> None:
+        """Publishes the waits, again and again, as planners do."""
+        assert self._planner is not None
+        catalogue = {MODEL: ModelSpec(name=MODEL, profile="Mistral-7B", context_tokens_max=CONTEXT_TOKENS_MAX)}
+        profiles = shipped_snapshot()
+        while True:
+            with suppress(Unavailable):
+                await publish_waits(self.queue, self._planner, catalogue, profiles)
+            await asyncio.sleep(every_s)
+
     async def start_all(self) -> None:
         """Places and pulls what is there."""
         await self.place()
@@ -236,7 +249,7 @@ class Rig:
         self.agent = ScriptedAgent(self.queue)
         self.tracer_provider = TracerProvider()
         self._ids = itertools.count()
-        self._agent_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def new_queue(self) -> RedisQueue:
         return RedisQueue(self.server.url, "test", bounds=self.bounds)
@@ -257,13 +270,17 @@ class Rig:
 
     def serve(self, pause_s: float = 0.002) -> None:
         """Lets the agent run by itself."""
-        self._agent_task = asyncio.create_task(self.agent.run(pause_s))
+        self._tasks.append(asyncio.create_task(self.agent.run(pause_s)))
+
+    def publish(self) -> None:
+        """Publishes the waits from now on."""
+        self._tasks.append(asyncio.create_task(self.agent.publish()))
 
     async def stop(self) -> None:
-        if self._agent_task is not None:
-            self._agent_task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError, LeaseLost):
-                await self._agent_task
+                await task
         for run in self.gateways:
             await run.kill()
         await self.queue.stop()

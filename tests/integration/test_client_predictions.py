@@ -22,7 +22,7 @@ from qlm.values import Outlook, Prediction, RequestState
 from qlm.wire_errors import STATUS_TRAILER, RpcFailure
 from qlm_cli.root import root
 from qlm_core.request import RequestKey
-from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
+from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 from qlm_queue.values import Bounds, LiveRequest
 
 from .gateway_rig import MODEL, PATIENCE_S, GatewayRun, Rig, open_rig
@@ -32,7 +32,8 @@ SLO_S = 20.0
 
 
 async def looking(rig: Rig) -> GatewayRun:
-    """A gateway that has seen the instance."""
+    """A gateway that knows the instance from the published waits."""
+    rig.publish()
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
         while not all(model.instances for model in await client.models()):
@@ -99,7 +100,6 @@ async def test_one_that_is_sent_again_is_told_by_the_place_that_it_has(rig: Rig)
         assert (again.duplicate, again.state) == (True, RequestState.ACCEPTED)
         check(again.prediction)
         await rig.agent.place()
-        await client.status()  # a look at the queue as it is now
         again = await client.submit(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r1")
         assert (again.duplicate, again.state, check(again.prediction).requests_ahead) == (True, RequestState.PLACED, 1)
         stream = client.generate(MODEL, PROMPT, slo_s=SLO_S, max_tokens=8, request_id="r3")

@@ -22,12 +22,11 @@ from qlm.api.v1 import estimator_pb2, estimator_pb2_grpc
 from qlm.wire_errors import from_rpc_error
 from qlm_cli.root import root
 from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
-from qlm_core.errors import InvalidRequest, PreconditionFailed, QlmError
+from qlm_core.errors import InvalidRequest, PreconditionFailed
 from qlm_core.hardware_profile import HardwareProfile
 from qlm_core.length_model import LengthModel, LengthScore
 from qlm_core.profile import ProfileSnapshot, WorkloadProfile
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_estimator.importing import WAITING_MAX, ImportDesk
 from qlm_process.profile_file import dump_profiles, parse_profiles
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.embedded.server import EmbeddedServer
@@ -225,26 +224,6 @@ async def test_the_import_command_says_what_is_wrong_with_a_file(leader: Estimat
     assert (await qlm("profiles", "--estimator", leader.address, "import", str(tmp_path / "nobody"))).exit_code == 2
     away = await qlm("profiles", "--estimator", "127.0.0.1:1", "export")
     assert (away.exit_code, "Traceback" in away.output) == (1, False)
-
-
-async def test_imports_that_wait_are_bounded_and_end_with_the_lease() -> None:
-    desk = ImportDesk(leading=True)
-    tasks = [asyncio.create_task(desk.bring(BROUGHT)) for _ in range(WAITING_MAX)]
-    await asyncio.sleep(0)
-    with pytest.raises(QlmError, match="wait already"):
-        await desk.bring(BROUGHT)
-    tasks[0].cancel()
-    await asyncio.wait([tasks[0]])
-    taken = desk.next()
-    assert taken is not None
-    taken.settle(7)
-    assert await tasks[1] == 7
-    desk.close()
-    for task in tasks[2:]:
-        with pytest.raises(PreconditionFailed, match="leads no more"):
-            await task
-    with pytest.raises(PreconditionFailed, match="standby"):
-        await desk.bring(BROUGHT)
 
 
 # The real processes ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from contextlib import suppress
 from qlm_core.model import ModelSpec
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorSettings
-from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import Count, Ended, OutcomesOfTerm
+from qlm_estimator.outcomes.report import Count, Ended
 from qlm_estimator.predictions import Predicted, told
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
@@ -56,32 +55,29 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 async def test_a_clock_set_back_by_an_hour_silences_nothing() -> None:
-    world, metrics, outcomes = World(), EstimatorMetrics(), OutcomesOfTerm()
+    world, metrics = World(), EstimatorMetrics()
     shell = EstimatorShell(
         queue=world,
         clock=WorldClock(world),
-        election=RoleElection(world, ESTIMATOR_ROLE, "h:1", ttl_s=1e6, renew_s=1e5),
         settings=EstimatorSettings(overview_every_s=LOOK_EVERY_S, read_block_s=0.01),
         catalogue={"chat": ModelSpec(name="chat", profile="Mistral-7B")},
         shipped=shipped_snapshot(),
         metrics=metrics,
-        outcomes=outcomes,
-        imports=ImportDesk(),
     )
 
     def judge() -> None:
-        assert outcomes.current is not None
+        assert shell.outcomes is not None
         predicted = Predicted(queue_id="1", at_s=world.now_s, completion=told(2.0, 4.0), model="chat", gpu="A100-80GB", n_gpu=1)
-        outcomes.current.predict(predicted)
-        outcomes.current.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
+        shell.outcomes.predict(predicted)
+        shell.outcomes.end(Ended(queue_id="1", at_s=world.now_s, state=Count.COMPLETED, slo_class="", latency_s=3.0))
 
     def shown() -> float | None:
-        labels = {"time": "completion", "model": "chat", "gpu": "A100-80GB", "depth": "0"}
+        labels = {"time": "completion", "depth": "0"}
         return metrics.registry.get_sample_value("qlm_estimator_calibration_samples", labels)
 
-    task = asyncio.create_task(shell.run())
+    task = asyncio.create_task(shell.run(RoleElection(world, ESTIMATOR_ROLE, "h:1", ttl_s=1e6, renew_s=1e5)))
     try:
-        await until(lambda: outcomes.current, "it leads")
+        await until(lambda: shell.outcomes, "it leads")
         judge()
         world.now_s += 10.0
         await until(lambda: shown() == 1.0, "the metrics of calibration")

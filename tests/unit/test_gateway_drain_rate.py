@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qlm_gateway.drain_rate import PLACES_MAX, PRIOR_PER_S, RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
+from qlm_gateway.outlook.drain_rate import PLACES_MAX, PRIOR_PER_S, RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
 
 
 def watched(per_s: int, seconds: int) -> DrainRate:

@@ -1,29 +1,34 @@
-"""Predictions from one look at the queue."""
+"""Predictions of single requests from published waits."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qlm_core.assessment import Assessment
+from qlm_core.calibration import CalibratedTime, CalibrationProfile, CalibrationTable
 from qlm_core.instance import InstanceFacts
 from qlm_core.model import ModelSpec
+from qlm_core.pauses import Pause, PauseKind
+from qlm_core.planned_waits import ClassWaits, PlannedWaits, QueueWaits, WaitCurve, WaitKey
 from qlm_core.prediction_views import GroupView, QueueView
 from qlm_core.request import RequestKey, RequestState, Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
-from qlm_gateway.joined import STALE_JOINED_MIN, Joined
-from qlm_gateway.outlook import AGAIN_MAX, PREDICTIONS_MAX, Asked, Outlook
+from qlm_gateway.outlook.waits import SINCE_MAX, AcceptedSince, Outlook, RequestShape
 from qlm_gateway.status import predict_live
-from qlm_queue.values import GroupRecord, LiveRequest, Overview
+from qlm_process.wire import waits as waits_wire
+from qlm_queue.values import LiveRequest
 
 MODEL = "mistral-7b"
 CATALOGUE = {MODEL: ModelSpec(name=MODEL, profile="Mistral-7B")}
-INSTANCE = InstanceFacts(name="a100-0", incarnation="a100-0/1", gpu="A100-80GB", n_gpu=1, engine="simulated", models=(MODEL,))
-ASKED = Asked(model=MODEL, slo=Slo(kind=SloKind.COMPLETION, seconds=60.0), prompt_tokens=100, output_tokens_max=200)
+INSTANCE = InstanceFacts(name="a100-0", incarnation="", gpu="A100-80GB", n_gpu=1, engine="", models=(), active_model=MODEL)
+REQUEST = RequestShape(model=MODEL, slo=Slo(kind=SloKind.COMPLETION, seconds=60.0), prompt_tokens=100, output_tokens_max=200)
+PATIENT = replace(REQUEST, slo=Slo(kind=SloKind.COMPLETION, seconds=5_000.0))
+MORE = (0.0, 1.0, 64.0, 1_024.0)
+MADE_S = 1_000.0
 
 
 def group(name: str, waiting: int, deadline_s: float) -> GroupView:
@@ -38,41 +43,159 @@ def group(name: str, waiting: int, deadline_s: float) -> GroupView:
     )
 
 
-def outlook(groups: Sequence[GroupView] = (), instance: InstanceFacts = INSTANCE) -> Outlook:
-    records = {
-        view.group_id: GroupRecord(
-            group_id=view.group_id,
-            instance=instance.name,
-            last_instance=instance.name,
-            waiting=view.waiting,
-            live=view.waiting,
-            waiting_prompt_tokens=view.waiting_prompt_tokens,
-            first_deadline_s=view.first_deadline_s,
-            next_deadline_s=view.first_deadline_s,
-            last_deadline_s=max(view.first_deadline_s, view.last_deadline_s),
-            meta={"model": MODEL},
-        )
-        for view in groups
-    }
-    overview = Overview(
-        plan_version=0,
-        accepted_count=0,
-        live=0,
-        unplaced=0,
-        virtual_queues=(),
-        groups=records,
-        instances=(),
-        incarnations={},
-        last_event_id="0",
+def newcomer(assessment: Assessment, request: RequestShape) -> ClassWaits:
+    model, slo_kind, slo_name, tokens = request.key
+    of_one = GroupView(
+        group_id="",
+        model=model,
+        slo_kind=slo_kind,
+        slo_class=slo_name,
+        token_class=tokens,
+        waiting=1,
+        waiting_prompt_tokens=request.prompt_tokens,
+        first_deadline_s=request.slo.deadline_s(MADE_S),
     )
-    view = QueueView(instance=instance, active_model=MODEL, running=0, groups=tuple(groups))
-    return Outlook(overview, (view,), CATALOGUE, shipped_snapshot(), seen_s=0.0, made_s=1000.0)
+    made = assessment.newcomer(of_one, "", MADE_S, MORE)
+    assert made is not None
+    view, ahead, curve = made
+    return ClassWaits(key=request.key, slo_s=request.slo.seconds, instance=view.instance.name, requests_ahead=ahead, curve=curve)
+
+
+def published(groups: Sequence[GroupView] = (), *, running: int = 0, classes: Sequence[RequestShape] = (REQUEST,)) -> PlannedWaits:
+    served = replace(INSTANCE, models=(MODEL,))
+    view = QueueView(instance=served, active_model=MODEL, running=running, groups=tuple(groups))
+    assessment = Assessment(CATALOGUE, shipped_snapshot(), (view,))
+    waiting = sum(each.waiting for each in groups)
+    queue = QueueWaits(instance=INSTANCE, running=running, waiting=waiting, alike=waiting, curve=assessment.queue_curve(INSTANCE.name, 64))
+    return PlannedWaits(
+        made_s=MADE_S,
+        plan_version=3,
+        profile_version=0,
+        counted_to=waiting,
+        queues=(queue,),
+        classes=tuple(newcomer(assessment, each) for each in classes),
+        instances={MODEL: 1},
+    )
+
+
+def outlook(waits: PlannedWaits, pauses: Sequence[Pause] = (), calibration: Sequence[CalibrationProfile] = ()) -> Outlook:
+    profiles = replace(shipped_snapshot(), calibration=CalibrationTable(tuple(calibration)))
+    return Outlook(waits, CATALOGUE, profiles, AcceptedSince(), pauses, read_s=0.0)
+
+
+def test_publications_travel_whole() -> None:
+    waits = published((group("a", 10, 1_010.0), group("b", 2_000, 1_020.0)), running=5, classes=(REQUEST, PATIENT))
+    assert waits_wire.from_body(waits_wire.to_body(waits)) == waits
+
+
+@pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x09\x00\x00\x00\x00\x00\x00\xf8\x7f"])
+def test_what_are_no_waits_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"PlannedWaits|time"):
+        waits_wire.from_body(body)
+
+
+def test_a_curve_has_whole_columns_and_goes_straight_on() -> None:
+    with pytest.raises(ValueError, match="same number of knots"):
+        WaitCurve((0.0, 1.0), (1.0,), (1.0,), (1.0,), (1.0,))
+    curve = WaitCurve((0.0, 10.0), (1.0, 6.0), (4.0, 8.0), (0.1, 0.3), (0.01, 0.02))
+    assert [curve.at(ahead).wait.mean for ahead in (0.0, 5.0, 10.0, 20.0)] == pytest.approx([1.0, 3.5, 6.0, 11.0])
+    assert curve.at(20.0).token_s == 0.02
+    single = WaitCurve((7.0,), (3.0,), (1.0,), (0.1,), (0.01,))
+    assert [single.at(ahead).wait.mean for ahead in (0.0, 7.0, 9.0)] == [3.0, 3.0, 3.0]
+
+
+def test_a_newcomer_has_the_wait_of_its_class_less_the_time_since() -> None:
+    look = outlook(published((group("early", 2_000, 1_010.0), group("late", 5_000, 9_000.0))))
+    found, later = look.predict_new(REQUEST, MADE_S), look.predict_new(REQUEST, MADE_S + 2.0)
+    assert found is not None
+    assert later is not None
+    assert found.requests_ahead == 2_000
+    assert found.wait.mean > 10.0
+    assert later.wait.mean == pytest.approx(found.wait.mean - 2.0)
+    alone = outlook(published()).predict_new(REQUEST, MADE_S)
+    assert alone is not None
+    assert alone.wait.mean < 1.0
+
+
+def test_its_prompt_and_output_are_its_own() -> None:
+    look = outlook(published((group("g", 3_000, 1_010.0),)))
+
+    def own_s(request: RequestShape) -> float:
+        found = look.predict_new(request, MADE_S)
+        assert found is not None
+        return found.completion.mean - found.wait.mean
+
+    assert own_s(replace(REQUEST, prompt_tokens=250)) > own_s(REQUEST) > own_s(replace(REQUEST, output_tokens_max=5))
+
+
+def test_an_unknown_class_goes_by_the_nearest_of_its_model() -> None:
+    waits = published((group("g", 2_000, 1_100.0),), classes=(REQUEST, PATIENT))
+    look = outlook(waits)
+    for seconds, ahead in ((10.0, 0), (1e6, 2_000)):
+        found = look.predict_new(replace(REQUEST, slo=Slo(kind=SloKind.COMPLETION, seconds=seconds)), MADE_S)
+        assert found is not None
+        assert found.requests_ahead == ahead
+    assert look.predict_new(replace(REQUEST, slo=Slo(kind=SloKind.PRIORITY, priority=1)), MADE_S) is not None
+    assert look.predict_new(replace(REQUEST, model="other"), MADE_S) is None
+
+
+def test_those_who_came_since_are_ahead_unless_they_have_time() -> None:
+    look = outlook(published((group("g", 10, 1_010.0),), classes=(REQUEST, PATIENT)))
+    first = look.predict_new(REQUEST, MADE_S)
+    assert first is not None
+    for number in range(11, 511):
+        look.accepted(PATIENT, number)
+    assert look.predict_new(REQUEST, MADE_S) == first
+    for number in range(511, 1_011):
+        look.accepted(REQUEST, number)
+    urgent, patient = look.predict_new(REQUEST, MADE_S), look.predict_new(PATIENT, MADE_S)
+    assert urgent is not None
+    assert patient is not None
+    assert (urgent.requests_ahead, patient.requests_ahead) == (510, 1_010)
+    assert patient.wait.mean > urgent.wait.mean > first.wait.mean
+
+
+def test_a_publication_counts_what_came_before_it() -> None:
+    since = AcceptedSince()
+    for number in range(1, 101):
+        since.add("a", 60.0, number)
+    since.counted(40)
+    assert (since.ahead("a", 60.0), since.ahead("a", 59.0), since.ahead("b", 60.0)) == (60, 0, 0)
+    for number in range(101, 2 * SINCE_MAX):
+        since.add("a", 60.0, number)
+    assert since.ahead("a", 60.0) <= SINCE_MAX
+
+
+def test_calibration_is_applied_and_the_formulas_word_kept() -> None:
+    waits = published((group("g", 2_000, 1_010.0),))
+    rows = [CalibrationProfile(time=each, model=MODEL, bias_factor=1.5, scores=(0.0,) * 24) for each in CalibratedTime]
+    own, found = outlook(waits).predict_new(REQUEST, MADE_S), outlook(waits, calibration=rows).predict_new(REQUEST, MADE_S)
+    assert own is not None
+    assert found is not None
+    assert own.own_wait is None
+    assert found.own_wait == own.wait
+    assert found.wait.mean == pytest.approx(1.5 * own.wait.mean)
+    assert found.wait_p99_s == pytest.approx(1.5 * own.wait.mean)
+
+
+def test_a_waiting_request_goes_by_its_place() -> None:
+    look = outlook(published((group("first", 3_000, 1_010.0), group("second", 3_001, 1_020.0))))
+    means = [found.wait.mean for ahead in (3_000, 4_500, 6_000) if (found := look.predict_waiting(REQUEST, INSTANCE.name, ahead, MADE_S))]
+    assert len(means) == 3
+    assert means[0] < means[1] < means[2]
+    assert means[1] == pytest.approx((means[0] + means[2]) / 2)
+    assert look.predict_waiting(REQUEST, "nobody's", 0, MADE_S) is None
+    broken_off, whole = (look.predict_waiting(REQUEST, INSTANCE.name, 2_000, MADE_S, produced) for produced in (190, 0))
+    assert broken_off is not None
+    assert whole is not None
+    assert broken_off.wait == whole.wait
+    assert broken_off.completion.mean - broken_off.wait.mean < 0.5 * (whole.completion.mean - whole.wait.mean)
 
 
 @pytest.mark.parametrize("state", [RequestState.RUNNING, RequestState.PLACED])
-def test_a_first_token_that_was_made_is_not_told_as_late(state: RequestState) -> None:
+def test_a_first_token_that_was_made_is_not_called_late(state: RequestState) -> None:
     """It may have come in time, however long the rest takes."""
-    look = outlook((group("g", 10, 1010.0),))
+    look = outlook(published((group("g", 10, 1_010.0),)))
     found = LiveRequest(
         queue_id="1-0",
         key=RequestKey("default", "r"),
@@ -80,204 +203,63 @@ def test_a_first_token_that_was_made_is_not_told_as_late(state: RequestState) ->
         accepted_s=900.0,
         state=state,
         group_id="g",
-        incarnation=INSTANCE.incarnation if state is RequestState.RUNNING else "",
+        incarnation="a100-0/1" if state is RequestState.RUNNING else "",
         attempt=1,
         failed_attempts=0,
         gateway="",
         body=b"",
     )
     for kind, produced, late in ((SloKind.FIRST_TOKEN, 0, 1.0), (SloKind.FIRST_TOKEN, 5, None), (SloKind.COMPLETION, 5, 1.0)):
-        asked = replace(ASKED, slo=Slo(kind=kind, seconds=60.0))
-        told = predict_live(found, asked, look, ahead=0, produced_tokens=produced)
-        assert told is not None
-        assert (told.probability_late if told.HasField("probability_late") else None) == late
+        request = replace(REQUEST, slo=Slo(kind=kind, seconds=60.0))
+        shown = predict_live(found, request, look, MADE_S, place=(INSTANCE.name, 0), produced_tokens=produced)
+        assert shown is not None
+        assert (shown.probability_late if shown.HasField("probability_late") else None) == late
 
 
-def test_a_request_waits_behind_earlier_deadlines_alone() -> None:
-    early, late = group("early", 2000, 1010.0), group("late", 5000, 9000.0)
-    found = outlook((early, late)).predict_new(ASKED)
-    assert found is not None
-    assert found.requests_ahead == 2000
-    alone = outlook().predict_new(ASKED)
-    assert alone is not None
-    assert alone.wait.mean < found.wait.mean
-
-
-def test_nothing_is_predicted_where_nobody_can_serve_it() -> None:
-    look = outlook()
-    other = Asked(model="other", slo=ASKED.slo, prompt_tokens=1, output_tokens_max=1)
-    assert look.predict_new(other) is None
-    assert look.instances_of("other") == 0
-    assert look.instances_of(MODEL) == 1
-
-
-def test_requests_that_are_alike_share_a_prediction() -> None:
-    look = outlook((group("g", 10, 1010.0),))
-    first = look.predict_new(ASKED)
-    assert look.predict_new(Asked(model=MODEL, slo=ASKED.slo, prompt_tokens=200, output_tokens_max=200)) is first
-    assert look.predict_new(Asked(model=MODEL, slo=ASKED.slo, prompt_tokens=2000, output_tokens_max=200)) is not first
-
-
-def test_slos_of_one_class_share_it_and_others_do_not() -> None:
-    look = outlook((group("g", 10, 1010.0),))
-    first = look.predict_new(ASKED)
-    for slo, shared in (
-        (Slo(kind=SloKind.COMPLETION, seconds=61.5), True),
-        (Slo(kind=SloKind.COMPLETION, seconds=20.0), False),
-        (Slo(kind=SloKind.FIRST_TOKEN, seconds=60.0), False),
-        (Slo(kind=SloKind.PRIORITY, priority=1), False),
-    ):
-        found = look.predict_new(Asked(model=MODEL, slo=slo, prompt_tokens=100, output_tokens_max=200))
-        assert (found is first) is shared, slo
-
-
-def test_predictions_kept_are_bounded() -> None:
-    look = outlook()
-    slos = [Slo(kind=SloKind.PRIORITY, priority=number) for number in range(PREDICTIONS_MAX + 1)]
-    kinds = [Asked(model=MODEL, slo=slo, prompt_tokens=1, output_tokens_max=10) for slo in slos]
-    found = [look.predict_new(kind) for kind in kinds]
-    assert found[-1] is None
-    assert None not in found[:-1]
+def test_nothing_is_predicted_for_what_is_paused() -> None:
+    look = outlook(published(), [Pause(kind=PauseKind.TENANT, name="a", since_s=1.0)])
+    assert look.predict_new(replace(REQUEST, tenant="a"), MADE_S) is None
+    assert look.predict_waiting(replace(REQUEST, tenant="a"), INSTANCE.name, 0, MADE_S) is None
+    assert look.predict_new(replace(REQUEST, tenant="b"), MADE_S) is not None
 
 
 def test_an_instance_has_its_share_of_all_that_ends() -> None:
     """A request that is refused waits for those ahead of it on one instance, and not for all that end anywhere."""
-    other = replace(INSTANCE, name="a100-1", incarnation="a100-1/1")
-    idle = replace(INSTANCE, name="a100-2", incarnation="a100-2/1")
-    views = [
-        QueueView(instance=INSTANCE, active_model=MODEL, running=20, groups=(group("a", 50, 1010.0), group("b", 30, 1020.0))),
-        QueueView(instance=other, active_model=MODEL, running=100, groups=(group("c", 200, 1010.0),)),
-        QueueView(instance=idle, active_model=MODEL, running=0, groups=()),
-    ]
-    look = Outlook(outlook().overview, views, CATALOGUE, shipped_snapshot(), seen_s=0.0, made_s=1000.0)
+    sizes = {"a100-0": (20, 80), "a100-1": (100, 200), "a100-2": (0, 0)}
+    queues = tuple(
+        QueueWaits(instance=replace(INSTANCE, name=name), running=running, waiting=waiting, alike=0)
+        for name, (running, waiting) in sizes.items()
+    )
+    look = outlook(replace(published(), queues=queues))
     assert look.share_of("a100-0") == pytest.approx(100 / 400)
     assert look.share_of("a100-1") == pytest.approx(300 / 400)
     # What has nothing makes nobody wait: nothing is known of its rate but that of all.
-    assert look.share_of("a100-2") == look.share_of("nobody's") == outlook().share_of("a100-0") == 1.0
+    assert look.share_of("a100-2") == look.share_of("nobody's") == 1.0
 
 
-def test_a_waiting_request_is_told_by_its_place() -> None:
-    look = outlook((group("first", 3000, 1010.0), group("second", 3001, 1020.0)))
-    waits = [look.predict_waiting(ASKED, "second", ahead) for ahead in (3000, 4500, 6000)]
-    means = [wait.wait.mean for wait in waits if wait is not None]
-    assert means == sorted(means)
-    assert means[0] < means[2]
-    assert means[1] == pytest.approx((means[0] + means[2]) / 2)
-    assert look.predict_waiting(ASKED, "nobody's", 0) is None
+def test_nonsense_in_an_instance_costs_predictions_and_nothing_else() -> None:
+    waits = published()
+    queue = replace(waits.queues[0], instance=replace(INSTANCE, time_scale=float("nan")))
+    look = outlook(replace(waits, queues=(queue,)))
+    assert look.predict_new(REQUEST, MADE_S) is None
+    assert len(look.failures) == 1
 
 
-def test_a_waiting_request_has_its_own_prompt_and_limit_and_what_it_made() -> None:
-    look = outlook((group("g", 3000, 1010.0),))
+def test_a_prediction_reads_no_more_of_a_long_queue_than_of_a_short_one() -> None:
+    """It costs the same with ten thousand groups as with ten."""
 
-    def told(asked: Asked, produced_tokens: int = 0) -> tuple[float, float]:
-        found = look.predict_waiting(asked, "g", 2_000, produced_tokens)
-        assert found is not None
-        return found.wait.mean, found.completion.mean - found.wait.mean
+    def best_s(groups: int) -> float:
+        look = outlook(published([group(f"g{number}", 5, 1_010.0 + number) for number in range(groups)]))
+        times = []
+        for _ in range(200):
+            began_s = time.perf_counter()
+            assert look.predict_new(REQUEST, MADE_S) is not None
+            times.append(time.perf_counter() - began_s)
+        return min(times)
 
-    wait_s, own_s = told(ASKED)
-    for asked, longer in ((replace(ASKED, prompt_tokens=8_000), True), (replace(ASKED, output_tokens_max=5), False)):
-        assert told(asked)[0] == wait_s
-        assert (told(asked)[1] > own_s) is longer, asked
-    # One that was broken off after 190 of 200 tokens has 10 to make at most.
-    assert told(ASKED, 190)[0] == wait_s
-    assert 0.0 < told(ASKED, 190)[1] < 0.5 * own_s
+    assert best_s(10_000) < 3.0 * best_s(10)
 
 
-def test_those_of_a_burst_are_told_of_those_who_came_before_them() -> None:
-    """One look serves many requests: the hundredth must not be told that nobody is ahead."""
-    look = outlook()
-    told = []
-    for _ in range(2_000):
-        found = look.predict_new(ASKED)
-        assert found is not None
-        look.join(ASKED, found.instance)
-        told.append(found)
-    ahead = [found.requests_ahead for found in told]
-    assert ahead == sorted(ahead)
-    assert all(said >= number / 2 - STALE_JOINED_MIN for number, said in enumerate(ahead))
-    assert told[-1].wait.mean > told[0].wait.mean
-    assert len({id(found) for found in told}) <= AGAIN_MAX + 1
-
-
-def test_those_who_joined_with_later_deadlines_are_behind() -> None:
-    look = outlook((group("g", 10, 1010.0),))
-    late = Asked(model=MODEL, slo=Slo(kind=SloKind.COMPLETION, seconds=5_000.0), prompt_tokens=100, output_tokens_max=200)
-    for _ in range(500):
-        assert look.predict_new(late) is not None
-        look.join(late, INSTANCE.name)
-    urgent = look.predict_new(ASKED)
-    assert urgent is not None
-    assert urgent.requests_ahead == 10
-
-
-def test_nonsense_in_a_profile_costs_predictions_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = outlook((group("g", 10, 1010.0),))
-
-    def overflow(*_: object, **__: object) -> None:
-        raise OverflowError("out of range")
-
-    monkeypatch.setattr(Assessment, "arriving", overflow)
-    monkeypatch.setattr(Assessment, "waiting", overflow)
-    assert look.predict_new(ASKED) is None
-    assert look.predict_waiting(ASKED, "g", 3) is None
-    assert look.failures == ["OverflowError: out of range"] * 2
-
-
-def test_joining_an_instance_that_is_not_there_changes_nothing() -> None:
-    look = outlook()
-    look.join(ASKED, "gone")
-    assert look.instance("gone") is None
-    assert look.instance(INSTANCE.name) is INSTANCE
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 3)), max_size=30), st.lists(st.floats(0.0, 100.0), max_size=10))
-def test_joined_requests_keep_the_order_of_deadlines_and_the_count(coming: list[tuple[float, int]], there: list[float]) -> None:
-    groups = tuple(group(f"g{number}", 5, deadline_s) for number, deadline_s in enumerate(sorted(there)))
-    view = QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=groups)
-    joined = Joined()
-    for deadline_s, tokens in coming:
-        joined.add(INSTANCE.name, (deadline_s, tokens), replace(group("", 1, deadline_s), waiting_prompt_tokens=tokens))
-    shown = joined.on(view)
-    deadlines = [each.first_deadline_s for each in shown.groups]
-    assert deadlines == sorted(deadlines)
-    assert [each for each in shown.groups if not each.group_id.startswith("+")] == list(groups)
-    assert sum(each.waiting for each in shown.groups) == 5 * len(there) + len(coming)
-    assert sum(each.waiting_prompt_tokens for each in shown.groups) == 500 * len(there) + sum(tokens for _, tokens in coming)
-    assert joined.count(INSTANCE.name) == len(coming)
-    assert len({each.group_id for each in shown.groups}) == len(shown.groups)
-
-
-def test_those_who_join_a_group_are_in_it() -> None:
-    """Also those with later deadlines than the first of a group behind it."""
-    first, second = group("first", 10, 1050.0), group("second", 20, 1_059.5)
-    look = outlook((first, replace(second, token_class="1024")))
-    for number in range(500):
-        found = look.predict_new(ASKED)
-        assert found is not None
-        assert 10 + number / 2 - STALE_JOINED_MIN <= found.requests_ahead <= 10 + number
-        look.join(ASKED, found.instance)
-    joined = Joined()
-    joined.add(INSTANCE.name, "kind", replace(first, group_id="", waiting=1, waiting_prompt_tokens=70), "first")
-    joined.add(INSTANCE.name, "kind", replace(first, group_id="", waiting=1, waiting_prompt_tokens=30), "first")
-    joined.add(INSTANCE.name, "other", replace(first, group_id="", waiting=1), "gone")
-    groups = joined.on(QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=(first, second))).groups
-    assert [(each.group_id, each.waiting, each.waiting_prompt_tokens) for each in groups] == [
-        ("first", 12, 1_100),
-        ("+1", 1, 1_000),
-        ("second", 20, 2_000),
-    ]
-
-
-def test_those_who_join_have_their_own_deadlines() -> None:
-    """Of those in a group the last one counts, of those that are alike the first and the last."""
-    there = replace(group("there", 10, 1_050.0), last_deadline_s=1_052.0)
-    joined = Joined()
-    for deadline_s in (1_060.0, 1_055.0):
-        joined.add(INSTANCE.name, "in it", group("", 1, deadline_s), "there")
-    for deadline_s in (1_070.0, 1_080.0, 1_075.0):
-        joined.add(INSTANCE.name, "alike", group("", 1, deadline_s))
-    groups = joined.on(QueueView(instance=INSTANCE, active_model=MODEL, running=0, groups=(there,))).groups
-    assert [(each.waiting, each.first_deadline_s, each.last_deadline_s) for each in groups] == [
-        (12, 1_050.0, 1_060.0),
-        (3, 1_070.0, 1_080.0),
-    ]
+def test_keys_are_those_of_groups() -> None:
+    expected: WaitKey = (MODEL, SloKind.COMPLETION, "64s", "256")
+    assert REQUEST.key == expected

@@ -1,4 +1,4 @@
-"""How many outlooks a gateway looks up for its streams."""
+"""How many predictions a gateway makes for its streams."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from qlm_core.errors import InvalidRequest
 from qlm_core.request import RequestKey
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.outlook_updates import LOOKS_PER_S_MAX, OutlookUpdates, checked_every_s
-from qlm_gateway.queue_watch import AWAY_AFTER_S, QueueWatch
+from qlm_gateway.outlook.updates import FINDS_PER_S_MAX, OutlookUpdates, checked_every_s
+from qlm_gateway.outlook.watch import AWAY_AFTER_S, QueueWatch
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Acceptance, Bounds
 
@@ -31,41 +31,40 @@ def acceptance_of(key: RequestKey) -> Acceptance:
     return Acceptance(key=key, body=body.SerializeToString(), digest=b"0" * 16, gateway="", slo_class="64s", prompt_tokens=1)
 
 
-async def test_looks_are_bounded_by_the_second() -> None:
+async def test_finds_are_bounded_by_the_second() -> None:
     clock = Clock()
     queue = MemoryQueue("test", Bounds(), clock)
     key = RequestKey("default", "r")
     await queue.accept(acceptance_of(key))
     watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock, shipped=shipped_snapshot())
     updates = OutlookUpdates(queue, watch, clock)
-    assert await updates.of(key) is None  # nothing was looked at yet
-    await watch.fresh()
-    most = int(LOOKS_PER_S_MAX)
+    assert await updates.of(key) is None  # nothing was read yet
+    await watch.read_waits()
+    most = int(FINDS_PER_S_MAX)
     for elapsed_s, expected in ((0.0, most), (0.125, most // 8), (1_000.0, most)):
         clock.now_s += elapsed_s
-        await watch.fresh()
+        await watch.read_waits()
         found = [await updates.of(key) for _ in range(3 * most)]
         told = [outlook for outlook in found if outlook is not None]
         assert len(told) == expected
         assert {(outlook.state, outlook.HasField("prediction")) for outlook in told} == {(REQUEST_STATE_ACCEPTED, False)}
 
 
-async def test_an_old_look_says_nothing() -> None:
+async def test_waits_that_were_read_long_ago_say_nothing() -> None:
     clock = Clock()
     queue = MemoryQueue("test", Bounds(), clock)
     key = RequestKey("default", "r")
     await queue.accept(acceptance_of(key))
     watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock, shipped=shipped_snapshot())
     updates = OutlookUpdates(queue, watch, clock)
-    await watch.fresh()
+    await watch.read_waits()
     clock.now_s += AWAY_AFTER_S
-    assert watch.recent is watch.outlook
+    assert watch.recent is not None
     assert await updates.of(key) is not None
     clock.now_s += 0.001
-    assert watch.outlook is not None
     assert watch.recent is None
     assert await updates.of(key) is None
-    await watch.fresh()
+    await watch.read_waits()
     assert await updates.of(key) is not None
 
 
@@ -73,7 +72,7 @@ async def test_what_does_not_wait_has_no_outlook() -> None:
     clock = Clock()
     queue = MemoryQueue("test", Bounds(), clock)
     watch = QueueWatch(queue, {}, GatewayMetrics(), clock, clock, shipped=shipped_snapshot())
-    await watch.fresh()
+    await watch.read_waits()
     assert await OutlookUpdates(queue, watch, clock).of(RequestKey("default", "nobody")) is None
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction_views import RunningView
+from qlm_core.reported_runs import GroupRuns, RunsTold
 from qlm_core.request import SloKind
 from qlm_process.queue.arrival_rate import MEMORY_S, ArrivalRate
 from qlm_process.queue.views import TOLD_MAX_S, KeptViews, queue_views
 from qlm_process.wire import instance as instance_wire
 from qlm_process.wire import running as running_wire
-from qlm_process.wire.running import GroupRuns, RunsTold
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview, VirtualQueueRecord
 
 

@@ -13,9 +13,10 @@ from qlm_agent.delivery.requests import read_pulled
 from qlm_agent.shell.running_report import running_report
 from qlm_core.instance import InstanceFacts
 from qlm_core.preemption import Urgency
+from qlm_core.reported_runs import GroupRuns, RunsTold
 from qlm_core.request import RequestKey
 from qlm_process.wire import instance as instance_wire
-from qlm_process.wire.running import RUNS_MAX, GroupRuns, RunsTold, from_body, to_body
+from qlm_process.wire.running import RUNS_MAX, from_body, to_body
 from qlm_queue.values import Pulled
 
 FACTS = InstanceFacts(name="a", incarnation="a/1", gpu="A10", n_gpu=1, engine="simulated", models=("m",), active_model="m")

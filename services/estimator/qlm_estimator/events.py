@@ -151,14 +151,4 @@ class HardwareUnknown:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthModelSwitched:
-    """The length model comes into use for a served model, or leaves it, since it was nearer than the group median lately, or was not.
-    `gain`: by how much its error was below the median's, as a share."""
-
-    model: str
-    used: bool
-    gain: float
-
-
-Effect = Publish | HardwareUnknown | LengthModelSwitched
+Effect = Publish | HardwareUnknown

@@ -27,7 +27,6 @@ from qlm_estimator.events import (
     GroupClass,
     HardwareUnknown,
     Imported,
-    LengthModelSwitched,
     Lifecycle,
     LifecycleKind,
     OperationTold,
@@ -171,7 +170,6 @@ class EstimatorMachine:
             return []
         self._learned = False
         self._published_s = now_s
-        before = self._snapshot.length_model
         self._snapshot = ProfileSnapshot(
             version=self._snapshot.version + 1,
             made_s=now_s,
@@ -181,12 +179,7 @@ class EstimatorMachine:
             calibration=CalibrationTable(self._feedback.profiles(now_s)),
             last_event_id=entry_text(self._read) if self._read > (0, 0) else "",
         )
-        switched = [
-            LengthModelSwitched(model=score.model, used=score.used, gain=score.gain)
-            for score in self._snapshot.length_model.scores
-            if score.used != before.used_for(score.model)
-        ]
-        return [Publish(snapshot=self._snapshot), *switched]
+        return [Publish(snapshot=self._snapshot)]
 
     def _restore(self, snapshot: ProfileSnapshot) -> None:
         self._feedback.restore(snapshot.calibration.rows)

@@ -10,12 +10,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from qlm_core.hardware_profile import TIMED_OPERATIONS, OperationSlowdown
 from qlm_core.profile import ProfileSnapshot
 from qlm_estimator.machine import Counts
-from qlm_estimator.outcomes.accuracy import CalibrationRow
-from qlm_estimator.outcomes.report import Count, Ended
-from qlm_estimator.predictions import Judged
+from qlm_estimator.outcomes.report import CalibrationRow, Ended
 from qlm_process.metrics import Metrics
-
-ERROR_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class EstimatorMetrics(Metrics):
@@ -39,18 +35,6 @@ class EstimatorMetrics(Metrics):
             ("slo_class", "outcome"),
             registry=self.registry,
         )
-        self.predictions = Counter(
-            "qlm_estimator_judged_predictions_total",
-            "Completions that clients were told and that came: within the predicted p50, within p90 (and not p50), or beyond.",
-            ("within",),
-            registry=self.registry,
-        )
-        self.prediction_error = Histogram(
-            "qlm_estimator_prediction_error_seconds",
-            "Between the predicted median and the completion, whichever came first.",
-            buckets=ERROR_BUCKETS_S,
-            registry=self.registry,
-        )
         self._calibration = {
             name: self._gauge(f"calibration_{name}", f"{text}, over the last hour of judged predictions; {LABELS_TEXT}", (*LABELS, *extra))
             for name, (text, extra) in _CALIBRATION.items()
@@ -63,19 +47,9 @@ class EstimatorMetrics(Metrics):
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(f"qlm_estimator_{name}", text, labels, registry=self.registry)
 
-    def count_outcome(self, outcome: Ended | Judged) -> None:
-        """A request ended, or a prediction was judged."""
-        if isinstance(outcome, Judged):
-            told, actual_s = outcome.predicted.completion, outcome.completion_s
-            within = "p50" if actual_s <= told.p50_s else "p90" if actual_s <= told.p90_s else "beyond"
-            self.predictions.labels(within).inc()
-            self.prediction_error.observe(abs(actual_s - told.p50_s))
-            return
-        if outcome.state is not Count.COMPLETED:
-            name = str(outcome.state)
-        else:
-            name = "unjudged" if outcome.slack_s is None else "attained" if outcome.slack_s >= 0.0 else "missed"
-        self.outcomes.labels(outcome.slo_class, name).inc()
+    def count_outcome(self, ended: Ended) -> None:
+        """A request ended."""
+        self.outcomes.labels(ended.slo_class, ended.outcome).inc()
 
     def new_leader(self) -> None:
         """A machine begins to count from zero."""
@@ -83,22 +57,17 @@ class EstimatorMetrics(Metrics):
         self.report_calibration(())
 
     def report_calibration(self, rows: Iterable[CalibrationRow]) -> None:
-        """Shows these rows and no others. Their keys are bounded by `calibration_rows`."""
+        """Shows these rows and no others."""
         for gauge in self._calibration.values():
             gauge.clear()
         for row in rows:
-            labels = (str(row.time), row.model, row.gpu, row.depth)
+            labels = (str(row.time), row.depth)
             self._calibration["samples"].labels(*labels).set(row.samples)
             self._calibration["bias_seconds"].labels(*labels).set(row.bias_s)
             if row.r2 is not None:
                 self._calibration["r2_ratio"].labels(*labels).set(row.r2)
-            for level, within, pinball_s in (
-                ("0.5", row.within_p50, row.pinball_p50_s),
-                ("0.9", row.within_p90, row.pinball_p90_s),
-                ("0.99", row.within_p99, row.pinball_p99_s),
-            ):
+            for level, within in (("0.5", row.within_p50), ("0.9", row.within_p90), ("0.99", row.within_p99)):
                 self._calibration["coverage_ratio"].labels(*labels, level).set(within)
-                self._calibration["pinball_seconds"].labels(*labels, level).set(pinball_s)
 
     def report_counts(self, counts: Counts) -> None:
         """Adds what a machine counted since the last report."""
@@ -163,15 +132,14 @@ _SNAPSHOT: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Of the newest snapshot: name -> help and labels."""
 
-LABELS = ("time", "model", "gpu", "depth")
-LABELS_TEXT = "`time`: wait or completion; empty labels: any; `depth`: requests ahead, the power of four at or above"
+LABELS = ("time", "depth")
+LABELS_TEXT = "`time`: wait or completion; `depth`: requests ahead, the power of four at or above, empty: any"
 
 _CALIBRATION: dict[str, tuple[str, tuple[str, ...]]] = {
-    "samples": ("Predictions that clients were told and that came", ()),
+    "samples": ("Predictions that clients were shown and whose time is known", ()),
     "coverage_ratio": ("Share of requests that came by the predicted quantile: right where it is the `level`", ("level",)),
     "bias_seconds": ("Mean time by which requests came after the predicted median; negative: before", ()),
     "r2_ratio": ("Share of the variance of what came that the predicted medians explain, from ten samples on", ()),
-    "pinball_seconds": ("Mean pinball loss of the predicted quantile", ("level",)),
 }
 """Name -> help and further labels."""
 

@@ -74,8 +74,3 @@ def depth_class(requests_ahead: int) -> str:
         if requests_ahead <= 4**exponent:
             return str(4**exponent)
     return f"{4**DEPTH_EXPONENT_MAX}+"
-
-
-def gpu_label(gpu: str, n_gpu: int) -> str:
-    """ "A100-80GB", or "4x A100-80GB" for four of them."""
-    return gpu if n_gpu <= 1 or not gpu else f"{n_gpu}x {gpu}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from qlm.api.v1.estimator_pb2_grpc import add_EstimatorServicer_to_server
 from qlm_core.errors import ConfigError, Unavailable
 from qlm_core.hardware_prior import model_facts
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_estimator.config import EstimatorConfig
-from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.service import EstimatorService
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.grpc_server import GrpcServer
@@ -48,8 +47,14 @@ class EstimatorProcess:
         """Serves and learns until `stop`; `on_ready` is told the address. The server of the queue is waited for."""
         settings = self._config.estimator
         clock = ServerClock(self._queue)
-        outcomes = OutcomesOfTerm()
-        imports = ImportDesk()
+        shell = EstimatorShell(
+            queue=self._queue,
+            clock=clock,
+            settings=settings,
+            catalogue=self._catalogue,
+            shipped=self._shipped,
+            metrics=self._metrics,
+        )
         service = EstimatorService(
             queue=self._queue,
             clock=clock,
@@ -57,8 +62,7 @@ class EstimatorProcess:
             shipped=self._shipped,
             metrics=self._metrics,
             fresh_s=settings.overview_fresh_s,
-            outcomes=outcomes,
-            imports=imports,
+            leader=shell,
         )
         server = GrpcServer(settings.listen, [lambda to: add_EstimatorServicer_to_server(service, to)], [SERVICE_NAME], settings.grpc)
         try:
@@ -73,27 +77,16 @@ class EstimatorProcess:
                 ttl_s=self._config.queue.lease_ttl_s,
                 renew_s=self._config.queue.lease_renew_s,
             )
-            shell = EstimatorShell(
-                queue=self._queue,
-                clock=clock,
-                election=election,
-                settings=settings,
-                catalogue=self._catalogue,
-                shipped=self._shipped,
-                metrics=self._metrics,
-                outcomes=outcomes,
-                imports=imports,
-            )
             await server.set_serving(True)
             on_ready(address)
-            await self._until_stopped(stop, shell, server)
+            await self._until_stopped(stop, shell.run(election), server)
         finally:
             await server.stop()
             await clock.stop()
 
-    async def _until_stopped(self, stop: asyncio.Event, shell: EstimatorShell, server: GrpcServer) -> None:
+    async def _until_stopped(self, stop: asyncio.Event, leading: Coroutine[Any, Any, None], server: GrpcServer) -> None:
         async with asyncio.TaskGroup() as group:
-            leader = group.create_task(shell.run(), name="estimator-leader")
+            leader = group.create_task(leading, name="estimator-leader")
             health = group.create_task(self._follow_health(server), name="estimator-health")
             await stop.wait()
             health.cancel()

@@ -22,11 +22,11 @@ from qlm_core.profile import ProfileSnapshot
 from qlm_core.request import Slo, SloKind
 from qlm_core.slo_rules import checked_slo
 from qlm_estimator.assessment_wire import assessment_message
-from qlm_estimator.importing import ImportDesk
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import WINDOW_MAX_S, OutcomesOfTerm
+from qlm_estimator.outcomes.report import WINDOW_MAX_S
 from qlm_estimator.outcomes.wire import to_proto as outcomes_message
 from qlm_estimator.readings import QueueReader, Reading
+from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
 from qlm_process.wire import prediction as prediction_wire
 from qlm_process.wire import profile as profile_wire
@@ -57,11 +57,9 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         shipped: ProfileSnapshot,
         metrics: EstimatorMetrics,
         fresh_s: float,
-        outcomes: OutcomesOfTerm,
-        imports: ImportDesk,
+        leader: EstimatorShell,
     ) -> None:
-        self._outcomes = outcomes
-        self._imports = imports
+        self._leader = leader
         self._queue = queue
         self._clock = clock
         self._catalogue = catalogue
@@ -105,7 +103,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         """Raises InvalidRequest, and PreconditionFailed (NOT_LEADER) on a standby."""
         if not 0.0 <= request.window_s <= WINDOW_MAX_S:
             raise invalid_field("window_s", f"from 0 to {WINDOW_MAX_S:g}")
-        outcomes = self._outcomes.current
+        outcomes = self._leader.outcomes
         if outcomes is None:
             raise await self._not_leader()
         return outcomes_message(outcomes.report(self._clock.now_s(), request.window_s or WINDOW_S))
@@ -114,7 +112,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
         self, request: estimator_pb2.ImportProfilesRequest, context: Context
     ) -> estimator_pb2.ImportProfilesResponse:
         """Raises InvalidRequest, PreconditionFailed (NOT_LEADER) on a standby, and Unavailable."""
-        if not self._imports.leading:
+        if self._leader.outcomes is None:
             raise await self._not_leader()
         # Bounded before it is read, which takes its time; version and time of a snapshot are not taken.
         told = request.profiles
@@ -132,7 +130,7 @@ class EstimatorService(estimator_pb2_grpc.EstimatorServicer):
             rows = importable(profile_wire.from_proto(profiles))
         except ValueError as error:
             raise invalid_field("profiles", f"rows of sound figures: {error}") from error
-        version = await self._imports.bring(rows)
+        version = await self._leader.take_import(rows)
         return estimator_pb2.ImportProfilesResponse(version=version, hardware=len(rows.hardware), workload=len(rows.workload))
 
     async def _not_leader(self) -> PreconditionFailed:

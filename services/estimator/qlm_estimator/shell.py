@@ -19,21 +19,17 @@ from qlm_estimator.events import (
     GroupClass,
     HardwareUnknown,
     Imported,
-    LengthModelSwitched,
     Publish,
     QueueSeen,
     Restored,
     Tick,
     entry_id_of,
 )
-from qlm_estimator.importing import ImportDesk
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.accuracy import calibration_rows
-from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes, OutcomesOfTerm
+from qlm_estimator.outcomes.report import WINDOW_MAX_S, Ended, Outcomes
 from qlm_estimator.outcomes.wire import take
-from qlm_estimator.predictions import Judged
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue.polls import QueueLooks
@@ -47,47 +43,57 @@ CALIBRATION_EVERY_S = 5.0
 
 
 class EstimatorShell:
-    """Learns while it leads."""
+    """Learns while it leads. `outcomes`: of the term, None on a standby."""
 
     def __init__(
         self,
         *,
         queue: Queue,
         clock: ServerClock,
-        election: RoleElection,
         settings: EstimatorSettings,
         catalogue: Mapping[str, ModelSpec],
         shipped: ProfileSnapshot,
         metrics: EstimatorMetrics,
-        outcomes: OutcomesOfTerm,
-        imports: ImportDesk,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._queue = queue
         self._looks = QueueLooks(queue)
         self._clock = clock
-        self._election = election
         self._settings = settings
         self._catalogue = catalogue
         self._shipped = shipped
         self._metrics = metrics
         self._sleep = sleep
-        self._outcomes = outcomes
-        self._imports = imports
+        self.outcomes: Outcomes | None = None
+        self._term: tuple[LeaseKeeper, EstimatorMachine] | None = None
+        self._turn = asyncio.Lock()
         self._classes: dict[str, str] = {}
         self._calibrated_s = 0.0
 
-    async def run(self) -> None:
+    async def run(self, election: RoleElection) -> None:
         """Stands by, leads, and stands by again after a lost lease, until it is cancelled."""
         while True:
-            keeper = await self._election.win()
+            keeper = await election.win()
             try:
                 await self._lead(keeper)
             finally:
-                self._outcomes.current = None
-                self._imports.close()
+                self.outcomes = self._term = None
                 self._metrics.leader.set(0)
                 await keeper.stop(release=True)
+
+    async def take_import(self, snapshot: ProfileSnapshot) -> int:
+        """Takes rows that somebody brings; returns the version that holds them, once that is published. Raises PreconditionFailed where
+        this process does not lead, and Unavailable."""
+        async with self._turn:
+            if self._term is None:
+                raise PreconditionFailed("this estimator is a standby")
+            keeper, machine = self._term
+            try:
+                await self._step(keeper, machine, Imported(snapshot=snapshot))
+            except LeaseLost:
+                raise PreconditionFailed("this estimator leads no more") from None
+            structlog.get_logger().info("profiles_imported", version=machine.snapshot.version, rows=len(snapshot.hardware))
+            return machine.snapshot.version
 
     async def _lead(self, keeper: LeaseKeeper) -> None:
         """Ends when the lease is lost. A queue that cannot be reached is asked again: what is lost is what its stream trims meanwhile."""
@@ -97,19 +103,21 @@ class EstimatorShell:
             try:
                 if machine is None:
                     machine, after = await self._restored()
+                    self._term = (keeper, machine)
                 now_s = self._clock.now_s()
                 if now_s >= read_again_s or read_again_s > now_s + self._settings.overview_every_s:
                     seen = queue_seen(await self._looks.look(now_s))
                     self._classes = {group_id: group.slo_class for group_id, group in seen.groups.items()}
-                    await self._step(keeper, machine, seen)
+                    async with self._turn:
+                        await self._step(keeper, machine, seen)
                     read_again_s = now_s + self._settings.overview_every_s
                 entries = await self._queue.read_events(after, self._settings.read_block_s, self._settings.events_read_max)
-                for entry in entries:
-                    after = entry.entry_id
-                    await self._learn(keeper, machine, entry)
-                    await self._step(keeper, machine, EntryRead(entry_id=entry_id_of(entry.entry_id)))
-                await self._take_imports(keeper, machine)
-                await self._step(keeper, machine, Tick())
+                async with self._turn:
+                    for entry in entries:
+                        after = entry.entry_id
+                        await self._learn(keeper, machine, entry)
+                        await self._step(keeper, machine, EntryRead(entry_id=entry_id_of(entry.entry_id)))
+                    await self._step(keeper, machine, Tick())
                 self._report(machine)
                 if 0 < len(entries) < self._settings.events_read_max:
                     await self._sleep(self._settings.read_gap_s)
@@ -125,8 +133,8 @@ class EstimatorShell:
         self._metrics.report_counts(machine.counts)
         now_s = self._clock.now_s()
         due = not 0.0 <= now_s - self._calibrated_s < CALIBRATION_EVERY_S
-        if due and self._outcomes.current is not None:
-            self._metrics.report_calibration(calibration_rows(self._outcomes.current.judged_since(now_s - WINDOW_MAX_S)))
+        if due and self.outcomes is not None:
+            self._metrics.report_calibration(self.outcomes.calibration_since(now_s - WINDOW_MAX_S))
             self._calibrated_s = now_s
 
     async def _restored(self) -> tuple[EstimatorMachine, str]:
@@ -138,11 +146,10 @@ class EstimatorShell:
         machine.step(self._clock.now_s(), Restored(snapshot=snapshot))
         # A publication of before any entry was read, or of a version that does not tell: from its time on.
         after = snapshot.last_event_id or f"{max(0, round(snapshot.made_s * 1000.0))}-0"
-        self._outcomes.current = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
+        self.outcomes = Outcomes(since_s=snapshot.made_s or self._clock.now_s())
         self._metrics.new_leader()
         self._metrics.report_snapshot(machine.snapshot)
         self._metrics.leader.set(1)
-        self._imports.leading = True
         structlog.get_logger().info("estimator_leads", version=machine.snapshot.version, rows=len(machine.snapshot.workload))
         return machine, after
 
@@ -155,20 +162,18 @@ class EstimatorShell:
             return replace(self._shipped, version=version)
 
     async def _learn(self, keeper: LeaseKeeper, machine: EstimatorMachine, entry: StreamEntry) -> None:
-        told: list[Event] = []
+        happened: list[Event] = []
         try:
-            events = events_of(entry)
-            if self._outcomes.current is not None:
-                for outcome in take(self._outcomes.current, entry, self._classes):
-                    if isinstance(outcome, Ended | Judged):
-                        self._metrics.count_outcome(outcome)
-                    if not isinstance(outcome, Ended):
-                        told.append(outcome)
+            happened.extend(events_of(entry))
+            for outcome in () if self.outcomes is None else take(self.outcomes, entry, self._classes):
+                if isinstance(outcome, Ended):
+                    self._metrics.count_outcome(outcome)
+                else:
+                    happened.append(outcome)
         except ValueError as error:
             self._metrics.malformed.inc()
             structlog.get_logger().warning("event_malformed", error=str(error))
             return
-        happened: list[Event] = [*events, *told]
         for event in happened:
             await self._step(keeper, machine, event)
 
@@ -180,26 +185,10 @@ class EstimatorShell:
                     await self._queue.publish_profiles(keeper.lease, snapshot.version, profile_wire.to_body(snapshot))
                     self._metrics.publications.inc()
                     self._metrics.report_snapshot(snapshot)
-                case LengthModelSwitched():
-                    structlog.get_logger().info("length_model_used" if effect.used else "length_model_dropped", **asdict(effect))
                 case HardwareUnknown():
                     structlog.get_logger().warning("hardware_unknown", **asdict(effect))
                 case _:
                     assert_never(effect)
-
-    async def _take_imports(self, keeper: LeaseKeeper, machine: EstimatorMachine) -> None:
-        """Whoever brought one is answered when it is published."""
-        while (brought := self._imports.next()) is not None:
-            try:
-                await self._step(keeper, machine, Imported(snapshot=brought.snapshot))
-            except Unavailable as error:
-                brought.fail(error)
-                raise
-            except LeaseLost:
-                brought.fail(PreconditionFailed("this estimator leads no more"))
-                raise
-            brought.settle(machine.snapshot.version)
-            structlog.get_logger().info("profiles_imported", version=machine.snapshot.version, rows=len(brought.snapshot.hardware))
 
 
 def queue_seen(overview: Overview) -> QueueSeen:

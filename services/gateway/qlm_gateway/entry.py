@@ -19,10 +19,10 @@ from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.length_guess import guess_length
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ModelText
-from qlm_gateway.outlook import Asked
+from qlm_gateway.outlook.waits import RequestShape
+from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.overload import late_refusal
 from qlm_gateway.prompts import INLINE_BYTES_MAX, prepare
-from qlm_gateway.queue_watch import QueueWatch
 from qlm_gateway.wire import accepted_message, body_digest, draft_of, stored_body
 from qlm_process.tracing import LateSpan, context_of, traceparent_of, tracestate_of
 from qlm_process.wire import prediction as prediction_wire
@@ -122,7 +122,7 @@ class Entry:
             prompt_tokens=admitted.prompt_tokens,
             expire_after_s=admitted.expire_after_s,
         )
-        asked = Asked(
+        shape = RequestShape(
             model=draft.model,
             slo=admitted.slo,
             prompt_tokens=admitted.prompt_tokens,
@@ -131,34 +131,31 @@ class Entry:
             tenant=admitted.key.tenant,
         )
         if self._refuse_late:
-            await self._check_in_time(asked, admitted.key)
+            await self._check_in_time(shape, admitted.key)
         async with self._turns:
             receipt = await self._accept(acceptance)
         attributes["qlm.queue_id"] = receipt.queue_id
-        prediction = None
         outlook = self._watch.recent
-        if outlook is not None and not receipt.duplicate:
-            found = outlook.predict_new(asked)
-            if found is not None:
-                prediction = prediction_wire.to_proto(found, admitted.slo)
-                outlook.join(asked, found.instance)
-                self._watch.told(receipt.queue_id, receipt.accepted_s, draft.model, found)
+        found = None if outlook is None or receipt.duplicate else outlook.predict_new(shape, self._watch.now_s())
+        prediction = None if found is None else prediction_wire.to_proto(found, admitted.slo)
+        if not receipt.duplicate:
+            self._watch.accepted(receipt.queue_id, receipt.accepted_s, receipt.acceptance_number, shape, found)
         waits = receipt.state in (RequestState.ACCEPTED, RequestState.PLACED)
-        paused = outlook is not None and waits and outlook.is_paused(asked)
+        paused = outlook is not None and waits and outlook.is_paused(shape)
         message = accepted_message(admitted, receipt, prediction, paused=paused)
         return Entered(key=admitted.key, model=draft.model, receipt=receipt, message=message)
 
-    async def _check_in_time(self, asked: Asked, key: RequestKey) -> None:
+    async def _check_in_time(self, shape: RequestShape, key: RequestKey) -> None:
         """Raises QueueFull WOULD_BE_LATE. One that is in the queue already is no new request, however late."""
         outlook = self._watch.recent
         if outlook is None:
             return
-        prediction = outlook.predict_new(asked)
+        prediction = outlook.predict_new(shape, self._watch.now_s())
         share = 1.0 if prediction is None else outlook.share_of(prediction.instance)
         refusal = late_refusal(
             prediction,
-            asked.slo,
-            look_age_s=self._monotonic() - outlook.seen_s,
+            shape.slo,
+            age_s=self._watch.now_s() - outlook.waits.made_s,
             drain_per_s=self._watch.drain_rate.per_s * share,
         )
         if refusal is None:

@@ -14,11 +14,10 @@ from qlm_core.group import slo_class
 from qlm_core.instance import instance_of
 from qlm_core.name_rules import checked_tenant
 from qlm_core.request import RequestState
-from qlm_gateway.outlook import Outlook
-from qlm_gateway.status import asked_of
+from qlm_gateway.status import shape_of
 from qlm_gateway.wire import STATES
 from qlm_queue.port import Queue
-from qlm_queue.values import LiveRequest
+from qlm_queue.values import LiveRequest, Overview
 
 LIMIT_MAX = 500
 LIMIT_DEFAULT = 100
@@ -31,9 +30,8 @@ _LIVE = {STATES[state]: state for state in (RequestState.ACCEPTED, RequestState.
 _QUEUE_ID = re.compile(r"\d{1,18}-\d{1,18}", re.ASCII)
 
 
-async def listed(queue: Queue, request: ListRequestsRequest, outlook: Outlook) -> ListRequestsResponse:
-    """The page that a client asks for; `outlook` says where groups are. Raises InvalidRequest,
-    Unavailable."""
+async def listed(queue: Queue, request: ListRequestsRequest, overview: Overview, now_s: float) -> ListRequestsResponse:
+    """The page that a client wants; `overview` says where groups are. `now_s`: of the queue's clock. Raises InvalidRequest, Unavailable."""
     if request.state and request.state not in _LIVE:
         raise invalid_field("state", "ACCEPTED, PLACED or RUNNING")
     if request.after and not _QUEUE_ID.fullmatch(request.after):
@@ -43,13 +41,13 @@ async def listed(queue: Queue, request: ListRequestsRequest, outlook: Outlook) -
     tenant = checked_tenant(request.tenant) if request.tenant else ""
     limit = request.limit or LIMIT_DEFAULT
     chosen = bool(tenant or request.model or request.state)
-    answer = ListRequestsResponse(now_s=outlook.made_s, next_after=request.after)
+    answer = ListRequestsResponse(now_s=now_s, next_after=request.after)
     for _ in range(CALLS_MAX):
         page = await queue.live_requests(answer.next_after, READ_AT_ONCE if chosen else min(READ_AT_ONCE, limit - len(answer.requests)))
         for found in page.requests:
             if (tenant and found.key.tenant != tenant) or (request.state and STATES[found.state] != request.state):
                 continue
-            message = _message(found, outlook)
+            message = _message(found, overview)
             if request.model and message.model != request.model:
                 continue
             answer.requests.append(message)
@@ -62,9 +60,9 @@ async def listed(queue: Queue, request: ListRequestsRequest, outlook: Outlook) -
     return answer
 
 
-def _message(found: LiveRequest, outlook: Outlook) -> gateway_pb2.ListedRequest:
+def _message(found: LiveRequest, overview: Overview) -> gateway_pb2.ListedRequest:
     """One whose body is damaged has no model and no class; a repair ends it."""
-    group = outlook.overview.groups.get(found.group_id)
+    group = overview.groups.get(found.group_id)
     message = gateway_pb2.ListedRequest(
         tenant=found.key.tenant,
         request_id=found.key.request_id,
@@ -75,11 +73,11 @@ def _message(found: LiveRequest, outlook: Outlook) -> gateway_pb2.ListedRequest:
         attempts=found.attempt,
     )
     try:
-        asked = asked_of(found)
+        shape = shape_of(found)
     except (DecodeError, LookupError):
         return message
-    message.model, message.slo_class = asked.model, slo_class(asked.slo)
-    deadline_s = asked.slo.deadline_s(found.accepted_s)
+    message.model, message.slo_class = shape.model, slo_class(shape.slo)
+    deadline_s = shape.slo.deadline_s(found.accepted_s)
     if math.isfinite(deadline_s):
         message.deadline_s = deadline_s
     return message

@@ -1,7 +1,7 @@
 """Refusal at admission: a request that would be late is refused before it is accepted (`planner.overload: refuse`). Pure.
 
-The gateway judges by the prediction that it would give the client: from the plan and the profiles as they stand in the queue, and what has
-joined since. A look that is older than LOOK_AGE_MAX_S, or none, refuses nobody; nor does a request without a deadline.
+The gateway judges by the prediction that it would give the client. Waits that the planner published longer ago than WAITS_AGE_MAX_S, or
+none, refuse nobody; nor is a request without a deadline refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from qlm_core.overload import WOULD_BE_LATE
 from qlm_core.prediction_views import RequestPrediction, probability_late
 from qlm_core.request import Slo, SloKind
 
-LOOK_AGE_MAX_S = 3.0
-"""An older look at the queue says nothing about now."""
+WAITS_AGE_MAX_S = 6.0
+"""Older waits refuse nobody: the planner publishes them every half second, behind very many groups every 5 s."""
 
 LATE_PROBABILITY = 0.5
 """A request that is late with this probability or a greater one is refused: most of those that are let in are in time."""
@@ -23,11 +23,11 @@ RETRY_MIN_S = 0.5
 RETRY_MAX_S = 300.0
 
 
-def late_refusal(prediction: RequestPrediction | None, slo: Slo, *, look_age_s: float, drain_per_s: float) -> QueueFull | None:
+def late_refusal(prediction: RequestPrediction | None, slo: Slo, *, age_s: float, drain_per_s: float) -> QueueFull | None:
     """The error for a request that would be late, None for one that may come in. `drain_per_s`: requests that end in a second on the
     instance of the prediction, as measured; it says when so many of those ahead, who wait for the same one, will have gone that a
     request like this one would be in time."""
-    if prediction is None or look_age_s > LOOK_AGE_MAX_S or slo.kind is SloKind.PRIORITY or not math.isfinite(slo.seconds):
+    if prediction is None or age_s > WAITS_AGE_MAX_S or slo.kind is SloKind.PRIORITY or not math.isfinite(slo.seconds):
         return None
     first_token = slo.kind is SloKind.FIRST_TOKEN
     judged = prediction.wait.shifted(prediction.prefill_s) if first_token else prediction.completion

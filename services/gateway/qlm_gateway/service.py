@@ -41,8 +41,8 @@ from qlm_gateway.entry import Entered, Entry
 from qlm_gateway.listing import listed
 from qlm_gateway.metrics import GatewayMetrics
 from qlm_gateway.model_text import ApproximateText, ModelText
-from qlm_gateway.outlook_updates import OutlookUpdates, checked_every_s
-from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.outlook.updates import OutlookUpdates, checked_every_s
+from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.reader_stream import ReaderStream
 from qlm_gateway.status import models_message, queue_message, request_message
 from qlm_gateway.stream_events import ReaderKind
@@ -138,11 +138,11 @@ class GatewayService(GatewayServicer):
         return CancelResponse(state=STATES[await self._queue.cancel(key, CANCELLED_RESULT)])
 
     async def ListModels(self, request: ListModelsRequest, context: CallContext) -> ListModelsResponse:
-        return ListModelsResponse(models=models_message(self._catalogue, self._watch.outlook))
+        return ListModelsResponse(models=models_message(self._catalogue, self._watch.instances))
 
     async def QueueStatus(self, request: QueueStatusRequest, context: CallContext) -> QueueStatusResponse:
         key = request_key(request.tenant, request.request_id) if request.tenant or request.request_id else None
-        outlook = await self._watch.fresh()
+        overview = await self._watch.overview()
         planner, estimator, refusal, held, loss = await asyncio.gather(
             self._queue.leader_address(PLANNER_ROLE),
             self._queue.leader_address(ESTIMATOR_ROLE),
@@ -150,22 +150,27 @@ class GatewayService(GatewayServicer):
             self._queue.held(),
             self._queue.loss(),
         )
-        response = queue_message(self._queue.name, outlook, planner=planner, estimator=estimator, refusal=refusal, held=held, loss=loss)
+        response = queue_message(self._queue.name, overview, planner=planner, estimator=estimator, refusal=refusal, held=held, loss=loss)
         if key is not None:
-            response.request.CopyFrom(await request_message(self._queue, key, outlook))
+            await self._watch.read_waits()
+            response.request.CopyFrom(await request_message(self._queue, key, self._watch.recent, self._watch.now_s()))
         return response
 
     async def ListRequests(self, request: ListRequestsRequest, context: CallContext) -> ListRequestsResponse:
-        return await listed(self._queue, request, await self._watch.fresh())
+        return await listed(self._queue, request, await self._watch.overview(), self._watch.now_s())
 
     async def Pause(self, request: PauseRequest, context: CallContext) -> PauseResponse:
         kind, name = _whose(request)
         if kind is PauseKind.MODEL:
             model_of(name, self._catalogue)
-        return PauseResponse(changed=await self._queue.pause(kind, name))
+        changed = await self._queue.pause(kind, name)
+        await self._watch.read_waits()
+        return PauseResponse(changed=changed)
 
     async def Resume(self, request: PauseRequest, context: CallContext) -> PauseResponse:
-        return PauseResponse(changed=await self._queue.resume(*_whose(request)))
+        changed = await self._queue.resume(*_whose(request))
+        await self._watch.read_waits()
+        return PauseResponse(changed=changed)
 
     async def _told(self, entered: Entered) -> Accepted:
         """What a client is told at acceptance. A request that was accepted before has its place, and is predicted there while it waits."""

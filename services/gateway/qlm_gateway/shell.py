@@ -19,8 +19,8 @@ from qlm_gateway.entry import Entry
 from qlm_gateway.front.http.server import HttpFront
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.outlook_updates import OutlookUpdates
-from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.outlook.updates import OutlookUpdates
+from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.service import GatewayService
 from qlm_gateway.stream_hub import StreamHub
 from qlm_process.grpc_server import GrpcServer

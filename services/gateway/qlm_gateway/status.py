@@ -14,13 +14,14 @@ from qlm.api.v1.request_pb2 import SloKind as SloKindNumber
 from qlm_core.instance import instance_of
 from qlm_core.request import RequestKey, RequestState, SloKind
 from qlm_gateway.catalogue import ModelEntry
-from qlm_gateway.outlook import Asked, Outlook
+from qlm_gateway.outlook.waits import Outlook, RequestShape
 from qlm_gateway.wire import STATES, TOKEN_BYTES, admission_of
+from qlm_process.queue.views import instances_in
 from qlm_process.wire import prediction as prediction_wire
 from qlm_process.wire.slo import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.port import Queue
-from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
+from qlm_queue.values import GroupRecord, LiveRequest, Overview, TerminalRecord
 
 GROUPS_MAX = 1_000
 """Groups of a virtual queue in one answer."""
@@ -28,13 +29,14 @@ GROUPS_MAX = 1_000
 _SLO_KINDS: dict[str, SloKindNumber.ValueType] = {kind.value: number for kind, number in SLO_KIND_NUMBERS.items()}
 
 
-def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None) -> list[Model]:
+def models_message(catalogue: Mapping[str, ModelEntry], instances: Mapping[str, int]) -> list[Model]:
+    """`instances`: how many live ones serve each model."""
     return [
         Model(
             name=name,
             context_tokens_max=entry.spec.context_tokens_max,
             token_count="exact" if entry.exact else "approximate",
-            instances=0 if outlook is None else outlook.instances_of(name),
+            instances=instances.get(name, 0),
         )
         for name, entry in catalogue.items()
     ]
@@ -42,7 +44,7 @@ def models_message(catalogue: Mapping[str, ModelEntry], outlook: Outlook | None)
 
 def queue_message(
     queue_name: str,
-    outlook: Outlook,
+    overview: Overview,
     *,
     planner: str = "",
     estimator: str = "",
@@ -51,9 +53,9 @@ def queue_message(
     loss: str = "",
 ) -> QueueStatusResponse:
     """`planner`, `estimator`: addresses of the leaders. `refusal`, `held`, `loss`: as of `Queue`."""
-    overview = outlook.overview
-    address = {view.instance.name: view.instance.address for view in outlook.views}
-    active = {view.instance.name: view.active_model for view in outlook.views}
+    live = instances_in(overview)
+    address = {facts.name: facts.address for facts in live}
+    active = {facts.name: facts.active_model for facts in live}
     alive = {record.name: record.alive for record in overview.instances}
     queues = [
         VirtualQueueStatus(
@@ -94,31 +96,30 @@ def _group_message(group: GroupRecord) -> GroupStatus:
     )
 
 
-async def request_message(queue: Queue, key: RequestKey, outlook: Outlook) -> RequestStatus:
-    """One request now. Raises NotFound, Unavailable."""
+async def request_message(queue: Queue, key: RequestKey, outlook: Outlook | None, now_s: float) -> RequestStatus:
+    """One request now, by the queue's clock. `outlook`: None: nothing is predicted. Raises NotFound, Unavailable."""
     found = await queue.find(key)
     if isinstance(found, TerminalRecord):
         return _ended_message(found)
-    ahead = await queue.requests_ahead(key) if found.state is RequestState.PLACED else None
+    place = await queue.requests_ahead(key) if found.state is RequestState.PLACED else None
     produced = await produced_tokens(queue, found)
-    group = outlook.overview.groups.get(found.group_id)
-    asked = asked_of(found)
-    prediction = predict_live(found, asked, outlook, ahead=ahead, produced_tokens=produced)
-    deadline_s = asked.slo.deadline_s(found.accepted_s)
+    request = shape_of(found)
+    prediction = None if outlook is None else predict_live(found, request, outlook, now_s, place=place, produced_tokens=produced)
+    deadline_s = request.slo.deadline_s(found.accepted_s)
     return RequestStatus(
         state=STATES[found.state],
         queue_id=found.queue_id,
         group_id=found.group_id,
-        instance=instance_of(found.incarnation) if found.incarnation else "" if group is None else group.instance,
-        requests_ahead=ahead,
+        instance=instance_of(found.incarnation) if found.incarnation else "" if place is None else place[0],
+        requests_ahead=None if place is None else place[1],
         output_tokens=produced,
         attempts=found.attempt,
         accepted_s=found.accepted_s,
         prediction=prediction,
-        slo=slo_message(asked.slo),
+        slo=slo_message(request.slo),
         deadline_s=deadline_s if math.isfinite(deadline_s) else None,
-        model=asked.model,
-        paused=found.state is not RequestState.RUNNING and outlook.is_paused(asked),
+        model=request.model,
+        paused=found.state is not RequestState.RUNNING and outlook is not None and outlook.is_paused(request),
     )
 
 
@@ -133,10 +134,10 @@ async def produced_tokens(queue: Queue, found: LiveRequest) -> int:
     return attached.produced // TOKEN_BYTES
 
 
-def asked_of(found: LiveRequest) -> Asked:
+def shape_of(found: LiveRequest) -> RequestShape:
     """A request as it was admitted."""
     model, slo, prompt_tokens, output_tokens_max, predicted_tokens = admission_of(found.body)
-    return Asked(
+    return RequestShape(
         model=model,
         slo=slo,
         prompt_tokens=prompt_tokens,
@@ -146,20 +147,27 @@ def asked_of(found: LiveRequest) -> Asked:
     )
 
 
-def predict_live(found: LiveRequest, asked: Asked, outlook: Outlook, *, ahead: int | None, produced_tokens: int = 0) -> Prediction | None:
-    """When a request that has not ended starts and ends; None where that cannot be said. `ahead`: before it on its virtual queue, where it
-    waits there. One whose group was opened after the look is predicted as it was before it came to that. Whether a first token that was
-    made came in time is not said."""
+def predict_live(
+    found: LiveRequest,
+    request: RequestShape,
+    outlook: Outlook,
+    now_s: float,
+    *,
+    place: tuple[str, int] | None,
+    produced_tokens: int = 0,
+) -> Prediction | None:
+    """When a request that has not ended starts and ends; None where that cannot be said. `place`: its virtual queue and the requests ahead
+    of it there, where it waits on one. Whether a first token that was made came in time is not said."""
     if found.state is RequestState.RUNNING:
-        predicted = outlook.predict_running(asked, instance_of(found.incarnation), produced_tokens)
-    elif ahead is not None and found.group_id in outlook.overview.groups:
-        predicted = outlook.predict_waiting(asked, found.group_id, ahead, produced_tokens)
+        predicted = outlook.predict_running(request, instance_of(found.incarnation), produced_tokens)
+    elif place is not None:
+        predicted = outlook.predict_waiting(request, *place, now_s, produced_tokens)
     else:
-        predicted = outlook.predict_new(asked, found.accepted_s)
+        predicted = outlook.predict_new(request, now_s)
     if predicted is None:
         return None
-    answered = produced_tokens > 0 and asked.slo.kind is SloKind.FIRST_TOKEN
-    return prediction_wire.to_proto(predicted, None if answered else asked.slo, max(0.0, outlook.made_s - found.accepted_s))
+    answered = produced_tokens > 0 and request.slo.kind is SloKind.FIRST_TOKEN
+    return prediction_wire.to_proto(predicted, None if answered else request.slo, max(0.0, now_s - found.accepted_s))
 
 
 def _ended_message(found: TerminalRecord) -> RequestStatus:

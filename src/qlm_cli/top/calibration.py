@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 from rich.text import Text
 
-from qlm_process.cluster.view import CalibrationRowView, CalibrationView
+from qlm_process.cluster.view import CalibrationRowView
 
-ROWS_SHOWN_MAX = 8
-"""Rows of models on GPUs in a frame, most samples first, after the two of all; the others, and those of each depth, are in `--json`."""
 R2_SHOWN_MIN = -10.0
 SAMPLES_MIN = 30
 """Shares of fewer predictions are not coloured: they say little."""
 LEVELS = (0.5, 0.9, 0.99)
 
 
-def calibration_table(calibration: CalibrationView) -> Table:
-    """Waits and completions as clients were told: how many came by the predicted p50, p90 and p99, by how much later than the median they
-    came in the mean, R2 of the medians, and the pinball loss of the p90."""
-    table = Table(title="predicted against actual", title_justify="left", box=None, padding=(0, 2, 0, 0), caption_justify="left")
-    for heading in ("", "model", "GPU"):
+def calibration_table(rows: Sequence[CalibrationRowView]) -> Table:
+    """Waits and completions as clients were shown, over all and by the requests ahead: how many came by the predicted p50, p90 and p99, by
+    how much later than the median they came in the mean, and R2 of the medians."""
+    table = Table(title="predicted against actual", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("ahead", ""):
         table.add_column(heading, header_style="dim", no_wrap=True)
-    for heading in ("came", "by p50", "by p90", "by p99", "late by", "R2", "pinball p90"):
+    for heading in ("came", "by p50", "by p90", "by p99", "late by", "R2"):
         table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
-    for row in shown_rows(calibration):
+    for row in rows:
         table.add_row(*_cells(row))
-    if not calibration.rows:
-        table.add_row(Text("no prediction came yet" if not calibration.samples else f"{calibration.samples:,} came", style="dim"))
-    return table
-
-
-def depth_table(calibration: CalibrationView) -> Table:
-    """The same by how many requests were ahead, over all models and GPUs."""
-    table = Table(title="predicted against actual, by requests ahead", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("ahead", "came", "wait by p90", "R2", "completion by p90", "R2"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
-    rows = {(row.time, row.depth): row for row in calibration.rows if row.depth and not row.model and not row.gpu}
-    for depth in dict.fromkeys(depth for _, depth in rows):
-        wait, completion = rows.get(("wait", depth)), rows.get(("completion", depth))
-        came = max(row.samples for row in (wait, completion) if row is not None)
-        table.add_row(_ahead(depth), f"{came:,}", *_p90_and_r2(wait), *_p90_and_r2(completion))
+    if not rows:
+        table.add_row(Text("none came yet", style="dim"))
     return table
 
 
@@ -51,32 +38,15 @@ def _ahead(depth: str) -> str:
     return f"{int(most) // 4 + 1:,} - {int(most):,}"
 
 
-def _p90_and_r2(row: CalibrationRowView | None) -> tuple[Text | str, str]:
-    if row is None:
-        return "-", "-"
-    return _share(row.within_p90, 0.9, row.samples), _r2(row)
-
-
-def shown_rows(calibration: CalibrationView) -> list[CalibrationRowView]:
-    """All together, then models on GPUs."""
-    together = [row for row in calibration.rows if not row.model and not row.gpu and not row.depth]
-    of_models = [row for row in calibration.rows if row.model and not row.depth]
-    came = {(row.model, row.gpu): row.samples for row in of_models if row.time == "completion"}
-    models = sorted(of_models, key=lambda row: (-came.get((row.model, row.gpu), 0), row.model, row.gpu))
-    return together + models[:ROWS_SHOWN_MAX]
-
-
 def _cells(row: CalibrationRowView) -> tuple[Text | str, ...]:
     shares = (row.within_p50, row.within_p90, row.within_p99)
     return (
+        _ahead(row.depth) if row.depth else "any",
         row.time,
-        row.model or "all",
-        row.gpu or "all",
         f"{row.samples:,}",
         *(_share(share, level, row.samples) for share, level in zip(shares, LEVELS, strict=True)),
         f"{row.bias_s:,.1f} s",
         _r2(row),
-        f"{row.pinball_p90_s:,.2f} s",
     )
 
 

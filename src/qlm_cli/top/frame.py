@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from qlm_cli.top.calibration import calibration_table, depth_table
+from qlm_cli.top.calibration import calibration_table
 from qlm_core.request import SloKind
 from qlm_process.cluster.view import AgentView, ClassView, ClusterView, GroupView, InstanceView, OutcomesView, PartView
 
@@ -45,9 +45,7 @@ def frame(view: ClusterView) -> RenderableType:
     if not view.instances:
         parts.append(Text("no instance is known", style="dim"))
     if view.outcomes is not None:
-        calibration = view.outcomes.calibration
-        parts.append(Columns([_attainment(view.outcomes), *([depth_table(calibration)] if calibration.rows else [])], padding=(0, 3)))
-        parts.append(calibration_table(calibration))
+        parts.append(Columns([_attainment(view.outcomes), calibration_table(view.outcomes.calibration)], padding=(0, 3)))
         parts.append(_operations(view.outcomes))
     return Group(*parts)
 
@@ -176,11 +174,12 @@ def _due(group: GroupView, now_s: float) -> Text:
 
 
 def _attainment(outcomes: OutcomesView) -> Table:
-    table = Table(title=f"SLO attainment, last {outcomes.window_s:,.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("SLO", "ended", "attained", "p50", "p99"):
+    title = f"SLO attainment, last {outcomes.window_s:,.0f} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), min_width=len(title))
+    for heading in ("SLO", "ended", "attained"):
         table.add_column(heading, justify="left" if heading == "SLO" else "right", header_style="dim")
     for each in outcomes.classes:
-        table.add_row(each.slo_class, f"{each.completed:,}", _share(each), f"{each.latency_p50_s:,.1f} s", f"{each.latency_p99_s:,.1f} s")
+        table.add_row(each.slo_class, f"{each.completed:,}", _share(each))
     if not outcomes.classes:
         table.add_row(Text("nothing ended", style="dim"))
     return table

@@ -90,18 +90,14 @@ class ClassView:
     judged: int
     attained: int
     completed: int
-    latency_p50_s: float
-    latency_p99_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRowView:
-    """Predictions that are alike against what happened (CalibrationRow). `time`: "wait" or "completion"; "" stands for any model, GPU or
-    depth."""
+    """Predictions that clients were shown against what happened (CalibrationRow). `time`: "wait" or "completion"; `depth` "" stands for
+    any."""
 
     time: str
-    model: str
-    gpu: str
     depth: str
     samples: int
     within_p50: float
@@ -109,24 +105,6 @@ class CalibrationRowView:
     within_p99: float
     bias_s: float
     r2: float | None
-    pinball_p50_s: float
-    pinball_p90_s: float
-    pinball_p99_s: float
-    actual_mean_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationView:
-    """Completions as clients were told against what happened, over the window (Calibration). `rows`: these and waits by model, GPU and
-    depth, sums first."""
-
-    samples: int
-    within_p50: float
-    within_p90: float
-    error_p50_s: float
-    error_p90_s: float
-    bias_s: float
-    rows: tuple[CalibrationRowView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +119,7 @@ class OutcomesView:
     expired: int
     output_tokens: int
     classes: tuple[ClassView, ...]
-    calibration: CalibrationView
+    calibration: tuple[CalibrationRowView, ...]
     operations: dict[str, int]
 
 
@@ -226,7 +204,7 @@ def agent_view(status: agent_pb2.GetAgentStatusResponse) -> AgentView:
 
 
 def outcomes_view(outcomes: estimator_pb2.Outcomes) -> OutcomesView:
-    calibration, operations = outcomes.calibration, outcomes.operations
+    operations = outcomes.operations
     return OutcomesView(
         window_s=outcomes.window_s,
         accepted=outcomes.accepted,
@@ -241,20 +219,10 @@ def outcomes_view(outcomes: estimator_pb2.Outcomes) -> OutcomesView:
                 judged=each.judged,
                 attained=each.attained,
                 completed=each.completed,
-                latency_p50_s=each.latency_p50_s,
-                latency_p99_s=each.latency_p99_s,
             )
             for each in outcomes.classes
         ),
-        calibration=CalibrationView(
-            samples=calibration.samples,
-            within_p50=calibration.within_p50,
-            within_p90=calibration.within_p90,
-            error_p50_s=calibration.error_p50_s,
-            error_p90_s=calibration.error_p90_s,
-            bias_s=calibration.bias_s,
-            rows=tuple(_calibration_row(row) for row in calibration.rows if row.time in _TIMES),
-        ),
+        calibration=tuple(_calibration_row(row) for row in outcomes.calibration if row.time in _TIMES),
         operations={field.name: getattr(operations, field.name) for field in operations.DESCRIPTOR.fields},
     )
 
@@ -265,8 +233,6 @@ _TIMES = {estimator_pb2.PREDICTED_TIME_WAIT: "wait", estimator_pb2.PREDICTED_TIM
 def _calibration_row(row: estimator_pb2.CalibrationRow) -> CalibrationRowView:
     return CalibrationRowView(
         time=_TIMES[row.time],
-        model=row.model,
-        gpu=row.gpu,
         depth=row.depth,
         samples=row.samples,
         within_p50=row.within_p50,
@@ -274,8 +240,4 @@ def _calibration_row(row: estimator_pb2.CalibrationRow) -> CalibrationRowView:
         within_p99=row.within_p99,
         bias_s=row.bias_s,
         r2=row.r2 if row.HasField("r2") else None,
-        pinball_p50_s=row.pinball_p50_s,
-        pinball_p90_s=row.pinball_p90_s,
-        pinball_p99_s=row.pinball_p99_s,
-        actual_mean_s=row.actual_mean_s,
     )

@@ -1,8 +1,8 @@
-"""Looks at the queue for those who predict from it again and again: all queues and instances each time, and the groups in pages.
+"""Readings of the queue for those who read it again and again: all queues and instances each time, and the groups in pages.
 
-A whole overview stops the queue's server for 11 us a group, which is a tenth of a second for 10,000 groups, and each gateway looks twice a
-second. So with many groups a look reads only those that have changed most likely: groups that are new or left their queue, those
-that are served next, and those that requests join; and of all others some in turn. Of these it tells what was seen last.
+A whole overview stops the queue's server for 11 us a group, which is a tenth of a second for 10,000 groups. So with many groups a reading
+has only those that have changed most likely: groups that are new or left their queue, those that are served next, and those that requests
+join; and of all others some in turn. Of these it has what was seen last.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import structlog
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.reported_runs import RunsTold, with_reported_outputs
 from qlm_core.request import SloKind
 from qlm_process.wire import running as running_wire
 from qlm_process.wire.instance import from_body
-from qlm_process.wire.running import GroupRuns, RunsTold
 from qlm_queue.values import GroupRecord, InstanceRecord, Overview
 
 _SLO_KINDS = frozenset(SloKind)
@@ -134,27 +134,11 @@ def _views_of(classes: Mapping[tuple[str, str], _Class], running: int, told: Run
         count = min(each.count, running)
         if count:
             view = RunningView(slo_class=slo_class, token_class=token_class, count=count, band=each.band, deadline_s=each.deadline_s)
-            kept.append(view if told is None else _with_outputs(view, [told.groups.get(group_id) for group_id in each.group_ids], made))
+            kept.append(
+                view if told is None else with_reported_outputs(view, [told.groups.get(group_id) for group_id in each.group_ids], made)
+            )
             running -= count
     return tuple(kept)
-
-
-def _with_outputs(view: RunningView, told: Sequence[GroupRuns | None], made: int) -> RunningView:
-    """With what each has made, if it made `made` tokens since that was told. Where fewer run than were told, some of all lengths have
-    ended; those that were not told have begun since."""
-    groups = [runs for runs in told if runs is not None]
-    outputs = sorted(output + made for runs in groups for output in runs.output_tokens)
-    if not outputs:
-        return replace(view, produced_tokens=(0,) * view.count)
-    share = view.count / len(outputs)
-    kept = outputs if share >= 1.0 else [outputs[int((at + 0.5) / share)] for at in range(view.count)]
-    return replace(
-        view,
-        produced_tokens=(*(0,) * (view.count - len(outputs)), *kept),
-        prompt_tokens=round(share * sum(runs.prompt_tokens for runs in groups)),
-        prefill_left_tokens=sum(runs.prefill_left_tokens for runs in groups),
-        offloaded_tokens=sum(runs.offloaded_tokens for runs in groups),
-    )
 
 
 def group_view(record: GroupRecord) -> GroupView:

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from qlm.api.v1 import instance_pb2
 from qlm_core.instance import InstanceFacts
+from qlm_core.reported_runs import GroupRuns, RunsTold
 from qlm_process.wire.instance import to_proto
 
 RUNS_MAX = 1024
 """Of more requests nothing is told, and nothing taken."""
 TOKEN_MIN_S = 1e-6
 """No engine makes a request's next token sooner."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRuns:
-    """Requests of one group. `output_tokens`: what each has made; `prompt_tokens`: of all of them, of which those that have not started
-    hold `prefill_left_tokens`; `offloaded_tokens`: KV of those in host memory."""
-
-    output_tokens: tuple[int, ...]
-    prompt_tokens: int
-    prefill_left_tokens: int = 0
-    offloaded_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsTold:
-    """What ran at a time of the queue's clock, by group id, where a request had a token every `token_s`."""
-
-    at_s: float
-    token_s: float
-    groups: Mapping[str, GroupRuns] = field(default_factory=dict)
-
-    def made_since(self, now_s: float) -> int:
-        """Tokens that each may have made since then."""
-        return int(max(0.0, now_s - self.at_s) / self.token_s)
 
 
 def to_body(facts: InstanceFacts, told: RunsTold | None = None) -> bytes:

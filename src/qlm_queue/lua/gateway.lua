@@ -150,15 +150,15 @@ local function requests_ahead(keys, args)
   local _, at = read_bounds(args)
   local record = read_request(args[at])
   if not record then
-    if read_terminal(prefix, args[at]) then return 0 end
+    if read_terminal(prefix, args[at]) then return { '', 0 } end
     return NOT_FOUND
   end
-  if record.state ~= 'P' then return 0 end
+  if record.state ~= 'P' then return { '', 0 } end
   local ahead = redis.call('ZRANK', group_keys(prefix, record.group), record.id)
   local instance = place_of(prefix, record.group)
   for _, gid in ipairs(redis.call('LRANGE', prefix .. ':vq:' .. instance, 0, BATCH_MAX - 1)) do
     if gid == record.group then break end
     ahead = ahead + redis.call('ZCARD', prefix .. ':group:' .. gid)
   end
-  return ahead
+  return { instance, ahead }
 end

@@ -109,3 +109,21 @@ local function publish_profiles(keys, args)
   redis.call('HSET', prefix .. ':profiles', 'version', args[at + 2], 'body', args[at + 3])
   return 1
 end
+
+-- args: token, body
+local function publish_waits(keys, args)
+  local prefix = keys[1]
+  local _, at = read_bounds(args)
+  if not lease_holds(prefix, 'planner', args[at]) then return LEASE_LOST end
+  redis.call('SET', prefix .. ':waits', args[at + 1])
+  return 1
+end
+
+-- answer: the body of `publish_waits`, accepted, live, pauses
+local function read_waits(keys, args)
+  local prefix = keys[1]
+  return {
+    redis.call('GET', prefix .. ':waits') or '', redis.call('GET', prefix .. ':acceptance') or '0',
+    redis.call('HGET', prefix .. ':counts', 'live') or '0', redis.call('HGETALL', prefix .. ':paused'),
+  }
+end

@@ -7,7 +7,7 @@ local TYPES = {
   groups = 'hash', vq = 'list', vq_version = 'hash', running = 'set', lease = 'string', fence = 'string', address = 'hash',
   instances = 'hash', registered = 'hash', incarnations = 'set', frames = 'stream', ctl = 'stream', events = 'stream',
   acceptance = 'string', expiry = 'zset', kept = 'zset', counts = 'hash', plan_version = 'string', profiles = 'hash',
-  paused = 'hash', version = 'string',
+  paused = 'hash', version = 'string', waits = 'string',
 }
 local COUNTERS = { acceptance = true, fence = true, plan_version = true, version = true }
 local ASIDE_TTL_MS = 7 * 24 * 3600 * 1000
@@ -297,6 +297,9 @@ CHECKS = {
     if not version or not string.match(version, '^%d+$') or not body or not pb_is_whole(body) then
       set_aside(repair, name, 'cannot be read')
     end
+  end,
+  waits = function(repair, name)
+    if not pb_is_whole(redis.call('GET', name)) then set_aside(repair, name, 'cannot be read') end
   end,
 }
 CHECKS.logprobs, CHECKS.group = CHECKS.progress, CHECKS.group_meta

@@ -53,6 +53,8 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    WaitsRecord,
+    check_waits,
 )
 
 DIGEST_BYTES = 16
@@ -287,7 +289,7 @@ class MemoryQueue:
             raise memory_admission.not_found(key)
         return found
 
-    async def requests_ahead(self, key: RequestKey) -> int:
+    async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
         return memory_reading.requests_ahead(self.state, key)
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
@@ -307,6 +309,17 @@ class MemoryQueue:
         if entry:
             self.state.add_events(self._now_s(), entry)
             await self._notify()
+
+    async def publish_waits(self, lease: Lease, body: bytes) -> None:
+        check_waits(body)
+        self.state.check(lease, self._now_s())
+        self.state.waits = body
+
+    async def read_waits(self) -> WaitsRecord:
+        state = self.state
+        return WaitsRecord(
+            body=state.waits, accepted_count=state.accepted_count, live=len(state.requests), pauses=memory_reading.pauses(state)
+        )
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         self.state.check(lease, self._now_s())

@@ -79,19 +79,19 @@ def _without_prompt(body: bytes) -> bytes:
     return kept.SerializeToString()
 
 
-def requests_ahead(state: MemoryState, key: RequestKey) -> int:
+def requests_ahead(state: MemoryState, key: RequestKey) -> tuple[str, int]:
     request = state.by_key.get(key)
     if request is None and key not in state.terminals:
         raise not_found(key)
     if request is None or request.state is not RequestState.PLACED:
-        return 0
+        return "", 0
     group = state.groups[request.group_id]
     ahead = 0
     for group_id in state.queues[group.instance].group_ids[:BATCH_MAX]:
         if group_id == group.group_id:
-            return ahead + bisect_left(group.members, request.number)
+            return group.instance, ahead + bisect_left(group.members, request.number)
         ahead += len(state.groups[group_id].members)
-    return ahead
+    return group.instance, ahead
 
 
 def waiting(state: MemoryState, group_id: str, after: int, count: int) -> list[LiveRequest]:
@@ -128,8 +128,12 @@ def overview(state: MemoryState, now_s: float, group_ids: Sequence[str] | None =
         incarnations={name: state.holder(name, now_s) is not None for name in sorted(state.running)},
         last_event_id=f"{state.events.last_id[0]}-{state.events.last_id[1]}",
         damage_count=state.damage_count,
-        pauses=[Pause(kind=kind, name=name, since_s=since_s) for (kind, name), since_s in sorted(state.paused.items())],
+        pauses=pauses(state),
     )
+
+
+def pauses(state: MemoryState) -> list[Pause]:
+    return [Pause(kind=kind, name=name, since_s=since_s) for (kind, name), since_s in sorted(state.paused.items())]
 
 
 def _running(state: MemoryState, instance: str) -> int:
@@ -198,6 +202,7 @@ def dump(state: MemoryState, now_s: float) -> QueueDump:
         control={instance: stream.payloads() for instance, stream in sorted(state.control.items())},
         events=state.events.payloads(),
         profiles=state.profiles,
+        waits=state.waits,
     )
 
 

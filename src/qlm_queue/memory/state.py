@@ -195,6 +195,7 @@ class MemoryState:
         self.control: dict[str, MemoryStream[ControlEntry]] = {}
         self.events: MemoryStream[bytes] = MemoryStream(bounds.events_max)
         self.profiles: tuple[int, bytes] = (0, b"")
+        self.waits = b""
         self.written: set[tuple[str, str]] = set()
         self.damage_count = 0
         self.paused: dict[tuple[PauseKind, str], float] = {}  # since when

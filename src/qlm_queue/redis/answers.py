@@ -28,6 +28,7 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     VirtualQueueRecord,
+    WaitsRecord,
 )
 
 DIGEST_BYTES = 16
@@ -176,6 +177,11 @@ def profiles(answer: Sequence[bytes | None]) -> tuple[int, bytes]:
     return (int(version), body) if version is not None and body is not None else (0, b"")
 
 
+def waits(answer: Sequence[Any]) -> WaitsRecord:
+    body, accepted, live, paused = answer
+    return WaitsRecord(body=body, accepted_count=int(accepted), live=int(live), pauses=_pauses(paused))
+
+
 def pulled(keys: Keys, answer: Sequence[bytes]) -> Pulled:
     """From `live_answer` of the scripts, with the progress."""
     hash_key, fixed, state, gateway, group_id, body, output = answer
@@ -301,8 +307,12 @@ def overview(answer: Sequence[Any]) -> Overview:
         incarnations={incarnation.decode(): bool(alive) for incarnation, alive in sorted(incarnations)},
         last_event_id=last_event_id.decode(),
         damage_count=int(damage_count),
-        pauses=sorted(map(_pause, pairs_of(paused).items()), key=lambda pause: (pause.kind, pause.name)),
+        pauses=_pauses(paused),
     )
+
+
+def _pauses(paused: Sequence[bytes]) -> list[Pause]:
+    return sorted(map(_pause, pairs_of(paused).items()), key=lambda pause: (pause.kind, pause.name))
 
 
 def _pause(field: tuple[str, str]) -> Pause:

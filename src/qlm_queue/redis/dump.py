@@ -58,6 +58,7 @@ async def dump_queue(link: RedisLink, keys: Keys, overview: Overview) -> QueueDu
         control={name: tuple(map(_control_entry, entries)) for name, entries in reader.found("ctl").items()},
         events=tuple(fields[b"e"] for _, fields in reader.whole("events", [])),
         profiles=reader.profiles(),
+        waits=reader.whole("waits", b""),
     )
 
 
@@ -68,7 +69,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "instances": ("hlen",), "registered": ("hlen",), "incarnations": ("scard",), "events": ("xrange",), "acceptance": ("get",),
     "expiry": ("zrange", 0, -1), "kept": ("zrange", 0, -1, False, True), "counts": ("hgetall",), "plan_version": ("get",),
     "profiles": ("hgetall",), "damaged": ("exists",), "damage_count": ("get",),
-    "paused": ("hlen",), "version": ("get",),
+    "paused": ("hlen",), "version": ("get",), "waits": ("get",),
 }  # fmt: skip
 """How each kind of key is read. What the overview tells is only counted."""
 _WITH_SUFFIX = frozenset(

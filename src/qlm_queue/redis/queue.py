@@ -44,6 +44,8 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    WaitsRecord,
+    check_waits,
 )
 
 READ_MAX = 1_000
@@ -312,9 +314,10 @@ class RedisQueue(RedisCalls):
             raise _not_found(key) from error
         return found
 
-    async def requests_ahead(self, key: RequestKey) -> int:
+    async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
         try:
-            return int(await self._call("requests_ahead", self._keys.request(key), read=int))
+            instance, ahead = await self._call("requests_ahead", self._keys.request(key), read=tuple)
+            return instance.decode(), int(ahead)
         except NotFound as error:
             raise _not_found(key) from error
 
@@ -340,6 +343,13 @@ class RedisQueue(RedisCalls):
             entry, keys = {"e": events_entry(events)}, self._keys("events")
             add = partial(self._link.run, self._link.client.xadd, keys, entry, maxlen=self._bounds.events_max, approximate=True)
             await self._sound(add)
+
+    async def publish_waits(self, lease: Lease, body: bytes) -> None:
+        await self._call("publish_waits", lease.token, check_waits(body))
+
+    async def read_waits(self) -> WaitsRecord:
+        waits: WaitsRecord = await self._call("read_waits", read=answers.waits)
+        return waits
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call("publish_profiles", lease.role, lease.token, version, body)

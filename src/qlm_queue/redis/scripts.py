@@ -16,13 +16,13 @@ _FILES = (
 
 # All but `accept` go on where the server is full: they end requests, and free memory with that.
 WRITING = (
-    "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles",
+    "acquire_lease", "renew_lease", "release_lease", "register", "describe", "deregister", "publish_profiles", "publish_waits",
     "attach", "cancel", "expire", "pause", "resume",
     "arrived", "place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance",
     "pull", "give_back", "emit", "complete",
     "repair_keys", "repair_requests", "repair_groups", "repair_members", "repair_kept", "repair_counts", "condemn",
 )  # fmt: skip
-READING = ("leader_address", "find", "held", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
+READING = ("leader_address", "read_waits", "find", "held", "requests_ahead", "unplaced", "owned", "waiting", "overview", "live_requests")
 
 
 def library_source() -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from qlm_estimator.config import EstimatorSettings
-from qlm_estimator.importing import ImportDesk
 from qlm_estimator.machine import EstimatorMachine
 from qlm_estimator.metrics import EstimatorMetrics
-from qlm_estimator.outcomes.report import OutcomesOfTerm
 from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock, TimeSource
 from qlm_queue.values import ESTIMATOR_ROLE
@@ -57,13 +55,10 @@ class SimEstimator:
         shell = QuietShell(
             queue=queue,
             clock=ProcessClock(process, queue),
-            election=roles,
             settings=EstimatorSettings(publish_every_s=site.description.profiles_every_s),
             catalogue=site.catalogue,
             shipped=site.shipped,
             metrics=EstimatorMetrics(),
-            outcomes=OutcomesOfTerm(),
-            imports=ImportDesk(),
             sleep=process.sleep,
         )
-        process.spawn(shell.run())
+        process.spawn(shell.run(roles))

@@ -14,8 +14,8 @@ from qlm_gateway.catalogue import ModelEntry
 from qlm_gateway.entry import Entry
 from qlm_gateway.machine import GatewayMachine
 from qlm_gateway.model_text import ApproximateText
-from qlm_gateway.outlook_updates import OutlookUpdates
-from qlm_gateway.queue_watch import QueueWatch
+from qlm_gateway.outlook.updates import OutlookUpdates
+from qlm_gateway.outlook.watch import QueueWatch
 from qlm_gateway.reader_stream import ReaderStream
 from qlm_gateway.readers import StreamLimits
 from qlm_gateway.service import GatewayService
@@ -145,7 +145,7 @@ class SimGateway:
         process.spawn(self._read_frames())
         process.spawn(self._keep_time())
         for name, loop in watch.loops().items():
-            if name == "overview" and not site.description.predictions:
+            if name == "waits" and not site.description.predictions:
                 loop.close()
             else:
                 process.spawn(loop)

@@ -13,7 +13,7 @@ from qlm_sim.world.network import MessageFault
 
 _ALWAYS_ASKED = (
     *("accept", "attach", "emit", "complete", "pull", "place", "renew_lease", "acquire_lease", "overview"),
-    *("read_arrivals", "read_control", "read_events", "read_frames", "read_profiles", "expire", "leader_address"),
+    *("read_arrivals", "read_control", "read_events", "read_frames", "read_profiles", "read_waits", "expire", "leader_address"),
 )
 _SELDOM_ASKED = (
     "apply_plan",
@@ -21,6 +21,7 @@ _SELDOM_ASKED = (
     "describe",
     "owned",
     "publish_profiles",
+    "publish_waits",
     "read_unplaced",
     "reclaim",
     "register",

@@ -26,7 +26,7 @@ ITEM_CALLS = frozenset({"emit", "complete", "unpull", "requeue"})
 """Calls of an incarnation about requests that it claims to own."""
 
 PLANNER_CALLS = frozenset({"place", "regroup", "apply_plan", "reclaim", "shed", "forget_instance"})
-LEASE_CALLS = frozenset({*PLANNER_CALLS, "pull", "describe", "deregister", "publish_profiles", "renew_lease"})
+LEASE_CALLS = frozenset({*PLANNER_CALLS, "pull", "describe", "deregister", "publish_profiles", "publish_waits", "renew_lease"})
 """Calls whose first argument is a lease."""
 
 MOVING_CALLS = frozenset({*PLANNER_CALLS, "accept", "pull", "unpull", "requeue", "complete", "cancel", "expire", "register"})

@@ -34,6 +34,7 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
+    WaitsRecord,
 )
 from qlm_sim.world.network import Command, Network
 from qlm_sim.world.process import Process
@@ -173,7 +174,7 @@ class QueueLink:
     async def find(self, key: RequestKey) -> LiveRequest | TerminalRecord:
         return await self._call(MemoryQueue.find, key)
 
-    async def requests_ahead(self, key: RequestKey) -> int:
+    async def requests_ahead(self, key: RequestKey) -> tuple[str, int]:
         return await self._call(MemoryQueue.requests_ahead, key)
 
     async def waiting(self, group_id: str, after: int, count: int) -> Sequence[LiveRequest]:
@@ -193,6 +194,12 @@ class QueueLink:
 
     async def condemn(self, queue_ids: Sequence[str]) -> int:
         return await self._call(MemoryQueue.condemn, queue_ids)
+
+    async def publish_waits(self, lease: Lease, body: bytes) -> None:
+        await self._call(MemoryQueue.publish_waits, lease, body)
+
+    async def read_waits(self) -> WaitsRecord:
+        return await self._call(MemoryQueue.read_waits)
 
     async def publish_profiles(self, lease: Lease, version: int, body: bytes) -> None:
         await self._call(MemoryQueue.publish_profiles, lease, version, body)

@@ -22,6 +22,7 @@ READ_ONLY = frozenset(
         "owned",
         "read_profiles",
         "read_unplaced",
+        "read_waits",
         "renew_lease",
         "requests_ahead",
         "server_time_s",

@@ -10,7 +10,7 @@ import pytest
 from qlm.internal.v1 import events_pb2
 from qlm_core.length_features import LengthFacts
 from qlm_core.length_model import LengthGuess
-from qlm_estimator.events import LengthModelSwitched, Lifecycle, LifecycleKind
+from qlm_estimator.events import Lifecycle, LifecycleKind
 from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.machine import Learning
 from qlm_process.wire import lengths as length_wire
@@ -147,14 +147,14 @@ def two_tenants(driver: Driver, requests: int = 600) -> None:
         driver.tell(LifecycleKind.COMPLETED, 2.0 * number, str(number), model="chat", output_tokens=output, length_guess=guess)
 
 
-def test_the_length_model_comes_into_use_says_so_and_moves_the_group_key() -> None:
+def test_the_length_model_comes_into_use_and_moves_the_group_key() -> None:
     driver = Driver()
     driver.seen()
     two_tenants(driver)
     driver.tick(10_000.0)
-    switches = [effect for effect in driver.noted if isinstance(effect, LengthModelSwitched)]
-    assert [(each.model, each.used) for each in switches] == [("chat", True)]
-    assert switches[0].gain > 0.0
+    (score,) = driver.machine.snapshot.length_model.scores
+    assert (score.model, score.used) == ("chat", True)
+    assert score.gain > 0.0
     short, long = guess_of(driver, "short"), guess_of(driver, "long")
     assert short.by_model
     assert short.expected_tokens == pytest.approx(20, rel=0.4)
@@ -166,18 +166,19 @@ def test_the_length_model_comes_into_use_says_so_and_moves_the_group_key() -> No
     assert rows["chat", "64s", "1024"].samples > rows["chat", "64s", "1024/o64"].samples
 
 
-def test_the_length_model_goes_out_of_use_says_so_and_the_group_key_goes_back() -> None:
+def test_the_length_model_goes_out_of_use_and_the_group_key_goes_back() -> None:
     driver = Driver()
     driver.seen()
     two_tenants(driver)
     driver.tick(10_000.0)
+    assert [score.used for score in driver.machine.snapshot.length_model.scores] == [True]
     wrong = replace(guess_of(driver, "short"), median_tokens=50.0, model_tokens=500.0, expected_tokens=500)
     for number in range(600):
         driver.tell(LifecycleKind.COMPLETED, 10_001.0 + number, f"w{number}", model="chat", output_tokens=50, length_guess=wrong)
     driver.tick(20_000.0)
-    switches = [effect for effect in driver.noted if isinstance(effect, LengthModelSwitched)]
-    assert [(each.model, each.used) for each in switches] == [("chat", True), ("chat", False)]
-    assert switches[-1].gain <= 0.0
+    (score,) = driver.machine.snapshot.length_model.scores
+    assert (score.model, score.used) == ("chat", False)
+    assert score.gain <= 0.0
     short = guess_of(driver, "short")
     assert (short.by_model, short.class_tokens, short.expected_tokens) == (False, 0, round(short.median_tokens))
 
@@ -194,7 +195,7 @@ def test_a_restart_keeps_distribution_and_length_model() -> None:
     again.seen()
     again.tell(LifecycleKind.COMPLETED, 20_000.0, "next", model="chat", output_tokens=20, length_guess=guess_of(again, "short"))
     again.tick(20_010.0)
-    assert not [effect for effect in again.noted if isinstance(effect, LengthModelSwitched)]
+    assert [score.used for score in again.machine.snapshot.length_model.scores] == [True]
     for tenant in ("short", "long"):
         assert guess_of(again, tenant).expected_tokens == pytest.approx(guess_of(driver, tenant).expected_tokens, rel=0.1)
     before, after = (each.machine.snapshot.output_curve_for("chat", "64s", "1024") for each in (driver, again))

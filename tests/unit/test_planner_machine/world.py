@@ -26,6 +26,7 @@ from qlm_planner.machine.effects import (
     ReadEvents,
     Regroup,
     Solve,
+    WaitsFailed,
 )
 from qlm_planner.machine.events import ArrivalsRead, CallFailed, Event, EventsRead, ProfilesRead, Solved, SolveFailed, Tick
 from qlm_planner.machine.step import PlannerMachine
@@ -257,6 +258,8 @@ class World:
                 self.changes.append(effect)
             elif isinstance(effect, PlanApplied):
                 self.applied.append(effect)
+            elif isinstance(effect, WaitsFailed):
+                raise AssertionError(effect.reason)
             elif isinstance(effect, JobEnded):
                 self.jobs.append(effect)
             elif isinstance(effect, Solve):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from qlm_agent.decisions.runs import Run, RunPhase, RunTable
 from qlm_agent.delivery.held_run import HeldRun
-from qlm_process.wire.running import RUNS_MAX, GroupRuns, RunsTold
+from qlm_core.reported_runs import GroupRuns, RunsTold
+from qlm_process.wire.running import RUNS_MAX
 
 
 def running_report(runs: RunTable, held: Mapping[str, HeldRun], *, now_s: float, token_s: float) -> RunsTold | None:

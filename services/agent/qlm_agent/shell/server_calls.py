@@ -26,9 +26,10 @@ from qlm_agent.delivery.results import completion_of, failure_result
 from qlm_agent.telemetry.metrics import AgentTelemetry
 from qlm_core.errors import Unavailable
 from qlm_core.instance import InstanceFacts
+from qlm_core.reported_runs import RunsTold
 from qlm_process.queue.leases import LeaseKeeper, new_nonce
 from qlm_process.wire.instance import from_body
-from qlm_process.wire.running import RunsTold, to_body
+from qlm_process.wire.running import to_body
 from qlm_queue.port import Queue
 from qlm_queue.values import BATCH_MAX, Lease, PullBudget, Pulled, RequeueCause, StepStatus
 

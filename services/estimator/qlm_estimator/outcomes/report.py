@@ -1,6 +1,6 @@
-"""What came of the requests that ended lately: attainment by SLO class, rates, LSOs, and predictions against what happened. Pure.
+"""Outcomes of the requests that ended lately: attainment by SLO class, rates, LSOs, and predictions against what happened. Pure.
 
-Counters are kept by the second, single requests in bounded memory: an answer may be for less time than was asked, and says for how much.
+Everything is counted by the second in bounded memory, but for predictions until they are judged.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from qlm_estimator.outcomes.accuracy import CalibrationRow, calibration_rows
-from qlm_estimator.predictions import Judged, Predicted
+import numpy as np
+
+from qlm_core.normal_arrays import Floats
+from qlm_estimator.predictions import Judged, Predicted, Told, depth_class
 
 Value = TypeVar("Value")
 
 WINDOW_MAX_S = 3600.0
-"""Longest time that is looked back."""
-ENDS_MAX = 50_000
-"""Ended requests that are remembered; with more in the window, the answer is for less time."""
+"""Longest window of a report."""
 CLASSES_MAX = 64
-"""SLO classes told apart. What names a class is what an agent claims."""
+"""SLO classes that are counted apart. An agent names a class."""
 OTHER_CLASS = "other"
 PREDICTIONS_MAX = 10_000
 """Predictions whose requests have not ended, and predictions that are judged."""
 PREDICTION_AGE_MAX_S = 6 * 3600.0
 """A prediction this old gives its place to a new one: the end of its request was missed, or nobody waits for it."""
 UNPREDICTED_MAX = 10_000
-"""Last ends without a prediction: a short request may end before its gateway tells what it predicted, about a second later at most."""
+"""Last ends without a prediction: a short request may end before its gateway reports the prediction, about a second later at most."""
+R2_SAMPLES_MIN = 10
 
 
 class Count(StrEnum):
-    """What is counted by the second."""
+    """Events that are counted by the second."""
 
     ACCEPTED = "accepted"
     COMPLETED = "completed"
@@ -52,6 +53,13 @@ class Count(StrEnum):
     GROUPS_MOVED = "groups_moved"
 
 
+class PredictedTime(StrEnum):
+    """See estimator.proto."""
+
+    WAIT = "wait"
+    COMPLETION = "completion"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A request that ended as `state`, COMPLETED, FAILED, CANCELLED or EXPIRED. `latency_s`: acceptance to end; `slack_s`: seconds left
@@ -67,6 +75,13 @@ class Ended:
     wait_s: float | None = None
     output_tokens: int = 0
 
+    @property
+    def outcome(self) -> str:
+        """ "attained", "missed" or "unjudged" (no SLO in seconds is known) of one that completed, else its state."""
+        if self.state is not Count.COMPLETED:
+            return str(self.state)
+        return "unjudged" if self.slack_s is None else "attained" if self.slack_s >= 0.0 else "missed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
@@ -76,21 +91,20 @@ class ClassReport:
     judged: int
     attained: int
     completed: int
-    latency_p50_s: float
-    latency_p99_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationReport:
-    """See Calibration in estimator.proto."""
+class CalibrationRow:
+    """See CalibrationRow in estimator.proto; `depth` "" stands for any."""
 
+    time: PredictedTime
+    depth: str
     samples: int
     within_p50: float
     within_p90: float
-    error_p50_s: float
-    error_p90_s: float
+    within_p99: float
     bias_s: float
-    rows: tuple[CalibrationRow, ...] = ()
+    r2: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +114,7 @@ class OutcomesReport:
     window_s: float
     counts: Mapping[Count, int]
     classes: tuple[ClassReport, ...]
-    calibration: CalibrationReport
+    calibration: tuple[CalibrationRow, ...]
 
 
 class Outcomes:
@@ -108,27 +122,25 @@ class Outcomes:
 
     def __init__(self, since_s: float) -> None:
         self._since_s = since_s
-        self._seconds: deque[tuple[int, Counter[Count]]] = deque(maxlen=int(WINDOW_MAX_S) + 1)
-        self._ends: deque[Ended] = deque()
+        self._seconds: deque[tuple[int, Counter[tuple[str, str]]]] = deque(maxlen=int(WINDOW_MAX_S) + 1)  # by what and SLO class
         self._classes: set[str] = set()
         self._predictions: OrderedDict[str, Predicted] = OrderedDict()
         self._unpredicted: OrderedDict[str, Ended] = OrderedDict()
         self._judged: deque[Judged] = deque(maxlen=PREDICTIONS_MAX)
 
-    def count(self, at_s: float, what: Count, by: int = 1) -> None:
-        """Something happened. A time before the last one counts at the last one."""
+    def count(self, at_s: float, what: str, by: int = 1, slo_class: str = "") -> None:
+        """An event. A time before the last one counts at the last one."""
         second = int(at_s)
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Counter()))
-        self._seconds[-1][1][what] += by
+        self._seconds[-1][1][what, slo_class] += by
 
     def end(self, ended: Ended) -> Judged | None:
         """A request ended; its judged prediction, if that is known."""
         self.count(ended.at_s, ended.state)
         self.count(ended.at_s, Count.OUTPUT_TOKENS, ended.output_tokens)
-        if len(self._ends) >= ENDS_MAX:
-            self._since_s = max(self._since_s, self._ends.popleft().at_s)
-        self._ends.append(ended)
+        if ended.slo_class:
+            self.count(ended.at_s, ended.outcome, slo_class=ended.slo_class)
         predicted = self._predictions.pop(ended.queue_id, None)
         if ended.state is not Count.COMPLETED:
             return None
@@ -138,7 +150,7 @@ class Outcomes:
         return None
 
     def predict(self, predicted: Predicted) -> Judged | None:
-        """A client was told this; judged at once where the request has ended already. Where there is no room a new prediction is left out
+        """A client was shown this; judged at once where the request has ended already. Where there is no room a new prediction is left out
         rather than an old one: the longest waits would never be judged."""
         ended = self._unpredicted.pop(predicted.queue_id, None)
         if ended is not None:
@@ -160,36 +172,26 @@ class Outcomes:
     def report(self, now_s: float, window_s: float) -> OutcomesReport:
         """Of at most `window_s` (0 to WINDOW_MAX_S) up to now."""
         from_s = max(now_s - min(window_s, WINDOW_MAX_S), self._since_s)
-        counts: Counter[Count] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for second, counted in self._seconds:
             if second + 1 > from_s:
                 counts.update(counted)
-        classes: dict[str, list[Ended]] = defaultdict(list)
-        for ended in self._ends:
-            if ended.at_s >= from_s and ended.slo_class and ended.state is not Count.CANCELLED:
-                classes[ended.slo_class].append(ended)
+        classes = {slo_class for what, slo_class in counts if slo_class and what != Count.CANCELLED}
         return OutcomesReport(
             window_s=max(0.0, now_s - from_s),
-            counts={what: counts[what] for what in Count},
-            classes=tuple(_class_report(name, classes[name]) for name in sorted(classes, key=class_order)),
-            calibration=_calibration(self.judged_since(from_s)),
+            counts={what: counts[what, ""] for what in Count},
+            classes=tuple(_class_report(name, counts) for name in sorted(classes, key=class_order)),
+            calibration=self.calibration_since(from_s),
         )
 
-    def judged_since(self, from_s: float) -> list[Judged]:
-        """Predictions that were judged from then on, PREDICTIONS_MAX at the most."""
-        return [judged for judged in self._judged if judged.at_s >= from_s]
+    def calibration_since(self, from_s: float) -> tuple[CalibrationRow, ...]:
+        """Of the predictions that were judged from then on, PREDICTIONS_MAX at the most."""
+        return calibration_rows([judged for judged in self._judged if judged.at_s >= from_s])
 
     def _judge(self, predicted: Predicted, ended: Ended) -> Judged:
         judged = Judged(predicted=predicted, at_s=ended.at_s, completion_s=ended.latency_s, wait_s=ended.wait_s)
         self._judged.append(judged)
         return judged
-
-
-@dataclass(slots=True, kw_only=True)
-class OutcomesOfTerm:
-    """What the leader's loop keeps and the service tells; None on a standby."""
-
-    current: Outcomes | None = None
 
 
 def class_order(name: str) -> tuple[int, float, str]:
@@ -202,39 +204,52 @@ def class_order(name: str) -> tuple[int, float, str]:
     return (1, float(number), name) if name.startswith("p") and number.removeprefix("-").isdigit() else (2, 0.0, name)
 
 
-def quantile(ordered: Sequence[float], level: float) -> float:
-    """The order statistic at or above the level of sorted values; 0 without any."""
-    return ordered[max(0, math.ceil(level * len(ordered)) - 1)] if ordered else 0.0
-
-
-def _class_report(name: str, ends: Sequence[Ended]) -> ClassReport:
+def _class_report(name: str, counts: Mapping[tuple[str, str], int]) -> ClassReport:
     """One that failed or expired has missed its SLO."""
-    completed = [ended for ended in ends if ended.state is Count.COMPLETED]
-    known = [ended for ended in completed if ended.slack_s is not None]
-    judgeable = class_order(name)[0] != 1
-    latencies = sorted(ended.latency_s for ended in completed)
-    return ClassReport(
-        slo_class=name,
-        judged=len(known) + (len(ends) - len(completed) if judgeable else 0),
-        attained=sum(ended.slack_s is not None and ended.slack_s >= 0.0 for ended in known),
-        completed=len(completed),
-        latency_p50_s=quantile(latencies, 0.5),
-        latency_p99_s=quantile(latencies, 0.99),
+    attained, missed, unjudged, failed, expired = (
+        counts.get((what, name), 0) for what in ("attained", "missed", "unjudged", "failed", "expired")
+    )
+    lost = 0 if class_order(name)[0] == 1 else failed + expired
+    return ClassReport(slo_class=name, judged=attained + missed + lost, attained=attained, completed=attained + missed + unjudged)
+
+
+def calibration_rows(judged: Sequence[Judged]) -> tuple[CalibrationRow, ...]:
+    """Waits and completions over all depths, then those of each depth. No row is empty."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, each in enumerate(judged):
+        places[""].append(place)
+        places[depth_class(each.predicted.requests_ahead)].append(place)
+    waits = np.array([_numbers(each.predicted.wait, each.wait_s) for each in judged])
+    completions = np.array([_numbers(each.predicted.completion, each.completion_s) for each in judged])
+    return tuple(
+        _row(time, depth, known)
+        for depth in sorted(places, key=lambda depth: (int(depth.rstrip("+") or "-1"), depth))
+        for time, numbers in ((PredictedTime.WAIT, waits), (PredictedTime.COMPLETION, completions))
+        if len(known := numbers[places[depth]][~np.isnan(numbers[places[depth], 3])])
     )
 
 
-def _calibration(judged: Sequence[Judged]) -> CalibrationReport:
-    late_s = [each.completion_s - each.predicted.completion.p50_s for each in judged]
-    errors = sorted(map(abs, late_s))
-    of = max(1, len(judged))
-    return CalibrationReport(
-        samples=len(judged),
-        within_p50=sum(each.completion_s <= each.predicted.completion.p50_s for each in judged) / of,
-        within_p90=sum(each.completion_s <= each.predicted.completion.p90_s for each in judged) / of,
-        error_p50_s=quantile(errors, 0.5),
-        error_p90_s=quantile(errors, 0.9),
-        bias_s=math.fsum(late_s) / of,
-        rows=calibration_rows(judged),
+def _numbers(told: Told | None, actual_s: float | None) -> tuple[float, float, float, float]:
+    """p50, p90, p99 and the actual time, NaN where that is not known."""
+    return (math.nan,) * 4 if told is None or actual_s is None else (told.p50_s, told.p90_s, told.p99_s, actual_s)
+
+
+def _row(time: PredictedTime, depth: str, known: Floats) -> CalibrationRow:
+    """`known`: shape (samples, 4): p50, p90, p99 and the actual time."""
+    actual_s = known[:, 3]
+    errors_s = actual_s[:, None] - known[:, :3]
+    within = (errors_s <= 0.0).mean(axis=0)
+    spread = float(np.square(actual_s - actual_s.mean()).sum())
+    explained = len(known) >= R2_SAMPLES_MIN and spread > 0.0
+    return CalibrationRow(
+        time=time,
+        depth=depth,
+        samples=len(known),
+        within_p50=float(within[0]),
+        within_p90=float(within[1]),
+        within_p99=float(within[2]),
+        bias_s=float(errors_s[:, 0].mean()),
+        r2=1.0 - float(np.square(errors_s[:, 0]).sum()) / spread if explained else None,
     )
 
 

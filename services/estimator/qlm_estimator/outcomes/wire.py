@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
@@ -14,8 +13,7 @@ from qlm.internal.v1 import events_pb2
 from qlm.internal.v1.events_pb2 import Moments, RequestEvent
 from qlm_core.distribution import Normal
 from qlm_estimator.events import entry_id_of
-from qlm_estimator.outcomes.accuracy import CalibrationRow, PredictedTime
-from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport
+from qlm_estimator.outcomes.report import Count, Ended, Outcomes, OutcomesReport, PredictedTime
 from qlm_estimator.predictions import Judged, Predicted, Told, WaitEnded, told
 from qlm_queue.values import StreamEntry
 
@@ -83,19 +81,13 @@ def to_proto(report: OutcomesReport) -> estimator_pb2.Outcomes:
     """Fields of the messages are named as counts and as the report's own."""
     operations = {field.name for field in estimator_pb2.Operations.DESCRIPTOR.fields}
     counts = {str(what): count for what, count in report.counts.items()}
-    of_calibration = {field.name: getattr(report.calibration, field.name) for field in fields(report.calibration) if field.name != "rows"}
     return estimator_pb2.Outcomes(
         window_s=report.window_s,
         classes=[estimator_pb2.ClassOutcomes(**asdict(each)) for each in report.classes],
-        calibration=estimator_pb2.Calibration(**of_calibration, rows=[_row_message(row) for row in report.calibration.rows]),
+        calibration=[estimator_pb2.CalibrationRow(**{**asdict(row), "time": _TIMES[row.time]}) for row in report.calibration],
         operations=estimator_pb2.Operations(**{name: count for name, count in counts.items() if name in operations}),
         **{name: count for name, count in counts.items() if name not in operations},
     )
-
-
-def _row_message(row: CalibrationRow) -> estimator_pb2.CalibrationRow:
-    values: dict[str, Any] = {**asdict(row), "time": _TIMES[row.time]}
-    return estimator_pb2.CalibrationRow(**values)
 
 
 def _ended(event: RequestEvent, told_s: float, slo_class: str) -> Ended:

@@ -257,6 +257,7 @@ class Board:
             active, warm = row.facts.active_model, row.facts.warm_models
             slot = known if known is not None and same else Slot(facts=facts, active_model=active, warm_models=warm)
             slot.facts = facts
+            slot.loading_since_s, slot.runs = row.facts.loading_since_s, row.runs
             slot.alive = row.alive
             if row.alive:
                 slot.lost_s = None

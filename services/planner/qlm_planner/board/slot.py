@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qlm_core.instance import InstanceFacts
+from qlm_core.reported_runs import RunsTold
 from qlm_planner.board.group import Group, GroupTraits
 
 
@@ -20,7 +21,8 @@ class Running:
 class Slot:
     """An instance as the planner sees it. `lost_s`: since when its lease is gone, None while it holds. `running`: requests that it owns,
     of the groups `runners`. `active_model`: the one that its agent reports, which may still be loading; before the first report that of
-    the group it pulled from first, or "". `batches`: how many requests it runs at once of a model, as its agent reported last."""
+    the group it pulled from first, or "". `loading_since_s` (as of `InstanceFacts`), `runs`: as its agent reported them, at the last
+    overview. `batches`: how many requests it runs at once of a model, as its agent reported last."""
 
     facts: InstanceFacts
     alive: bool = True
@@ -29,6 +31,8 @@ class Slot:
     runners: dict[str, Running] = field(default_factory=dict)
     active_model: str = ""
     warm_models: tuple[str, ...] = ()
+    loading_since_s: float = 0.0
+    runs: RunsTold | None = None
     batches: dict[str, int] = field(default_factory=dict)
 
     def batch(self, model: str) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from qlm_core.instance import InstanceFacts
 from qlm_core.pauses import Pause
+from qlm_core.reported_runs import RunsTold
 from qlm_core.request import RequestFacts
 
 EntryId = tuple[int, int]
@@ -57,10 +58,11 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRow:
-    """A registered instance. `alive`: the lease of its incarnation holds."""
+    """A registered instance. `alive`: the lease of its incarnation holds. `runs`: as its agent reported them last, if it did."""
 
     facts: InstanceFacts
     alive: bool
+    runs: RunsTold | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qlm_core.planned_waits import PlannedWaits
 from qlm_planner.board.snapshot import Arrival
 from qlm_planner.search.problem import Orders, Problem
 
@@ -130,6 +131,20 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishWaits:
+    """Write the waits that the plan predicts."""
+
+    waits: PlannedWaits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsFailed:
+    """The waits of the plan could not be predicted; no answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
     """The plan is another one now; no answer. `replans`: the asks of `ReplanAsked` that it answers -> groups moved."""
 
@@ -230,7 +245,9 @@ class JobEnded:
     reason: str = ""
 
 
-Call = Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Regroup | Forget
+Call = (
+    Place | ApplyChunk | ReadOverview | ReadUnplaced | ReadArrivals | ReadEvents | Reclaim | Expire | Shed | Regroup | Forget | PublishWaits
+)
 """Effects that are calls to the queue."""
 
-Effect = Call | PlanChanged | PlanApplied | Solve | JobEnded
+Effect = Call | PlanChanged | PlanApplied | Solve | JobEnded | WaitsFailed

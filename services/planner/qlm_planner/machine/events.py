@@ -132,6 +132,11 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsPublished:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed:
     """The queue could not be asked, or did not answer in time: the call may or may not have happened."""
 
@@ -192,6 +197,7 @@ Answer = (
     | ShedAnswered
     | Regrouped
     | Forgotten
+    | WaitsPublished
 )
 """The queue answered a call."""
 

@@ -31,6 +31,7 @@ from qlm_planner.machine.effects import (
     Forget,
     Place,
     PlanChanged,
+    PublishWaits,
     ReadArrivals,
     ReadEvents,
     ReadOverview,
@@ -38,6 +39,7 @@ from qlm_planner.machine.effects import (
     Reclaim,
     Regroup,
     Shed,
+    WaitsFailed,
 )
 from qlm_planner.machine.events import (
     Answer,
@@ -61,10 +63,12 @@ from qlm_planner.machine.events import (
     SolveFailed,
     Tick,
     UnplacedRead,
+    WaitsPublished,
 )
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges
 from qlm_planner.plan.chunks import ChunkPipeline, apply_to_board
+from qlm_planner.plan.waits import WaitForecast
 from qlm_planner.policies.selection import baseline_of
 from qlm_planner.policy import Policy
 
@@ -94,6 +98,10 @@ class PlannerMachine:
         self._reading_arrivals = False
         self._reading_events = False
         self._events_due_s = -math.inf
+        self._forecast = WaitForecast()
+        self._publishing = False
+        self._waits_due_s = now_s
+        self._counted_to = 0
         self._loaded = False
         self._doubt = True
         self._overview_due_s = now_s
@@ -126,6 +134,8 @@ class PlannerMachine:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
+        if self.ready and not self._publishing:
+            times.append(self._waits_due_s)
         if self.ready:
             times.append(self.changes.repair_s if self._again_s == math.inf else self._again_s)
         return min(times, default=math.inf)
@@ -145,6 +155,7 @@ class PlannerMachine:
         self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
         if self.ready and not placing:
             self.changes.repair(self.board, now_s)
+        effects.extend(self._publish(now_s) if not placing and self._connection.may_call(now_s) else ())
         effects.extend(self.changes.jobs.take_effects())
         answered = self.changes.take_answers()
         if self._changed or answered:
@@ -159,6 +170,7 @@ class PlannerMachine:
             case Tick():
                 pass
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
+                self._forecast.load(catalogue, profiles)
                 if self.estimates.load(catalogue, profiles):
                     self.changes.drifted()
                     self._doubt = True
@@ -198,6 +210,8 @@ class PlannerMachine:
                 self._doubt = self._changed = True
             case Forgotten():
                 self._doubt = True
+            case WaitsPublished():
+                self._publishing = False
             case Solved() | SolveFailed():
                 self.changes.solved(event, self.board, now_s)
             case CallFailed(call=call):
@@ -304,6 +318,8 @@ class PlannerMachine:
                 self._lane = None
             case Forget():
                 self.sweeps.forgetting = ""
+            case PublishWaits():
+                self._publishing = False
             case _:
                 assert_never(call)
 
@@ -333,6 +349,17 @@ class PlannerMachine:
         calls.extend(call for call in sweeps if call is not None)
         return calls
 
+    def _publish(self, now_s: float) -> list[Effect]:
+        """The waits of the plan, as often as the board is compared with the queue."""
+        if not self.ready or self._publishing or now_s < self._waits_due_s:
+            return []
+        self._waits_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
+        waits = self._forecast.made(self.board, self.demand.rates(now_s), self._counted_to, now_s)
+        if waits is None:
+            return [WaitsFailed(reason=self._forecast.failure)]
+        self._publishing = True
+        return [PublishWaits(waits=waits)]
+
     @property
     def _idle_lane(self) -> bool:
         return self._lane is None and self._pipeline.under_way == 0
@@ -358,7 +385,9 @@ class PlannerMachine:
                 return chunk
             if self.arrivals.pending:
                 self._assignment.baseline = self.changes.deciding
-                first = self._assignment.place(self.arrivals.take(), self.board, self.estimates, now_s)
+                taken = self.arrivals.take()
+                self._counted_to = max(self._counted_to, *(each.facts.acceptance_number for each in taken))
+                first = self._assignment.place(taken, self.board, self.estimates, now_s)
                 self.changes.unsettled = self.changes.unsettled or bool(first.opened)
             else:
                 first = self.splits.call(self.board, self.estimates, self._assignment, now_s)

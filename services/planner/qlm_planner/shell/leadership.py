@@ -13,7 +13,7 @@ from opentelemetry.trace import Tracer
 from qlm_core.errors import LeaseLost, Unavailable
 from qlm_core.model import ModelSpec
 from qlm_core.profile import ProfileSnapshot
-from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve
+from qlm_planner.machine.effects import Call, Effect, JobEnded, Outcome, Placement, PlanApplied, PlanChanged, Solve, WaitsFailed
 from qlm_planner.machine.events import CallFailed, Event, OverviewRead, PlaceAnswered, ProfilesRead, ReplanAsked, Solved, SolveFailed, Tick
 from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice_question import Question, question_of
@@ -264,6 +264,8 @@ class Leadership:
                     structlog.get_logger().warning(
                         "solver_failed", job=effect.job, stage=effect.stage, cause=effect.cause, groups=effect.groups, reason=effect.reason
                     )
+            case WaitsFailed(reason=reason):
+                structlog.get_logger().error("waits_not_predicted", reason=reason)
             case _:
                 tasks.create_task(self._call(effect), name=f"planner-{type(effect).__name__}")
 

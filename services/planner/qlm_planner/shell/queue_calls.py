@@ -22,6 +22,7 @@ from qlm_planner.machine.effects import (
     Forget,
     GroupOpening,
     Place,
+    PublishWaits,
     ReadArrivals,
     ReadEvents,
     ReadOverview,
@@ -46,7 +47,10 @@ from qlm_planner.machine.events import (
     Regrouped,
     ShedAnswered,
     UnplacedRead,
+    WaitsPublished,
 )
+from qlm_process.wire import running as running_wire
+from qlm_process.wire import waits as waits_wire
 from qlm_process.wire.instance import from_body
 from qlm_process.wire.lengths import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
@@ -116,6 +120,9 @@ async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
         case Forget(instance=instance):
             await queue.forget_instance(lease, instance)
             return Forgotten()
+        case PublishWaits(waits=waits):
+            await queue.publish_waits(lease, waits_wire.to_body(waits))
+            return WaitsPublished()
         case _:
             assert_never(call)
 
@@ -273,4 +280,4 @@ def instance_row(record: InstanceRecord) -> InstanceRow:
     except ValueError as error:
         structlog.get_logger().error("instance_unreadable", instance=record.name, error=str(error))
         facts = InstanceFacts(name=record.name, incarnation=record.incarnation, gpu="", n_gpu=1, engine="", models=())
-    return InstanceRow(facts=facts, alive=record.alive)
+    return InstanceRow(facts=facts, alive=record.alive, runs=running_wire.from_body(record.body))

@@ -826,8 +826,8 @@ class Outcomes(_message.Message):
         """By SLO class, the shortest first."""
 
     @_builtins.property
-    def calibration(self) -> Global___Calibration:
-        """What clients were told against what happened. Gateways tell a sample."""
+    def calibration(self) -> _containers.RepeatedCompositeFieldContainer[Global___CalibrationRow]:
+        """Predictions that clients were shown against what happened, of a sample that gateways report: over all depths, then by depth."""
 
     @_builtins.property
     def operations(self) -> Global___Operations:
@@ -844,10 +844,10 @@ class Outcomes(_message.Message):
         expired: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         classes: _abc.Iterable[Global___ClassOutcomes] | None = ...,
-        calibration: Global___Calibration | None = ...,
+        calibration: _abc.Iterable[Global___CalibrationRow] | None = ...,
         operations: Global___Operations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "operations", b"operations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "calibration", b"calibration", "cancelled", b"cancelled", "classes", b"classes", "completed", b"completed", "expired", b"expired", "failed", b"failed", "operations", b"operations", "output_tokens", b"output_tokens", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -865,8 +865,6 @@ class ClassOutcomes(_message.Message):
     JUDGED_FIELD_NUMBER: _builtins.int
     ATTAINED_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
-    LATENCY_P50_S_FIELD_NUMBER: _builtins.int
-    LATENCY_P99_S_FIELD_NUMBER: _builtins.int
     slo_class: _builtins.str
     """Power of two of seconds ("64s"), or "p<priority>"."""
     judged: _builtins.int
@@ -875,10 +873,6 @@ class ClassOutcomes(_message.Message):
     """Of these, completed in time."""
     completed: _builtins.int
     """All that completed."""
-    latency_p50_s: _builtins.float
-    """Seconds from acceptance to the last token of those completed: median."""
-    latency_p99_s: _builtins.float
-    """The same, 99th percentile."""
     def __init__(
         self,
         *,
@@ -886,66 +880,14 @@ class ClassOutcomes(_message.Message):
         judged: _builtins.int = ...,
         attained: _builtins.int = ...,
         completed: _builtins.int = ...,
-        latency_p50_s: _builtins.float = ...,
-        latency_p99_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "completed", b"completed", "judged", b"judged", "latency_p50_s", b"latency_p50_s", "latency_p99_s", b"latency_p99_s", "slo_class", b"slo_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "completed", b"completed", "judged", b"judged", "slo_class", b"slo_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassOutcomes: _TypeAlias = ClassOutcomes  # noqa: Y015
-
-@_typing.final
-class Calibration(_message.Message):
-    """Completion as predicted at acceptance against completion as it was."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SAMPLES_FIELD_NUMBER: _builtins.int
-    WITHIN_P50_FIELD_NUMBER: _builtins.int
-    WITHIN_P90_FIELD_NUMBER: _builtins.int
-    ERROR_P50_S_FIELD_NUMBER: _builtins.int
-    ERROR_P90_S_FIELD_NUMBER: _builtins.int
-    BIAS_S_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    samples: _builtins.int
-    """Completed requests whose prediction is known."""
-    within_p50: _builtins.float
-    """Share that ended by the predicted median: 0.5 is right."""
-    within_p90: _builtins.float
-    """Share that ended by the predicted 90th percentile: 0.9 is right."""
-    error_p50_s: _builtins.float
-    """Seconds between the predicted median and the end, whichever came first: median."""
-    error_p90_s: _builtins.float
-    """The same, 90th percentile."""
-    bias_s: _builtins.float
-    """Mean seconds by which requests ended after the predicted median; negative: before."""
-    @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___CalibrationRow]:
-        """By what was predicted, model, GPU and depth. The first rows are of all models, GPUs and depths together, then come those of each depth
-        over all models and GPUs, those of all depths of a model on a GPU, and the rest.
-        """
-
-    def __init__(
-        self,
-        *,
-        samples: _builtins.int = ...,
-        within_p50: _builtins.float = ...,
-        within_p90: _builtins.float = ...,
-        error_p50_s: _builtins.float = ...,
-        error_p90_s: _builtins.float = ...,
-        bias_s: _builtins.float = ...,
-        rows: _abc.Iterable[Global___CalibrationRow] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_s", b"bias_s", "error_p50_s", b"error_p50_s", "error_p90_s", b"error_p90_s", "rows", b"rows", "samples", b"samples", "within_p50", b"within_p50", "within_p90", b"within_p90"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
 
 @_typing.final
 class CalibrationRow(_message.Message):
@@ -954,8 +896,6 @@ class CalibrationRow(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TIME_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    GPU_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     WITHIN_P50_FIELD_NUMBER: _builtins.int
@@ -963,16 +903,8 @@ class CalibrationRow(_message.Message):
     WITHIN_P99_FIELD_NUMBER: _builtins.int
     BIAS_S_FIELD_NUMBER: _builtins.int
     R2_FIELD_NUMBER: _builtins.int
-    PINBALL_P50_S_FIELD_NUMBER: _builtins.int
-    PINBALL_P90_S_FIELD_NUMBER: _builtins.int
-    PINBALL_P99_S_FIELD_NUMBER: _builtins.int
-    ACTUAL_MEAN_S_FIELD_NUMBER: _builtins.int
     time: Global___PredictedTime.ValueType
     """What was predicted."""
-    model: _builtins.str
-    """Name of a served model; empty: any."""
-    gpu: _builtins.str
-    """Kind of GPU, "4x" before it for four of them; empty: any."""
     depth: _builtins.str
     """Requests ahead at the prediction: the power of four at or above them ("16" for 5 to 16), "0", or "262144+"; empty: any."""
     samples: _builtins.int
@@ -984,25 +916,13 @@ class CalibrationRow(_message.Message):
     within_p99: _builtins.float
     """Share that came by the predicted 99th percentile: 0.99 is right."""
     bias_s: _builtins.float
-    """Mean seconds by which it came after the predicted median; negative: before."""
+    """Mean seconds by which they came after the predicted median; negative: before."""
     r2: _builtins.float
-    """Share of the variance of what happened that the predicted medians explain: 1 is perfect, 0 no better than the mean; absent for
-    fewer than ten samples, and where all that happened took equally long.
-    """
-    pinball_p50_s: _builtins.float
-    """Mean pinball loss of the median in seconds: half the mean absolute error."""
-    pinball_p90_s: _builtins.float
-    """The same of the 90th percentile."""
-    pinball_p99_s: _builtins.float
-    """The same of the 99th percentile."""
-    actual_mean_s: _builtins.float
-    """Mean of what happened, in seconds."""
+    """Share of the variance of what came that the predicted medians explain; absent with fewer than ten, or where all took equally long."""
     def __init__(
         self,
         *,
         time: Global___PredictedTime.ValueType = ...,
-        model: _builtins.str = ...,
-        gpu: _builtins.str = ...,
         depth: _builtins.str = ...,
         samples: _builtins.int = ...,
         within_p50: _builtins.float = ...,
@@ -1010,14 +930,10 @@ class CalibrationRow(_message.Message):
         within_p99: _builtins.float = ...,
         bias_s: _builtins.float = ...,
         r2: _builtins.float | None = ...,
-        pinball_p50_s: _builtins.float = ...,
-        pinball_p90_s: _builtins.float = ...,
-        pinball_p99_s: _builtins.float = ...,
-        actual_mean_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_r2", b"_r2", "r2", b"r2"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_r2", b"_r2", "actual_mean_s", b"actual_mean_s", "bias_s", b"bias_s", "depth", b"depth", "gpu", b"gpu", "model", b"model", "pinball_p50_s", b"pinball_p50_s", "pinball_p90_s", b"pinball_p90_s", "pinball_p99_s", b"pinball_p99_s", "r2", b"r2", "samples", b"samples", "time", b"time", "within_p50", b"within_p50", "within_p90", b"within_p90", "within_p99", b"within_p99"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_r2", b"_r2", "bias_s", b"bias_s", "depth", b"depth", "r2", b"r2", "samples", b"samples", "time", b"time", "within_p50", b"within_p50", "within_p90", b"within_p90", "within_p99", b"within_p99"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__r2: _TypeAlias = _typing.Literal["r2"]  # noqa: Y015
     _WhichOneofArgType__r2: _TypeAlias = _typing.Literal["_r2", b"_r2"]  # noqa: Y015

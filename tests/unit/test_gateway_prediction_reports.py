@@ -1,8 +1,9 @@
-"""A sample of what clients were told goes to the event stream."""
+"""A sample of the predictions that clients were shown goes to the event stream."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,17 +13,28 @@ from hypothesis import strategies as st
 from qlm.internal.v1 import events_pb2
 from qlm_core.distribution import Normal
 from qlm_core.prediction_views import RequestPrediction
+from qlm_core.request import Slo, SloKind
 from qlm_core.shipped_profiles import shipped_snapshot
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.queue_watch import PREDICTIONS_REPORTED_MAX, QueueWatch
-from qlm_gateway.told import Sample, Told
+from qlm_gateway.outlook.reports import PredictionReport, PredictionSample
+from qlm_gateway.outlook.waits import RequestShape
+from qlm_gateway.outlook.watch import PREDICTIONS_REPORTED_MAX, QueueWatch
 from qlm_process.wire import profile as profile_wire
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.values import Bounds
 
+REQUEST = RequestShape(model="m", slo=Slo(kind=SloKind.COMPLETION, seconds=60.0), prompt_tokens=1, output_tokens_max=1)
+
 
 def prediction(completion: Normal) -> RequestPrediction:
     return RequestPrediction(instance="a", wait=Normal.point(1.0), completion=completion, requests_ahead=3, profile_version=1)
+
+
+async def watching(queue: MemoryQueue, random: Callable[[], float] = random.random) -> QueueWatch:
+    """A watch that has read the waits once."""
+    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, random, shipped=shipped_snapshot(), sleep=stopping)
+    await one_round(watch, "waits")
+    return watch
 
 
 async def told(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
@@ -32,9 +44,9 @@ async def told(queue: MemoryQueue) -> list[events_pb2.RequestEvent]:
 
 async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, random.Random(1).random, shipped=shipped_snapshot())
+    watch = await watching(queue, random.Random(1).random)
     for number in range(PREDICTIONS_REPORTED_MAX + 5):
-        watch.told(f"{number}-0", 999.5, "m", prediction(Normal(mean=10.0, variance=4.0)))
+        watch.accepted(f"{number}-0", 999.5, 1, REQUEST, prediction(Normal(mean=10.0, variance=4.0)))
     await watch.report()
     await watch.report()
     events = await told(queue)
@@ -52,10 +64,10 @@ async def test_what_clients_were_told_is_reported_once_and_bounded() -> None:
 
 async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
+    watch = await watching(queue)
     below = Normal(mean=-1.0, variance=0.01)
     found = replace(prediction(below), wait=below, own_completion=Normal(mean=-2.0, variance=0.5))
-    watch.told("1-0", 999.5, "m", found)
+    watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
     (event,) = await told(queue)
     assert (event.predicted_p50_s, event.predicted_p90_s, event.predicted_p99_s) == (0.0, 0.0, 0.0)
@@ -64,9 +76,9 @@ async def test_a_normal_has_a_tail_below_zero_and_a_time_from_now_has_none() -> 
 
 async def test_what_is_learned_from_are_the_moments_before_calibration() -> None:
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
+    watch = await watching(queue)
     found = replace(prediction(Normal(10.0, 4.0)), wait=Normal(6.0, 3.0), own_wait=Normal(5.0, 2.0), own_completion=Normal(9.0, 1.0))
-    watch.told("1-0", 999.5, "m", found)
+    watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
     (event,) = await told(queue)
     assert (event.own_wait.mean_s, event.own_wait.variance_s2) == (5.0, 2.0)
@@ -77,9 +89,9 @@ async def test_what_is_learned_from_are_the_moments_before_calibration() -> None
 async def test_nobody_is_told_of_an_end_before_the_start() -> None:
     """Wait and completion are calibrated apart from each other."""
     queue = MemoryQueue("test", Bounds(), lambda: 1_000.0)
-    watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: 1_000.0, lambda: 1_000.0, shipped=shipped_snapshot())
+    watch = await watching(queue)
     found = replace(prediction(Normal(mean=2.0, variance=1.0)), wait=Normal(mean=3.0, variance=4.0), prefill_s=0.25)
-    watch.told("1-0", 999.5, "m", found)
+    watch.accepted("1-0", 999.5, 1, REQUEST, found)
     await watch.report()
     (event,) = await told(queue)
     assert event.predicted_p50_s == pytest.approx(3.25)
@@ -92,10 +104,10 @@ async def test_of_a_server_that_lost_all_it_had_the_shipped_profiles_hold_again(
     watch = QueueWatch(queue, {}, GatewayMetrics(), lambda: now_s, lambda: now_s, shipped=shipped, sleep=stopping)
     learned = replace(shipped, version=3, hardware=shipped.hardware[:1])
     queue.state.profiles = (3, profile_wire.to_body(learned))
-    await one_round(watch)
+    await one_round(watch, "profiles")
     assert watch.profiles == learned
     queue.state.profiles = (0, b"")
-    await one_round(watch)
+    await one_round(watch, "profiles")
     assert watch.profiles == shipped
 
 
@@ -107,23 +119,23 @@ async def stopping(seconds: float) -> None:
     raise RoundDone
 
 
-async def one_round(watch: QueueWatch) -> None:
+async def one_round(watch: QueueWatch, name: str) -> None:
     loops = watch.loops()
-    profiles = loops.pop("profiles")
+    loop = loops.pop(name)
     for other in loops.values():
         other.close()
     with pytest.raises(RoundDone):
-        await profiles
+        await loop
 
 
 def test_each_of_a_burst_has_the_same_chance() -> None:
     """The first ones of a burst have the fewest requests ahead: told alone, depth would never be judged."""
     chance, counts = random.Random(7), [0] * 100
     for _ in range(400):
-        sample = Sample(10, chance.random)
+        sample = PredictionSample(10, chance.random)
         for number in range(100):
             found = prediction(Normal.point(1.0))
-            sample.add(Told(queue_id=str(number), accepted_s=1.0, model="m", prediction=found))
+            sample.add(PredictionReport(queue_id=str(number), accepted_s=1.0, model="m", prediction=found))
         for each in sample.take():
             counts[int(each.queue_id)] += 1
         assert sample.take() == []
@@ -134,9 +146,9 @@ def test_each_of_a_burst_has_the_same_chance() -> None:
 
 @given(st.integers(0, 60), st.floats(0.0, 1.0, exclude_max=True))
 def test_a_sample_is_of_those_told_and_bounded(count: int, drawn: float) -> None:
-    sample = Sample(16, lambda: drawn)
+    sample = PredictionSample(16, lambda: drawn)
     for number in range(count):
-        sample.add(Told(queue_id=str(number), accepted_s=1.0, model="m", prediction=prediction(Normal.point(1.0))))
+        sample.add(PredictionReport(queue_id=str(number), accepted_s=1.0, model="m", prediction=prediction(Normal.point(1.0))))
     taken = [each.queue_id for each in sample.take()]
     assert len(taken) == len(set(taken)) == min(count, 16)
     assert set(taken) <= {str(number) for number in range(count)}

@@ -1,4 +1,4 @@
-"""What a stream is told while its request waits: the newest prediction, now and then, within what a gateway can afford to look up."""
+"""Predictions for streams whose requests wait: the newest, at the pace that a client chose, within what a gateway can afford to find."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from qlm.api.v1.gateway_pb2 import Outlook as OutlookMessage
 from qlm_core.errors import NotFound, Unavailable, invalid_field
 from qlm_core.request import RequestKey, RequestState
-from qlm_gateway.queue_watch import QueueWatch
-from qlm_gateway.status import asked_of, predict_live, produced_tokens
+from qlm_gateway.outlook.watch import QueueWatch
+from qlm_gateway.status import predict_live, produced_tokens, shape_of
 from qlm_gateway.wire import STATES
 from qlm_queue.port import Queue
 from qlm_queue.values import TerminalRecord
 
 EVERY_MIN_S = 1.0
 EVERY_MAX_S = 3_600.0
-LOOKS_PER_S_MAX = 50.0
-"""Of all streams of a gateway together, two calls to the queue each, three of a request that ran before; a stream beyond it is told the
-next time."""
+FINDS_PER_S_MAX = 50.0
+"""Of all streams of a gateway together, two calls to the queue each, three of a request that ran before; a stream beyond it has its turn
+the next time."""
 
 
 class OutlookUpdates:
@@ -27,33 +27,33 @@ class OutlookUpdates:
         self._queue = queue
         self._watch = watch
         self._monotonic = monotonic
-        self._looks = LOOKS_PER_S_MAX
+        self._finds = FINDS_PER_S_MAX
         self._counted_s = monotonic()
 
     async def of(self, key: RequestKey) -> OutlookMessage | None:
-        """A request that waits now; None for one that does not, and where it is too much to look."""
+        """A request that waits now; None for one that does not, and where the gateway has too many to find."""
         outlook = self._watch.recent
-        if outlook is None or not self._may_look():
+        if outlook is None or not self._may_find():
             return None
         try:
             found = await self._queue.find(key)
             if isinstance(found, TerminalRecord) or found.state is RequestState.RUNNING:
                 return None
-            ahead = await self._queue.requests_ahead(key) if found.state is RequestState.PLACED else None
+            place = await self._queue.requests_ahead(key) if found.state is RequestState.PLACED else None
             produced = await produced_tokens(self._queue, found)
         except (NotFound, Unavailable):  # the stream itself notices, and says so
             return None
-        asked = asked_of(found)
-        prediction = predict_live(found, asked, outlook, ahead=ahead, produced_tokens=produced)
-        return OutlookMessage(state=STATES[found.state], prediction=prediction, paused=outlook.is_paused(asked))
+        request = shape_of(found)
+        prediction = predict_live(found, request, outlook, self._watch.now_s(), place=place, produced_tokens=produced)
+        return OutlookMessage(state=STATES[found.state], prediction=prediction, paused=outlook.is_paused(request))
 
-    def _may_look(self) -> bool:
+    def _may_find(self) -> bool:
         now_s = self._monotonic()
-        self._looks = min(LOOKS_PER_S_MAX, self._looks + (now_s - self._counted_s) * LOOKS_PER_S_MAX)
+        self._finds = min(FINDS_PER_S_MAX, self._finds + (now_s - self._counted_s) * FINDS_PER_S_MAX)
         self._counted_s = now_s
-        if self._looks < 1.0:
+        if self._finds < 1.0:
             return False
-        self._looks -= 1.0
+        self._finds -= 1.0
         return True
 
 

@@ -1,5 +1,5 @@
-"""Background looks at the queue: the overview behind predictions and status, the drain rate, profiles, and the expiry sweep; and the
-reports of what clients were told, which the estimator compares with what happens."""
+"""What a gateway reads of the queue at its own pace: the published waits, profiles, the drain rate; the expiry sweep; and the reports of
+what clients were shown, which the estimator compares with what happens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import structlog
 from qlm.api.v1.request_pb2 import Result, ResultError
 from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.model import ModelSpec
+from qlm_core.planned_waits import PlannedWaits
 from qlm_core.prediction_views import RequestPrediction
 from qlm_core.profile import ProfileSnapshot
-from qlm_gateway.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
 from qlm_gateway.metrics import GatewayMetrics
-from qlm_gateway.outlook import Outlook
-from qlm_gateway.told import Sample, Told
-from qlm_process.queue.arrival_rate import ArrivalRate
+from qlm_gateway.outlook.drain_rate import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, DrainRate
+from qlm_gateway.outlook.reports import PredictionReport, PredictionSample
+from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
 from qlm_process.queue.polls import QueueLooks
-from qlm_process.queue.views import KeptViews, queue_views
 from qlm_process.wire import profile as profile_wire
+from qlm_process.wire import waits as waits_wire
 from qlm_queue.port import Queue
-from qlm_queue.values import BATCH_MAX
+from qlm_queue.values import BATCH_MAX, Overview, WaitsRecord
 
-OVERVIEW_EVERY_S = 0.5
+WAITS_EVERY_S = 0.5
+WAITS_AGE_MAX_S = 10.0
+"""Older waits say nothing of one that begins now: the planner publishes every half second, behind very many groups every 5 s."""
 AWAY_AFTER_S = 5.0
 PROFILES_EVERY_S = 2.0
 EXPIRE_EVERY_S = 1.0
@@ -35,17 +37,18 @@ EXPIRE_CALLS_MAX = 20
 
 REPORT_EVERY_S = 0.5
 PREDICTIONS_REPORTED_MAX = 16
-"""Of one report. They are a sample of what clients were told since the one before."""
+"""Of one report. They are a sample of what clients were shown since the one before."""
 
 EXPIRED_RESULT = Result(error=ResultError(reason="EXPIRED", message="expire_after_s passed before the request ended")).SerializeToString()
-
+NO_WAITS = PlannedWaits(made_s=0.0, plan_version=0, profile_version=0, counted_to=0, instances={})
+"""Of a queue without a planner."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class QueueWatch:
-    """`run` must be running, or all `loops`. Nothing here is in the way of a request: it reads what the last look found. `shipped`: the
-    profiles until others are published."""
+    """`run` must be running, or all `loops`. Nothing here is in the way of a request: it takes what was read last. `shipped`: the profiles
+    until others are published."""
 
     def __init__(
         self,
@@ -59,32 +62,34 @@ class QueueWatch:
         shipped: ProfileSnapshot,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self.now_s = server_now_s
         self._queue = queue
         self._catalogue = catalogue
         self._metrics = metrics
         self._monotonic = monotonic
-        self._server_now_s = server_now_s
         self._sleep = sleep
         self._profiles = self._shipped = shipped
         self._published = 0
+        self._read: WaitsRecord | None = None
+        self._waits = NO_WAITS
+        self._since = AcceptedSince()
         self._outlook: Outlook | None = None
-        self._looking = asyncio.Lock()
         self._looks = QueueLooks(queue)
-        self._views = KeptViews()
-        self._told = Sample(PREDICTIONS_REPORTED_MAX, random)
-        self._arrivals = ArrivalRate()
+        self._looking = asyncio.Lock()
+        self._seen: tuple[float, Overview] | None = None
+        self._sample = PredictionSample(PREDICTIONS_REPORTED_MAX, random)
         self.drain_rate = DrainRate()
 
     @property
-    def outlook(self) -> Outlook | None:
-        """The last look, or None before the first."""
-        return self._outlook
+    def recent(self) -> Outlook | None:
+        """What to predict from: None before the first read, and where the queue is `away`. Without classes where no planner has published
+        for `WAITS_AGE_MAX_S`."""
+        return None if self.away else self._outlook
 
     @property
-    def recent(self) -> Outlook | None:
-        """The last look, to predict from: None before the first, and where the queue is `away`. What was true a while ago says nothing of
-        a wait that begins now."""
-        return None if self.away else self._outlook
+    def instances(self) -> Mapping[str, int]:
+        """How many live instances serve each model, by the newest publication."""
+        return self._waits.instances
 
     @property
     def profiles(self) -> ProfileSnapshot:
@@ -93,11 +98,11 @@ class QueueWatch:
 
     @property
     def away(self) -> bool:
-        """Whether no look has succeeded for `AWAY_AFTER_S`."""
-        return self._outlook is None or self._monotonic() - self._outlook.seen_s > AWAY_AFTER_S
+        """Whether no read has succeeded for `AWAY_AFTER_S`."""
+        return self._outlook is None or self._monotonic() - self._outlook.read_s > AWAY_AFTER_S
 
     async def run(self) -> None:
-        """Looks and sweeps until it is cancelled."""
+        """Reads and sweeps until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for name, loop in self.loops().items():
                 tasks.create_task(loop, name=name)
@@ -106,23 +111,32 @@ class QueueWatch:
         """What goes on side by side for ever, by name. Each awaits nothing but the queue and the sleep that was given, one call at a
         time."""
         return {
-            "overview": self._repeat("overview", OVERVIEW_EVERY_S, self._look),
+            "waits": self._repeat("read_waits", WAITS_EVERY_S, self.read_waits),
             "profiles": self._repeat("read_profiles", PROFILES_EVERY_S, self._read_profiles),
             "expiry": self._repeat("expire", EXPIRE_EVERY_S, self._sweep),
             "report": self._repeat("report", REPORT_EVERY_S, self.report),
         }
 
-    async def fresh(self) -> Outlook:
-        """A look that began after the call; askers at the same time share one. Raises Unavailable."""
-        asked_s = self._monotonic()
+    async def overview(self) -> Overview:
+        """The queue's groups and instances, by a read that began after the call; callers at the same time share one. For people: it costs
+        the queue O(groups). Raises Unavailable."""
+        called_s = self._monotonic()
         async with self._looking:
-            outlook = self._outlook
-            return outlook if outlook is not None and outlook.seen_s >= asked_s else await self._look_now()
+            if self._seen is None or self._seen[0] < called_s:
+                began_s = self._monotonic()
+                self._seen = (began_s, await self._looks.look(began_s))
+            return self._seen[1]
 
-    def told(self, queue_id: str, accepted_s: float, model: str, prediction: RequestPrediction) -> None:
-        """A client was given this prediction of a new request."""
-        instance = None if self._outlook is None else self._outlook.instance(prediction.instance)
-        self._told.add(Told(queue_id=queue_id, accepted_s=accepted_s, model=model, prediction=prediction, instance=instance))
+    def accepted(self, queue_id: str, accepted_s: float, number: int, request: RequestShape, shown: RequestPrediction | None) -> None:
+        """A request was accepted, with this acceptance number, and its client shown this prediction."""
+        if self._outlook is None:
+            return
+        self._outlook.accepted(request, number)
+        if shown is not None:
+            instance = self._outlook.instance(shown.instance)
+            self._sample.add(
+                PredictionReport(queue_id=queue_id, accepted_s=accepted_s, model=request.model, prediction=shown, instance=instance)
+            )
 
     def retry_after_s(self, refusal: QueueFull, name: str) -> float:
         """When a place is free for a request that was refused. Of those that end, a tenant or class (`name`) that holds `limit` of all that
@@ -131,7 +145,7 @@ class QueueWatch:
         if bound.endswith("_bytes"):  # results free bytes at the end of their window, requests as they end
             freed = refusal.details.get("retry_after_s", "")
             return min(max(float(freed), RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S) if freed else self.drain_rate.retry_after_s(place=bound)
-        live = 0 if self._outlook is None else self._outlook.overview.live
+        live = 0 if self._read is None else self._read.live
         share = min(1.0, int(limit) / live) if bound != "queue" and limit.isdigit() and live else 1.0
         return self.drain_rate.retry_after_s(share=share, place=f"{bound} {name}")
 
@@ -144,28 +158,28 @@ class QueueWatch:
                 structlog.get_logger().debug("queue_away", call=name, error=str(error))
             await self._sleep(every_s)
 
-    async def _look(self) -> None:
-        async with self._looking:
-            await self._look_now()
-
-    async def _look_now(self) -> Outlook:
-        seen_s = self._monotonic()
-        overview = await self._looks.look(seen_s)
-        self._arrivals.observe(seen_s, overview.accepted_count)
-        self.drain_rate.observe(seen_s, overview.accepted_count - overview.live)
+    async def read_waits(self) -> None:
+        """Reads the published waits once. Raises Unavailable."""
+        read_s = self._monotonic()
+        read = await self._queue.read_waits()
+        self.drain_rate.observe(read_s, read.accepted_count - read.live)
         self._metrics.drain_per_second.set(self.drain_rate.per_s)
-        made_s = self._server_now_s()
-        try:
-            views = queue_views(overview, now_s=made_s, arrivals_per_s=self._arrivals.per_s, kept=self._views)
-        except ValueError as error:
-            # An instance that registered nonsense costs predictions, not the queue.
-            structlog.get_logger().error("instances_unreadable", error=str(error))
-            views = ()
+        if self._read is None or read.body != self._read.body:
+            self._take(read.body)
+        self._read = read
         if self._outlook is not None and self._outlook.failures:
             self._metrics.predictions_failed.inc(len(self._outlook.failures))
             structlog.get_logger().error("predictions_failed", count=len(self._outlook.failures), error=self._outlook.failures[-1])
-        self._outlook = Outlook(overview, views, self._catalogue, self._profiles, seen_s=seen_s, made_s=made_s)
-        return self._outlook
+        waits = self._waits if abs(self.now_s() - self._waits.made_s) <= WAITS_AGE_MAX_S else NO_WAITS
+        self._outlook = Outlook(waits, self._catalogue, self._profiles, self._since, read.pauses, read_s=read_s)
+
+    def _take(self, body: bytes) -> None:
+        try:
+            self._waits = waits_wire.from_body(body) if body else NO_WAITS
+        except ValueError as error:
+            structlog.get_logger().error("waits_unreadable", error=str(error))
+            self._waits = NO_WAITS
+        self._since.counted(self._waits.counted_to)
 
     async def _read_profiles(self) -> None:
         version, body = await self._queue.read_profiles()
@@ -179,9 +193,9 @@ class QueueWatch:
 
     async def report(self) -> None:
         """What cannot be reported is not kept: it is a sample."""
-        told = self._told.take()
-        if told:
-            await self._queue.report([each.event().SerializeToString() for each in told])
+        reports = self._sample.take()
+        if reports:
+            await self._queue.report([each.event().SerializeToString() for each in reports])
 
     async def _sweep(self) -> None:
         for _ in range(EXPIRE_CALLS_MAX):

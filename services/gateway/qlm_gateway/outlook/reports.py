@@ -1,4 +1,4 @@
-"""What clients were told at acceptance: a sample of it, which the estimator compares with what happens."""
+"""Predictions that clients were shown at acceptance: a sample, which the estimator compares with what happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlm_core.prediction_views import RequestPrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PredictionReport:
     """A prediction of a new request of `model`, and the instance that it is for, where that is known."""
 
     queue_id: str
@@ -47,26 +47,26 @@ class Told:
         )
 
 
-class Sample:
-    """Up to `most` of those told since the last `take`, each with the same chance (Vitter, algorithm R, "Random sampling with a
+class PredictionSample:
+    """Up to `most` of those added since the last `take`, each with the same chance (Vitter, algorithm R, "Random sampling with a
     reservoir", 1985): the first ones of a burst have the fewest requests ahead. `random`: uniform in [0, 1)."""
 
     def __init__(self, most: int, random: Callable[[], float]) -> None:
         self._most = most
         self._random = random
-        self._kept: list[Told] = []
+        self._kept: list[PredictionReport] = []
         self._seen = 0
 
-    def add(self, told: Told) -> None:
+    def add(self, report: PredictionReport) -> None:
         self._seen += 1
         if len(self._kept) < self._most:
-            self._kept.append(told)
+            self._kept.append(report)
             return
         place = int(self._random() * self._seen)
         if place < self._most:
-            self._kept[place] = told
+            self._kept[place] = report
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[PredictionReport]:
         """The sample, which begins anew."""
         kept, self._kept, self._seen = self._kept, [], 0
         return kept

@@ -1,0 +1,232 @@
+"""The waits of the plan as the planner publishes them: by `qlm_core.assessment` on the board as it is, before calibration.
+
+Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from qlm_core.assessment import Assessment
+from qlm_core.group import slo_class, token_class
+from qlm_core.model import ModelSpec
+from qlm_core.open_groups import OpenGroups
+from qlm_core.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitKey
+from qlm_core.prediction_views import GroupView, QueueView, RunningView
+from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot
+from qlm_core.reported_runs import with_reported_outputs
+from qlm_core.request import Slo, SloKind
+from qlm_planner.board.board import Board
+from qlm_planner.board.demand import Rate
+from qlm_planner.board.group import Group, band_of
+from qlm_planner.board.slot import Slot
+
+PASSES = 8
+PASS_GROUPS = 8_000
+"""Classes without an open group that one publication predicts anew, and groups that it reads for them, but for one class at the least."""
+SEED_SLOS_S = (1.0, 10.0, 100.0, 1_000.0, math.inf)
+"""SLOs for which a newcomer of each model is predicted, whoever has come: a class that nobody has seen goes by the nearest."""
+MORE = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1_024.0)
+"""Knots of a class's curve: newcomers since."""
+REPORT_AGE_MAX_S = 10.0
+"""Agents report their runs every second; an older report is ignored."""
+KNOTS_OF_ALL = 16_384
+"""Knots of all queues together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newcomer:
+    """A class and one request of it, as a group of one."""
+
+    key: WaitKey
+    slo_s: float
+    request: GroupView
+
+
+@dataclass(slots=True)
+class WaitForecast:
+    """`load` the profiles before `made`. `failure`: why the last one could not be made, "" where it could."""
+
+    failure: str = ""
+    _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
+    _profiles: ProfileSnapshot | None = None
+    _kept: dict[WaitKey, ClassWaits] = field(default_factory=dict)
+    _turn: int = 0
+
+    def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
+        self._catalogue, self._profiles = catalogue, profiles
+
+    def made(self, board: Board, rates: Iterable[Rate], counted_to: int, now_s: float) -> PlannedWaits | None:
+        """The waits on the board as it is, where requests come at these `rates`. None before profiles, and where nonsense in them or in an
+        instance makes that impossible. Costs O(groups), and passes over them for classes without a group."""
+        profiles = self._profiles
+        if profiles is None:
+            return None
+        try:
+            return self._made(profiles, board, list(rates), counted_to, now_s)
+        except (ArithmeticError, ValueError) as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            return None
+
+    def _made(self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], counted_to: int, now_s: float) -> PlannedWaits:
+        slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
+        views = views_of(board, slots, sum(rate.per_s for rate in rates), now_s)
+        assessment = Assessment(self._catalogue, profiles, views)
+        knots = max(2, min(KNOTS_MAX, KNOTS_OF_ALL // max(1, len(views))))
+        classes = self._classes(board, assessment, OpenGroups(views), rates, now_s)
+        self.failure = ""
+        return PlannedWaits(
+            made_s=now_s,
+            plan_version=board.plan_version,
+            profile_version=profiles.version,
+            counted_to=counted_to,
+            queues=tuple(
+                QueueWaits(
+                    instance=view.instance,
+                    running=view.running,
+                    waiting=sum(group.waiting for group in view.groups),
+                    alike=sum(group.waiting for group in view.groups if group.model == view.active_model),
+                    curve=assessment.queue_curve(view.instance.name, knots),
+                )
+                for view in views
+            ),
+            classes=classes,
+            instances={model: sum(1 for slot in slots if model in slot.facts.models) for model in self._catalogue},
+        )
+
+    def _classes(
+        self, board: Board, assessment: Assessment, open_groups: OpenGroups, rates: list[Rate], now_s: float
+    ) -> tuple[ClassWaits, ...]:
+        known = set(assessment.instances)
+        kept, found, alone = self._kept, {}, list[_Newcomer]()
+        for each in self._newcomers(board, rates, now_s):
+            group_id = open_groups.group_for(each.request, each.slo_s)
+            joined = self._class(assessment, each, group_id, now_s) if group_id else None
+            if joined is not None:
+                found[each.key] = joined
+            else:
+                alone.append(each)
+        passes = max(1, min(PASSES, PASS_GROUPS // max(1, board.open_groups), len(alone)))
+        due = [each for each in alone if each.key not in kept or kept[each.key].instance not in known][:passes]
+        while alone and len(due) < passes:
+            self._turn = (self._turn + 1) % len(alone)
+            due.append(alone[self._turn])
+        for each in due:
+            made = None if each.key in found else self._class(assessment, each, "", now_s)
+            if made is not None:
+                found[each.key] = made
+        for each in alone:
+            if each.key not in found and each.key in kept and kept[each.key].instance in known:
+                found[each.key] = kept[each.key]
+        self._kept = found
+        return tuple(found.values())
+
+    def _class(self, assessment: Assessment, each: _Newcomer, group_id: str, now_s: float) -> ClassWaits | None:
+        made = assessment.newcomer(each.request, group_id, now_s, MORE)
+        if made is None:
+            return None
+        view, ahead, curve = made
+        return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
+
+    def _newcomers(self, board: Board, rates: list[Rate], now_s: float) -> list[_Newcomer]:
+        """Of the classes that came lately, the most frequent first, and of the seeds of each model."""
+        found: list[_Newcomer] = []
+        for rate in sorted(rates, key=lambda rate: (-rate.per_s, rate.key)):
+            key = (rate.key.model, rate.key.slo_kind, rate.key.slo_class, rate.key.token_class)
+            found.append(_newcomer(board, key, rate.slo_s, rate.priority, rate.prompt_tokens, now_s))
+        for model in sorted(self._catalogue):
+            prompt_tokens = WORKLOAD_PRIOR.prompt_tokens_mean
+            if self._profiles is not None:
+                prompt_tokens = self._profiles.workload_for(model, "", "").prompt_tokens_mean
+            for slo_s in SEED_SLOS_S:
+                slo = Slo(kind=SloKind.COMPLETION, seconds=slo_s)
+                key = (model, slo.kind, slo_class(slo), token_class(round(prompt_tokens)))
+                found.append(_newcomer(board, key, slo_s, 0, prompt_tokens, now_s))
+        unique = {each.key: each for each in reversed(found)}
+        return list(reversed(unique.values()))[:CLASSES_MAX]
+
+
+def _newcomer(board: Board, key: WaitKey, slo_s: float, priority: int, prompt_tokens: float, now_s: float) -> _Newcomer:
+    model, slo_kind, slo_name, tokens = key
+    request = GroupView(
+        group_id="",
+        model=model,
+        slo_kind=slo_kind,
+        slo_class=slo_name,
+        token_class=tokens,
+        waiting=1,
+        waiting_prompt_tokens=max(1, round(prompt_tokens)),
+        first_deadline_s=math.inf if slo_kind is SloKind.PRIORITY else now_s + slo_s,
+        band=priority if slo_kind is SloKind.PRIORITY else board.slo_band,
+    )
+    return _Newcomer(key=key, slo_s=slo_s, request=request)
+
+
+def views_of(board: Board, slots: Iterable[Slot], arrivals_per_s: float, now_s: float) -> list[QueueView]:
+    """The queues of some instances as predictions take them. What comes is taken to go where most are served and wait now."""
+    views = [_view(board, slot, now_s) for slot in slots]
+    loads = [view.running + sum(group.waiting for group in view.groups) for view in views]
+    if arrivals_per_s <= 0.0 or not sum(loads):
+        return views
+    return [replace(view, arrivals_per_s=arrivals_per_s * load / sum(loads)) for view, load in zip(views, loads, strict=True)]
+
+
+def _view(board: Board, slot: Slot, now_s: float) -> QueueView:
+    active = slot.active_model
+    return QueueView(
+        instance=replace(slot.facts, active_model=active, batch=slot.batches.get(active, 0)),
+        active_model=active,
+        running=slot.running,
+        groups=tuple(_group_view(group) for group in board.queue_groups(slot.facts.name)),
+        warm_models=slot.warm_models,
+        runners=_runners(board, slot, now_s),
+        loading_s=max(0.0, now_s - slot.loading_since_s) if slot.loading_since_s > 0.0 else None,
+    )
+
+
+def _group_view(group: Group) -> GroupView:
+    key = group.traits.key
+    return GroupView(
+        group_id=group.group_id,
+        model=key.model,
+        slo_kind=key.slo_kind,
+        slo_class=key.slo_class,
+        token_class=key.token_class,
+        waiting=group.waiting,
+        waiting_prompt_tokens=group.waiting_prompt_tokens,
+        first_deadline_s=math.inf if key.slo_kind is SloKind.PRIORITY else group.next_deadline_s,
+        last_deadline_s=group.last_deadline_s,
+        band=group.band,
+    )
+
+
+def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
+    """By SLO class and token class, no more than the instance runs, with what their agent reported of them."""
+    reported = slot.runs if slot.runs is not None and now_s - slot.runs.at_s <= REPORT_AGE_MAX_S else None
+    made = 0 if reported is None else reported.made_since(now_s)
+    classes: dict[tuple[str, str], list[str]] = {}
+    for group_id, kept in sorted(slot.runners.items()):
+        if kept.traits.key.model == slot.active_model:
+            classes.setdefault((kept.traits.key.slo_class, kept.traits.key.token_class), []).append(group_id)
+    found: list[RunningView] = []
+    left = slot.running
+    for (slo_name, tokens), group_ids in classes.items():
+        count = min(sum(slot.runners[group_id].count for group_id in group_ids), left)
+        left -= count
+        if not count:
+            continue
+        band, deadline_s = min(_urgency(board, slot, group_id) for group_id in group_ids)
+        view = RunningView(slo_class=slo_name, token_class=tokens, count=count, band=band, deadline_s=deadline_s)
+        if reported is not None:
+            view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], made)
+        found.append(view)
+    return tuple(found)
+
+
+def _urgency(board: Board, slot: Slot, group_id: str) -> tuple[int, float]:
+    """The band and the first deadline of a group that runs."""
+    traits, group = slot.runners[group_id].traits, board.groups.get(group_id)
+    unbound = group is None or traits.key.slo_kind is SloKind.PRIORITY
+    return band_of(traits, board.slo_band), math.inf if unbound or group is None else group.first_deadline_s

@@ -1,0 +1,37 @@
+"""Publishes the waits of a queue as a planner does that has just read it, for tests that place requests themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlm_core.model import ModelSpec
+from qlm_core.planned_waits import PlannedWaits
+from qlm_core.profile import ProfileSnapshot
+from qlm_planner.board.board import Board
+from qlm_planner.plan.waits import WaitForecast
+from qlm_planner.shell.queue_calls import snapshot_of
+from qlm_process.wire import waits as waits_wire
+from qlm_queue.port import Queue
+from qlm_queue.values import Lease
+
+
+async def planned_waits(queue: Queue, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> PlannedWaits:
+    """The waits of the queue as it is now."""
+    unplaced = await queue.read_unplaced("", 1)
+    overview = await queue.overview()
+    now_s = await queue.server_time_s()
+    board = Board(slo_band=0)
+    board.load(snapshot_of(overview), now_s)
+    forecast = WaitForecast()
+    forecast.load(catalogue, profiles)
+    counted_to = unplaced[0].acceptance_number - 1 if unplaced else overview.accepted_count
+    waits = forecast.made(board, (), counted_to, now_s)
+    assert waits is not None, forecast.failure
+    return waits
+
+
+async def publish_waits(queue: Queue, planner: Lease, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> PlannedWaits:
+    """Publishes them under a planner's lease."""
+    waits = await planned_waits(queue, catalogue, profiles)
+    await queue.publish_waits(planner, waits_wire.to_body(waits))
+    return waits
