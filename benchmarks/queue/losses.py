@@ -28,7 +28,8 @@ from qlm_load.demo.cluster import serving_pids
 from qlm_load.demo.settings import DemoConfig, demo_config_path
 from qlm_load.workload.options import demo_workload
 from qlm_process.config import load_config
-from qlm_queue.values import PLANNER_ROLE, Overview
+from qlm_queue.overview import Overview
+from qlm_queue.values import PLANNER_ROLE
 
 FAILOVER_AGENTS = 4
 FAILOVER_BATCH = 64

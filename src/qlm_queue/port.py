@@ -38,6 +38,7 @@ from qlm_core.request import RequestKey, RequestState
 from qlm_queue.damage import Damage
 from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.operator_values import LivePage
+from qlm_queue.overview import Overview, WaitsRecord
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -49,7 +50,6 @@ from qlm_queue.values import (
     GroupPlacement,
     Lease,
     LiveRequest,
-    Overview,
     Owned,
     PlanChunk,
     PullBudget,
@@ -61,7 +61,6 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
-    WaitsRecord,
 )
 
 

@@ -1,4 +1,4 @@
-"""Backup and restore as docs/operations.md has them: its commands, on real servers with real services."""
+"""Backup and restore as docs/howto/operate.md has them: its commands, on real servers with real services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qlm_queue.embedded.server import server_arguments
 from qlm_queue.values import Durability
 from running_cluster import RunningCluster, wait_until
 
-PAGE = Path(__file__).parents[2] / "docs/operations.md"
+PAGE = Path(__file__).parents[2] / "docs/howto/operate.md"
 MODEL = "mistral-7b"
 PAUSED = "vicuna-13b"
 COMMANDS_S = 60.0

@@ -17,17 +17,8 @@ from qlm_core.pauses import Pause
 from qlm_core.request import RequestKey
 from qlm_queue.dump import QueueDump, canonical, differences, event_values, frame_values, result_values
 from qlm_queue.operator_values import LivePage
-from qlm_queue.values import (
-    AcceptReceipt,
-    ControlEntry,
-    Emission,
-    GroupRecord,
-    HeadGroup,
-    LiveRequest,
-    Overview,
-    StreamEntry,
-    TerminalRecord,
-)
+from qlm_queue.overview import Overview
+from qlm_queue.values import AcceptReceipt, ControlEntry, Emission, GroupRecord, HeadGroup, LiveRequest, StreamEntry, TerminalRecord
 
 from .subjects import MemorySubject, Subject
 

@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine
 from qlm_core.errors import QlmError
 from qlm_core.pauses import PauseKind
 from qlm_core.request import RequestKey, RequestState
+from qlm_queue.overview import Overview
 from qlm_queue.values import (
     PLANNER_ROLE,
     Bounds,
     GroupPlacement,
     Lease,
     LiveRequest,
-    Overview,
     PlanChunk,
     PullBudget,
     Pulled,

@@ -9,8 +9,8 @@ import pytest
 
 from qlm_process.queue import polls as queue_looks
 from qlm_process.queue.polls import WHOLE_EVERY_S, QueueLooks
+from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
-from qlm_queue.values import Overview
 
 from .scenario import CANCELLED, ROOMY, Scenario, completion, key_of, segment
 

@@ -16,7 +16,8 @@ from qlm_estimator.shell import EstimatorShell
 from qlm_process.queue.clock import ServerClock
 from qlm_process.queue.leases import RoleElection
 from qlm_queue.memory.queue import MemoryQueue
-from qlm_queue.values import ESTIMATOR_ROLE, Bounds, Overview
+from qlm_queue.overview import Overview
+from qlm_queue.values import ESTIMATOR_ROLE, Bounds
 
 PATIENCE_S = 30.0
 LOOK_EVERY_S = 1_000.0

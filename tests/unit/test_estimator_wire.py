@@ -19,7 +19,8 @@ from qlm_estimator.lifecycle_wire import events_of
 from qlm_estimator.shell import queue_seen
 from qlm_process.queue.views import instances_in, queue_views
 from qlm_process.wire import instance as instance_wire
-from qlm_queue.values import GroupRecord, InstanceRecord, Overview, StreamEntry, VirtualQueueRecord
+from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord
+from qlm_queue.values import GroupRecord, StreamEntry
 
 FACTS = InstanceFacts(
     name="a",

@@ -168,7 +168,8 @@ def test_a_publication_counts_what_came_before_it() -> None:
 
 def test_calibration_is_applied_and_the_formulas_word_kept() -> None:
     waits = published((group("g", 2_000, 1_010.0),))
-    rows = [CalibrationProfile(time=each, model=MODEL, bias_factor=1.5, scores=(0.0,) * 24) for each in CalibratedTime]
+    known = CalibrationProfile(model=MODEL, bias_factor=1.5, evidence_s=1e9, scores=(0.0,) * 24)
+    rows = [replace(known, time=each) for each in CalibratedTime]
     own, found = outlook(waits).predict_new(REQUEST, MADE_S), outlook(waits, calibration=rows).predict_new(REQUEST, MADE_S)
     assert own is not None
     assert found is not None

@@ -16,7 +16,8 @@ from qlm_process.queue.arrival_rate import MEMORY_S, ArrivalRate
 from qlm_process.queue.views import TOLD_MAX_S, KeptViews, queue_views
 from qlm_process.wire import instance as instance_wire
 from qlm_process.wire import running as running_wire
-from qlm_queue.values import GroupRecord, InstanceRecord, Overview, VirtualQueueRecord
+from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord
+from qlm_queue.values import GroupRecord
 
 
 def _facts(name: str) -> InstanceFacts:

@@ -87,7 +87,7 @@ async def test_one_that_ended_is_started_once_however_many_ask_for_it(tmp_path: 
 async def test_a_vllm_that_is_too_old_is_named_at_every_start(tmp_path: Path) -> None:
     template = CountedTemplate(tmp_path, "0.31.2")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"vllm 0\.31\.2 is too old: 0\.32 or newer is needed; see docs/engines\.md"):
+        with pytest.raises(ConfigError, match=r"vllm 0\.31\.2 is too old: 0\.32 or newer is needed; see docs/howto/own-models\.md"):
             await template.start()
     await template.stop()
 

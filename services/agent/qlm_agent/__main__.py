@@ -39,10 +39,12 @@ TEXT = """Run one instance: pull requests from its virtual queue, drive its engi
 
 SIGTERM or SIGINT drains it: it stops pulling, running requests go on for agent.drain_finish_s seconds, the rest go back to the queue."""
 
+COMMAND = service_command("agent", AgentConfig, text=TEXT, example="agent.batch_max=64", serve=_serve)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
-    return run_command(service_command("agent", AgentConfig, text=TEXT, example="agent.batch_max=64", serve=_serve), argv)
+    return run_command(COMMAND, argv)
 
 
 if __name__ == "__main__":

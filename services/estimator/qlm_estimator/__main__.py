@@ -36,10 +36,12 @@ TEXT = """Learn output lengths and engine speeds from what happens to requests, 
 
 One of several leads and learns, the others stand by and answer too. Stops on SIGTERM or SIGINT."""
 
+COMMAND = service_command("estimator", EstimatorConfig, text=TEXT, example="estimator.publish_every_s=5", serve=_serve)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
-    return run_command(service_command("estimator", EstimatorConfig, text=TEXT, example="estimator.publish_every_s=5", serve=_serve), argv)
+    return run_command(COMMAND, argv)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ from qlm_process.queue.leases import LeaseKeeper, RoleElection, Sleep
 from qlm_process.queue.polls import QueueLooks
 from qlm_process.queue.views import instances_in
 from qlm_process.wire import profile as profile_wire
+from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
-from qlm_queue.values import Overview, StreamEntry
+from qlm_queue.values import StreamEntry
 
 CALIBRATION_EVERY_S = 5.0
 """How often the metrics of calibration are worked out."""

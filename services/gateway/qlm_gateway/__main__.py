@@ -41,10 +41,12 @@ TEXT = """Take requests over gRPC and HTTP, put them in the queue and stream the
 Stops on SIGTERM or SIGINT: refuses new requests, lets open streams go on for gateway.drain_grace_s seconds, then ends them so that
 clients go on at another gateway."""
 
+COMMAND = service_command("gateway", GatewayConfig, text=TEXT, example="gateway.listen=127.0.0.1:0", serve=_serve)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
-    return run_command(service_command("gateway", GatewayConfig, text=TEXT, example="gateway.listen=127.0.0.1:0", serve=_serve), argv)
+    return run_command(COMMAND, argv)
 
 
 if __name__ == "__main__":

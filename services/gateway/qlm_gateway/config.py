@@ -34,7 +34,7 @@ class GatewaySettings(Section):
     stream_patience_s: Seconds = Field(60.0, description="How long open streams outlive a queue server that is away.")
     drain_grace_s: Seconds = Field(20.0, description="How long open streams may go on when the gateway stops.")
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of its server.")
-    http: HttpSettings = Field(default_factory=HttpSettings, description="The OpenAI API over HTTP (docs/http.md).")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="The OpenAI API over HTTP (docs/reference/http.md).")
 
     def admission_limits(self) -> AdmissionLimits:
         slo = Slo(kind=SloKind.COMPLETION, seconds=self.default_slo_s)

@@ -30,10 +30,12 @@ TEXT = """Group requests and order the groups on the instances' virtual queues.
 
 Several planners may run for one queue: one leads, the others stand by and take over when its lease ends. Stops on SIGTERM or SIGINT."""
 
+COMMAND = service_command("planner", PlannerConfig, text=TEXT, example="planner.delta=2", serve=_serve)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 stopped, 1 failed, 2 wrong configuration or usage."""
-    return run_command(service_command("planner", PlannerConfig, text=TEXT, example="planner.delta=2", serve=_serve), argv)
+    return run_command(COMMAND, argv)
 
 
 if __name__ == "__main__":

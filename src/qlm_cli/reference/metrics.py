@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the metrics classes: `python -m qlm_cli.reference.metrics > docs/metrics.md`."""
+"""docs/reference/metrics.md, written from the metrics classes: `python -m qlm_cli.reference.metrics > docs/reference/metrics.md`."""
 
 from __future__ import annotations
 

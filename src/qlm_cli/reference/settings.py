@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the settings classes: `python -m qlm_cli.reference.settings > docs/configuration.md`."""
+"""docs/reference/configuration.md, written from the settings classes: `python -m qlm_cli.reference.settings`."""
 
 from __future__ import annotations
 

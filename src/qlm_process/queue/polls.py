@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
-from qlm_queue.values import GroupRecord, Overview
+from qlm_queue.values import GroupRecord
 
 WHOLE_GROUPS = 500
 """As many groups are read in one look anyway."""

@@ -14,7 +14,8 @@ from qlm_core.reported_runs import RunsTold, with_reported_outputs
 from qlm_core.request import SloKind
 from qlm_process.wire import running as running_wire
 from qlm_process.wire.instance import from_body
-from qlm_queue.values import GroupRecord, InstanceRecord, Overview
+from qlm_queue.overview import InstanceRecord, Overview
+from qlm_queue.values import GroupRecord
 
 _SLO_KINDS = frozenset(SloKind)
 TOLD_MAX_S = 10.0

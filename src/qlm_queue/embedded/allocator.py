@@ -1,7 +1,7 @@
 """The memory allocator of the embedded server.
 
 The server of the wheel takes that of the C library. With hundreds of thousands of requests in it, glibc's searches the heap for most of
-what a script writes: half of the server's time, and twice the memory (docs/adr/0031). So the server runs with mimalloc where that is
+what a script writes: half of the server's time, and twice the memory (docs/adr/0007). So the server runs with mimalloc where that is
 installed, as it is with this package on Linux, and else with settings of glibc's that help a little.
 """
 

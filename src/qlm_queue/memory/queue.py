@@ -28,6 +28,7 @@ from qlm_queue.memory import repair as memory_repair
 from qlm_queue.memory import serving as memory_serving
 from qlm_queue.memory.state import MemoryState, parse_id
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
+from qlm_queue.overview import Overview, WaitsRecord, check_waits
 from qlm_queue.values import (
     BATCH_MAX,
     Acceptance,
@@ -41,7 +42,6 @@ from qlm_queue.values import (
     GroupPlacement,
     Lease,
     LiveRequest,
-    Overview,
     Owned,
     PlanChunk,
     PullBudget,
@@ -53,8 +53,6 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
-    WaitsRecord,
-    check_waits,
 )
 
 DIGEST_BYTES = 16

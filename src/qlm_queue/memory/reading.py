@@ -14,16 +14,8 @@ from qlm_queue.dump import GroupDump, InstanceDump, QueueDump, RequestDump, Term
 from qlm_queue.memory.admission import not_found
 from qlm_queue.memory.state import MemoryState, StoredGroup, StoredRequest, StreamId, parse_id
 from qlm_queue.operator_values import PAGE_BYTES_MAX, LivePage
-from qlm_queue.values import (
-    BATCH_MAX,
-    ControlEntry,
-    GroupRecord,
-    InstanceRecord,
-    LiveRequest,
-    Overview,
-    StreamEntry,
-    VirtualQueueRecord,
-)
+from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord
+from qlm_queue.values import BATCH_MAX, ControlEntry, GroupRecord, LiveRequest, StreamEntry
 
 
 def frames(state: MemoryState, now_s: float, gateway: str, after: StreamId, count: int) -> list[StreamEntry]:

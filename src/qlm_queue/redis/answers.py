@@ -10,6 +10,7 @@ from typing import Any
 from qlm_core.pauses import Pause, PauseKind
 from qlm_core.request import RequestState
 from qlm_queue.keys import Keys, unescape
+from qlm_queue.overview import InstanceRecord, Overview, VirtualQueueRecord, WaitsRecord
 from qlm_queue.values import (
     AcceptReceipt,
     AppliedChunk,
@@ -19,16 +20,12 @@ from qlm_queue.values import (
     GroupBehind,
     GroupRecord,
     HeadGroup,
-    InstanceRecord,
     LiveRequest,
-    Overview,
     Pulled,
     PullResult,
     StepStatus,
     StreamEntry,
     TerminalRecord,
-    VirtualQueueRecord,
-    WaitsRecord,
 )
 
 DIGEST_BYTES = 16

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio as redis
@@ -21,7 +22,7 @@ from qlm_queue.redis.pipe import Pipe
 from qlm_queue.redis.repair import repair_queue
 from qlm_queue.redis.scripts import Library, library_source
 from qlm_queue.redis.server_check import ServerWatch, refusals_are_config_errors
-from qlm_queue.values import Bounds, Durability, StepStatus
+from qlm_queue.values import Bounds, Durability, StepStatus, StreamEntry
 
 REPAIR_GAP_S = 1.0
 """Between two repairs of one process, which its calls began."""
@@ -140,6 +141,12 @@ class RedisCalls:
     async def _steps(self, function: str, *args: Any) -> Sequence[StepStatus]:
         steps: list[StepStatus] = await self._call(function, *args, read=answers.statuses)
         return steps
+
+    async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
+        entries: list[StreamEntry] = await self._sound(
+            lambda: self._link.read_streams(stream, after, block_s, count), partial(answers.stream_entries, field)
+        )
+        return entries
 
     async def _has_consumer_group(self) -> bool:
         try:

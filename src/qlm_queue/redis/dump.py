@@ -15,10 +15,11 @@ from qlm_queue.dump import (
     VirtualQueueDump,
 )
 from qlm_queue.keys import Keys, unescape
+from qlm_queue.overview import Overview
 from qlm_queue.redis import answers
 from qlm_queue.redis.answers import DIGEST_BYTES, fixed_fields, state_fields
 from qlm_queue.redis.link import RedisLink
-from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind, Overview
+from qlm_queue.values import PLANNER_ROLE, ControlEntry, ControlKind
 
 _PENDING_MAX = 1_000_000
 

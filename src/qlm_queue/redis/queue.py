@@ -18,8 +18,8 @@ from qlm_queue.event_entry import events_entry
 from qlm_queue.expired import EXPIRED_RESULT
 from qlm_queue.held_bytes import HeldBytes, held_bytes
 from qlm_queue.operator_values import PAUSES_MAX, LivePage, too_many_pauses
-from qlm_queue.redis import answers as answers
-from qlm_queue.redis import arguments as arguments
+from qlm_queue.overview import Overview, WaitsRecord, check_waits
+from qlm_queue.redis import answers, arguments
 from qlm_queue.redis.calls import CONSUMER_GROUP, RedisCalls
 from qlm_queue.redis.dump import dump_queue
 from qlm_queue.values import (
@@ -34,7 +34,6 @@ from qlm_queue.values import (
     GroupPlacement,
     Lease,
     LiveRequest,
-    Overview,
     Owned,
     PlanChunk,
     PullBudget,
@@ -46,8 +45,6 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
-    WaitsRecord,
-    check_waits,
 )
 
 READ_MAX = 1_000
@@ -383,12 +380,6 @@ class RedisQueue(RedisCalls):
             return []
         where = "second" if behind_head else "head"
         return await self._steps("give_back", incarnation, cause, where, failure, *arguments.owned(self._keys, requests))
-
-    async def _read_stream(self, stream: str, field: bytes, after: str, block_s: float, count: int) -> Sequence[StreamEntry]:
-        entries: list[StreamEntry] = await self._sound(
-            lambda: self._link.read_streams(stream, after, block_s, count), partial(answers.stream_entries, field)
-        )
-        return entries
 
     def _live(self, answer: Sequence[Any]) -> list[LiveRequest]:
         return [answers.live_request(self._keys, each) for each in answer]

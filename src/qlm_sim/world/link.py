@@ -11,6 +11,7 @@ from qlm_queue.damage import Damage
 from qlm_queue.held_bytes import HeldBytes
 from qlm_queue.memory.queue import MemoryQueue
 from qlm_queue.operator_values import LivePage
+from qlm_queue.overview import Overview, WaitsRecord
 from qlm_queue.values import (
     Acceptance,
     AcceptReceipt,
@@ -22,7 +23,6 @@ from qlm_queue.values import (
     GroupPlacement,
     Lease,
     LiveRequest,
-    Overview,
     Owned,
     PlanChunk,
     PullBudget,
@@ -34,7 +34,6 @@ from qlm_queue.values import (
     StreamEntry,
     TerminalRecord,
     WaitingRequest,
-    WaitsRecord,
 )
 from qlm_sim.world.network import Command, Network
 from qlm_sim.world.process import Process

@@ -27,8 +27,9 @@ from qlm_planner.shell.process import PlannerShell
 from qlm_process.config import load_config
 from qlm_process.queue.leases import LeaseKeeper
 from qlm_process.wire.instance import to_body
+from qlm_queue.overview import Overview
 from qlm_queue.redis.queue import RedisQueue
-from qlm_queue.values import Acceptance, Completion, Emission, Lease, Overview, PullBudget, Pulled
+from qlm_queue.values import Acceptance, Completion, Emission, Lease, PullBudget, Pulled
 
 DEADLINE_S = 20.0
 POLL_S = 0.02

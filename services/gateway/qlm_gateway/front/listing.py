@@ -16,8 +16,9 @@ from qlm_core.name_rules import checked_tenant
 from qlm_core.request import RequestState
 from qlm_gateway.front.status import shape_of
 from qlm_gateway.wire import STATES
+from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
-from qlm_queue.values import LiveRequest, Overview
+from qlm_queue.values import LiveRequest
 
 LIMIT_MAX = 500
 LIMIT_DEFAULT = 100

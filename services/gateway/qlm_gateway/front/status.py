@@ -20,8 +20,9 @@ from qlm_process.queue.views import instances_in
 from qlm_process.wire import prediction as prediction_wire
 from qlm_process.wire.slo import SLO_KIND_NUMBERS, slo_message
 from qlm_queue.held_bytes import HeldBytes
+from qlm_queue.overview import Overview
 from qlm_queue.port import Queue
-from qlm_queue.values import GroupRecord, LiveRequest, Overview, TerminalRecord
+from qlm_queue.values import GroupRecord, LiveRequest, TerminalRecord
 
 GROUPS_MAX = 1_000
 """Groups of a virtual queue in one answer."""

@@ -23,8 +23,9 @@ from qlm_gateway.outlook.waits import AcceptedSince, Outlook, RequestShape
 from qlm_process.queue.polls import QueueLooks
 from qlm_process.wire import profile as profile_wire
 from qlm_process.wire import waits as waits_wire
+from qlm_queue.overview import Overview, WaitsRecord
 from qlm_queue.port import Queue
-from qlm_queue.values import BATCH_MAX, Overview, WaitsRecord
+from qlm_queue.values import BATCH_MAX
 
 WAITS_EVERY_S = 0.5
 WAITS_AGE_MAX_S = 10.0

@@ -1,4 +1,4 @@
-"""The board, compared with a look at the queue that has all of its queues and instances, but only a page of its groups (ADR 26).
+"""The board, compared with a look at the queue that has all of its queues and instances, but only a page of its groups.
 
 What happens to groups the planner does itself or reads from lifecycle events, so it knows their counts without asking: a look at 10,000
 groups would stop the queue's server for a tenth of a second, to say what is known. What events do not tell (leases, the versions and the

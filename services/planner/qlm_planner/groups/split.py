@@ -1,4 +1,4 @@
-"""Groups that are split while they wait (QLM algorithm 1): the queue takes requests from one to another (ADR 46).
+"""Groups that are split while they wait (QLM algorithm 1): the queue takes requests from one to another (ADR 16).
 
 A group is made within the limits of the instance where it then stands. Its instance may become another one with a smaller batch, and what
 gave way comes back to it: above `split_excess` x its limit, what came last of it, as many as are too many, goes to a new group right behind

@@ -39,7 +39,6 @@ from qlm_planner.machine.effects import (
     Reclaim,
     Regroup,
     Shed,
-    WaitsFailed,
 )
 from qlm_planner.machine.events import (
     Answer,
@@ -98,9 +97,7 @@ class PlannerMachine:
         self._reading_arrivals = False
         self._reading_events = False
         self._events_due_s = -math.inf
-        self._forecast = WaitForecast()
-        self._publishing = False
-        self._waits_due_s = now_s
+        self._forecast = WaitForecast(due_s=now_s)
         self._counted_to = 0
         self._loaded = False
         self._doubt = True
@@ -134,9 +131,8 @@ class PlannerMachine:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
-        if self.ready and not self._publishing:
-            times.append(self._waits_due_s)
         if self.ready:
+            times.append(self._forecast.wake_s)
             times.append(self.changes.repair_s if self._again_s == math.inf else self._again_s)
         return min(times, default=math.inf)
 
@@ -211,7 +207,7 @@ class PlannerMachine:
             case Forgotten():
                 self._doubt = True
             case WaitsPublished():
-                self._publishing = False
+                self._forecast.publishing = False
             case Solved() | SolveFailed():
                 self.changes.solved(event, self.board, now_s)
             case CallFailed(call=call):
@@ -319,7 +315,7 @@ class PlannerMachine:
             case Forget():
                 self.sweeps.forgetting = ""
             case PublishWaits():
-                self._publishing = False
+                self._forecast.publishing = False
             case _:
                 assert_never(call)
 
@@ -351,14 +347,10 @@ class PlannerMachine:
 
     def _publish(self, now_s: float) -> list[Effect]:
         """The waits of the plan, as often as the board is compared with the queue."""
-        if not self.ready or self._publishing or now_s < self._waits_due_s:
+        if not self.ready or now_s < self._forecast.wake_s:
             return []
-        self._waits_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        waits = self._forecast.made(self.board, self.demand.rates(now_s), self._counted_to, now_s)
-        if waits is None:
-            return [WaitsFailed(reason=self._forecast.failure)]
-        self._publishing = True
-        return [PublishWaits(waits=waits)]
+        period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
+        return [self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)]
 
     @property
     def _idle_lane(self) -> bool:

@@ -22,6 +22,7 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.demand import Rate
 from qlm_planner.board.group import Group, band_of
 from qlm_planner.board.slot import Slot
+from qlm_planner.machine.effects import PublishWaits, WaitsFailed
 
 PASSES = 8
 PASS_GROUPS = 8_000
@@ -47,8 +48,11 @@ class _Newcomer:
 
 @dataclass(slots=True)
 class WaitForecast:
-    """`load` the profiles before `made`. `failure`: why the last one could not be made, "" where it could."""
+    """`load` the profiles before `made`. `failure`: why the last one could not be made, "" where it could. `due_s`: when the next
+    publication is; `publishing`: the answer of one is awaited."""
 
+    due_s: float = 0.0
+    publishing: bool = False
     failure: str = ""
     _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
     _profiles: ProfileSnapshot | None = None
@@ -57,6 +61,19 @@ class WaitForecast:
 
     def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
         self._catalogue, self._profiles = catalogue, profiles
+
+    @property
+    def wake_s(self) -> float:
+        return math.inf if self.publishing else self.due_s
+
+    def publish(self, board: Board, rates: Iterable[Rate], counted_to: int, period_s: float, now_s: float) -> PublishWaits | WaitsFailed:
+        """A publication; the next is due a period later."""
+        self.due_s = now_s + period_s
+        waits = self.made(board, rates, counted_to, now_s)
+        if waits is None:
+            return WaitsFailed(reason=self.failure)
+        self.publishing = True
+        return PublishWaits(waits=waits)
 
     def made(self, board: Board, rates: Iterable[Rate], counted_to: int, now_s: float) -> PlannedWaits | None:
         """The waits on the board as it is, where requests come at these `rates`. None before profiles, and where nonsense in them or in an

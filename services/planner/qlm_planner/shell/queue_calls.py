@@ -54,13 +54,12 @@ from qlm_process.wire import waits as waits_wire
 from qlm_process.wire.instance import from_body
 from qlm_process.wire.lengths import predicted_output_tokens
 from qlm_queue.expired import EXPIRED_RESULT
+from qlm_queue.overview import InstanceRecord, Overview
 from qlm_queue.port import Queue
 from qlm_queue.values import (
     GroupPlacement,
-    InstanceRecord,
     Lease,
     LiveRequest,
-    Overview,
     PlanChunk,
     QueueSegment,
     RequestPlacement,

@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP: JSON in and out of the calls of `service.GatewayService`. docs/http.md is its contract."""
+"""The OpenAI API over HTTP: JSON in and out of the calls of `service.GatewayService`. docs/reference/http.md is its contract."""

