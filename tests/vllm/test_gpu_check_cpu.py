@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gpu.decoder import SHAPES, Decoder
-from benchmarks.gpu.stopwatch import fitted
+from benchmarks.gpu.stopwatch import fit_line
 from benchmarks.gpu.torch_timing import time_model
 
 from qlm_core.hardware_prior import model_facts
@@ -97,4 +97,4 @@ def test_a_step_over_the_cache_is_the_last_step_of_a_prefill() -> None:
 def test_a_line_is_found_again() -> None:
     rows = [(1.0, batch, batch * context) for batch in (1, 8, 32) for context in (256, 1024)]
     values = [5.0 + 0.1 * batch + 0.001 * tokens for _, batch, tokens in rows]
-    assert fitted(rows, values) == pytest.approx([5.0, 0.1, 0.001])
+    assert fit_line(rows, values) == pytest.approx([5.0, 0.1, 0.001])

@@ -25,7 +25,7 @@ from qlm_agent.engines.vllm.scheduler.kv_copying import BlockCopier, bytes_per_b
 from qlm_agent.engines.vllm.scheduler.kv_host_blocks import HostBlocks
 
 HOST_BYTES_KEY = "qlm_host_kv_bytes"
-"""Of all workers together; in `kv_connector_extra_config`."""
+"""Key of the bytes of all workers together, in `kv_connector_extra_config`."""
 
 
 @dataclass(slots=True)

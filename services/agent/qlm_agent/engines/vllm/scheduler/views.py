@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 from qlm_agent.engines.policy import EnginePolicy, SequenceView
 
 EXTRA_KEY = "qlm"
-"""Of `SamplingParams.extra_args` (see `RequestUrgency`) and of `additional_config` (see `policy_of`)."""
+"""Key in `SamplingParams.extra_args` (see `RequestUrgency`) and `additional_config` (see `policy_of`)."""
 
 DEFAULT_POLICY = "qlm_agent.engines.policy.UrgencyFirst"
 
