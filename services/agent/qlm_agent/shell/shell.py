@@ -35,7 +35,7 @@ from qlm_agent.decisions.effects import (
     StartRun,
     Stop,
 )
-from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, LoadCommand, RegistrationAnswer, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, LoadCommand, RegisterAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine, Life
 from qlm_agent.decisions.runs import RemovalCause
 from qlm_agent.decisions.settings import MachineSettings
@@ -177,7 +177,7 @@ class AgentShell:
                 future.cancel()
             await self._engine.stop()
 
-    # Calls of others ------------------------------------------------------------------------------------------------------
+    # Calls of others --------------------------------------------------------------------------------------------------
 
     async def drain(self, finish_s: float) -> tuple[int, int]:
         """Stops pulling; returns the counts of finished and given back runs once the agent owns nothing."""
@@ -296,7 +296,7 @@ class AgentShell:
             if isinstance(error, LeaseLost):
                 self._lose_lease(incarnation)
             return
-        if isinstance(answer, RegistrationAnswer):
+        if isinstance(answer, RegisterAnswer):
             await self._watch_lease(answer.incarnation)
         self._step(answer)
 
