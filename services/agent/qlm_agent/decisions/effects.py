@@ -1,5 +1,5 @@
-"""Effects of the agent's machine. Effects with `call` are answered by an event with that number; the shell performs engine effects in the
-order given."""
+"""Effects of the agent's machine. Effects with `call` are answered by an event with that number; the shell performs engine effects in
+order."""
 
 from __future__ import annotations
 

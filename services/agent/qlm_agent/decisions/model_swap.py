@@ -22,8 +22,8 @@ REWARM_S = 30.0
 
 
 class ModelSwapControl:
-    """`weights_gb`: by model, as far as known; a model of unknown weight is warmed only as the next one. `ahead`: also warm models behind
-    the next one."""
+    """`weights_gb`: by model, as far as known; a model of unknown weight is warmed only as the next. `ahead`: also warm models behind the
+    next one."""
 
     def __init__(
         self, models: tuple[str, ...], weights_gb: Mapping[str, float], host_memory_gb: float, operations: Operations, *, ahead: bool

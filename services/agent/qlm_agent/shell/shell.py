@@ -56,8 +56,7 @@ from qlm_queue.port import Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSettings:
-    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, the names of their rows in the estimator's
-    profiles."""
+    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, their rows in the estimator's profiles."""
 
     lease_ttl_s: float = 3.0
     lease_renew_s: float = 1.0

@@ -64,8 +64,7 @@ class QlmKvConnector(KVConnectorBase_V1):
         self._moves.stores[request_id] = list(zip(gpu_blocks, self.host.of(request_id), strict=True))
 
     def load(self, request_id: str, gpu_blocks: list[int], first: int) -> None:
-        """The next step copies the stored KV, from block `first` on, to these blocks, which are the request's from there; then its host
-        memory is free."""
+        """The next step copies the stored KV, from block `first` on, to these blocks, the request's own; then its host memory is free."""
         self._moves.loads[request_id] = list(zip(gpu_blocks, self.host.of(request_id)[first:], strict=True))
 
     def release(self, request_id: str) -> None:

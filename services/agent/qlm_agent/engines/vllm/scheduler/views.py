@@ -54,8 +54,8 @@ def view_of(request: Request, urgency: RequestUrgency, preemptions: int) -> Sequ
 
 
 def policy_of(additional_config: Mapping[str, Any]) -> EnginePolicy:
-    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError if there is
-    none."""
+    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError without
+    one."""
     options = dict(additional_config.get(EXTRA_KEY) or {})
     name = str(options.get("policy") or DEFAULT_POLICY)
     module, _, attribute = name.rpartition(".")
