@@ -29,8 +29,8 @@ KV_BYTES = 512 << 20
 
 @dataclass(slots=True)
 class KvTimes:
-    """Milliseconds at one context, by repetition: until the next token after a KV swap there and back, after computing it all again, and of
-    a decode step."""
+    """Milliseconds at one context, by repetition: until the next token after a KV swap there and back, after recomputation, and of a decode
+    step."""
 
     swap: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)

@@ -93,7 +93,7 @@ def made_up_prompt(vocabulary: int, number: int, tokens: int) -> list[int]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Of a list of figures: the least, the median, and how many."""
+    """Least, median and number of a list of figures."""
     return {"min": min(values), "median": median(values), "n": len(values)}
 
 

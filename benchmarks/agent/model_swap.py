@@ -125,7 +125,7 @@ def measure(plan: Plan) -> Measured:
     return Measured(values=values, details=details)
 
 
-# By tier ---------------------------------------------------------------------------------------------------------------------
+# By tier --------------------------------------------------------------------------------------------------------------
 
 
 async def _by_tier(plan: Plan) -> tuple[dict[str, list[float]], float]:
@@ -175,7 +175,7 @@ async def _step_s(plan: Plan, engine: VllmEngine) -> float:
         return (time.perf_counter() - began_s) / (PACE_TOKENS - 2)
 
 
-# An agent with more models than host memory holds ------------------------------------------------------------------------------
+# An agent with more models than host memory holds ---------------------------------------------------------------------
 
 
 async def _in_a_row(plan: Plan, step_s: float) -> list[PlannedModelSwap]:

@@ -64,8 +64,7 @@ def measure(plan: Plan) -> Measured:
 
 
 def tenths(waits: Sequence[WaitSample]) -> list[dict[str, float]]:
-    """Means in seconds for each tenth of `waits`, in the order of their arrival; ten or as many as there are. They separate a drift from
-    scatter."""
+    """Means in seconds for each tenth of `waits`, in the order of their arrival; ten or as many as there are. They show a drift."""
     parts = np.array_split(np.array([(wait.predicted_s, wait.actual_s) for wait in waits]).reshape(-1, 2), 10)
     return [
         {

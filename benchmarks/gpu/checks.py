@@ -150,8 +150,7 @@ def run(check: Check, host: Host, out: Path, python: str = sys.executable) -> Ch
 
 
 def memory_given_back(report: Mapping[str, Any]) -> str:
-    """Two models of one size take turns: free memory with one of them active may not shrink from turn to turn, after the first turn of
-    both."""
+    """Two models of one size take turns: free memory with one of them active may not shrink from turn to turn, after both first turns."""
     stages: dict[str, list[int]] = {}
     for event in report["events"]:
         if event["settled"]:

@@ -133,7 +133,7 @@ async def answers_of(engine: Engine, model: str, prompts: Sequence[list[int]]) -
 
 
 def free_bytes(device: str) -> int:
-    """Of the first GPU; 0 on a CPU."""
+    """Free memory of the first GPU; 0 on a CPU."""
     if device == "cpu":
         return 0
     import torch

@@ -34,7 +34,7 @@ from qlm_queue.values import PLANNER_ROLE
 FAILOVER_AGENTS = 4
 FAILOVER_BATCH = 64
 SLOS_S = (600.0, 1_200.0, 2_400.0, 4_800.0, 9_600.0, 19_200.0)
-"""Of different classes, so that there are groups for every instance."""
+"""SLOs of different classes, so that there are groups for every instance."""
 PLACED_TIMEOUT_S = 120.0
 FAILOVER_TIMEOUT_S = 60.0
 POLL_S = 0.02

@@ -221,7 +221,7 @@ class _Comparison:
         submit = SubmitRequest(request=message(request, self._cluster.site.catalogue[request.model]))
         gateway.serve(submit, ServerCall(gateway.process, answered))
 
-    # Events of the server ------------------------------------------------------------------------------------------------
+    # Events of the server ---------------------------------------------------------------------------------------------
 
     def before(self, process: str, command: Command) -> None:
         """Ignored."""

@@ -81,7 +81,7 @@ async def still_open(server: RunningTextServer) -> int:
         ("busy", 3, FailureKind.AWAY, "overloaded"),
         ("refuse_connection", 3, FailureKind.BROKEN, "/v1/completions"),
         ("drop", 1, FailureKind.BROKEN, "/v1/completions"),
-        ("nonsense", 1, FailureKind.BROKEN, "nonsense"),
+        ("nonsense", 1, FailureKind.BROKEN, "invalid answer"),
         ("no_choice", 1, FailureKind.BROKEN, "chunk without text"),
         ("error_event", 1, FailureKind.BROKEN, "it broke"),
         ("abort", 1, FailureKind.BROKEN, "abort"),
@@ -273,7 +273,7 @@ async def test_a_server_that_is_there_and_serves_nobody_is_lost_through_no_fault
     await answers.until(lambda: len(answers.ends) == 21)
     assert {end.failure and end.failure.kind for end in answers.ends.values()} == {FailureKind.AWAY}
     assert engine.stats().active_model == ""
-    with pytest.raises(ModelLoadFailed, match=f"says {status}"):
+    with pytest.raises(ModelLoadFailed, match=f"answers {status}"):
         await engine.load_model("m", Tier.ACTIVE)
     await fault(server, "none", 0)
     await loaded(engine)

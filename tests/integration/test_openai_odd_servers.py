@@ -181,7 +181,7 @@ async def test_a_load_that_finds_the_server_gone_again_leaves_no_model_active(se
         async with asyncio.timeout(DEADLINE_S):
             while len(server.statuses) > 2:
                 await engine.outputs()
-        with pytest.raises(ModelLoadFailed, match="went away"):
+        with pytest.raises(ModelLoadFailed, match="became unreachable"):
             await engine.load_model("m", Tier.ACTIVE)
         assert engine.stats().active_model == ""
         await engine.load_model("m", Tier.ACTIVE)
@@ -293,7 +293,7 @@ async def test_a_server_that_tells_no_token_ids_has_no_model_that_tells_them(ser
     engine = engine_of(server, output="tokens")
     await engine.start()
     try:
-        with pytest.raises(ModelLoadFailed, match=r"tells no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
+        with pytest.raises(ModelLoadFailed, match=r"returns no token ids: it needs vLLM >= 0\.10\.2, or agent\.openai\.output=text"):
             await engine.load_model("m", Tier.ACTIVE)
         assert engine.stats().active_model == ""
         server.tells_ids = True

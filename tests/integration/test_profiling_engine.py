@@ -186,7 +186,7 @@ async def test_a_failing_engine_ends_it_with_its_words(engine: _Engine) -> None:
 
 async def test_a_silent_engine_ends_it_in_time(engine: _Engine) -> None:
     engine.silent = True
-    with pytest.raises(ProfilingFailed, match=r"told nothing for 0\.2 s"):
+    with pytest.raises(ProfilingFailed, match=r"made no output for 0\.2 s"):
         await profiler_of(engine).measure(0.2, "p")
 
 

@@ -215,7 +215,7 @@ class ThreadTemplate:
     async def first_error(self, after: int) -> str:
         return ""
 
-    async def gone(self, pid: int) -> None:
+    async def wait_for_exit(self, pid: int) -> None:
         """All that were ended: threads have no process ids of their own."""
         for child, thread in self._engines:
             if child.ended:

@@ -185,6 +185,6 @@ def test_sizes_are_those_that_the_engine_tells() -> None:
 def test_without_anything_known_a_missing_figure_is_an_error() -> None:
     found = measured()
     found.loads_cold_s = []
-    with pytest.raises(ValueError, match=r"nothing is known of own on 1 x B300: .*load_disk_to_cpu_s"):
+    with pytest.raises(ValueError, match=r"own on 1 x B300 has no prior: .*load_disk_to_cpu_s"):
         profiled(fit(found), found, gpu="B300", n_gpu=1, profile="own", before=None, facts=None)
     assert hardware_prior("B300", 1, "own") is None

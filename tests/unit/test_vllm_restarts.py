@@ -108,7 +108,7 @@ async def test_one_that_starts_and_ends_again_and_again_is_lost_too_and_says_how
             while rig.child is None:
                 await asyncio.sleep(0.001)
         await rig.kill()
-    with pytest.raises(EngineLost, match=r"or ended before it made anything; the last time: .* killed by the test"):
+    with pytest.raises(EngineLost, match=r"or ended before any output; the last time: .* killed by the test"):
         async with asyncio.timeout(DEADLINE_S):
             await rig.engine.outputs()
 

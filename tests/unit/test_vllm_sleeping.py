@@ -140,7 +140,7 @@ def test_a_wake_needs_its_memory() -> None:
     model = model_on(device)
     model.sleep(1)
     device.free -= 800
-    with pytest.raises(SleepFailed, match="somebody else"):
+    with pytest.raises(SleepFailed, match="another process"):
         model.wake(1, "w")
 
 

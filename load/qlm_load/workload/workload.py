@@ -61,8 +61,7 @@ class ModelShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds. `output_tokens_max`: the client's limit, 0 for
-    none."""
+    """One request. `arrival_s` in trace seconds from the start; `slo_s` in trace seconds. `output_tokens_max`: its limit, 0 for none."""
 
     index: int
     request_id: str

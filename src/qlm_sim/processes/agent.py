@@ -23,7 +23,7 @@ from qlm_agent.decisions.effects import (
     Register,
     Stop,
 )
-from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, RegistrationAnswer, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, RegisterAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine
 from qlm_agent.delivery.held_run import HeldRun
 from qlm_agent.engines.driver import EngineDriver, EngineEffect
@@ -193,7 +193,7 @@ class SimAgent:
                 self._step(LeaseLoss(incarnation=incarnation))
             return
         del self.calls_under_way[effect.call]
-        if isinstance(answer, RegistrationAnswer) and self._site.transcript.on:
+        if isinstance(answer, RegisterAnswer) and self._site.transcript.on:
             self._site.transcript.line(self._site.schedule.now_s, self.process.name, f"is {answer.incarnation}")
         self._step(answer)
 

@@ -47,7 +47,7 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    RegistrationAnswer,
+    RegisterAnswer,
     RunsOffloaded,
     RunsRestored,
     TimePassed,
@@ -140,7 +140,7 @@ class AnyEvents(RuleBasedStateMachine):
     def answer(self, pick: int) -> None:
         call = self.open_call(pick, Register, Describe, Deregister)
         if isinstance(call, Register):
-            self.feed(RegistrationAnswer(call=call.call, incarnation=f"a/{call.call}"))
+            self.feed(RegisterAnswer(call=call.call, incarnation=f"a/{call.call}"))
         elif isinstance(call, Describe | Deregister):
             self.feed(CallAnswered(call=call.call))
 

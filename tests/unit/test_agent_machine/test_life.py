@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlm_agent.decisions.events import AgentStart, ControlMessage, DrainCommand, LeaseLoss, Message, Outcome, RegistrationAnswer, TimePassed
+from qlm_agent.decisions.events import AgentStart, ControlMessage, DrainCommand, LeaseLoss, Message, Outcome, RegisterAnswer, TimePassed
 from qlm_agent.decisions.machine import Life
 
 from .transcript import Transcript, ended, pulled
@@ -40,7 +40,7 @@ def test_a_lost_lease_ends_the_incarnation_in_order() -> None:
     assert t.answer_items("complete", DONE) == ["forget t2 written"]
     assert t.answer_items("emit", DONE) == ["give back t1 drained"]
     assert t.answer_items("give back", DONE) == ["forget t1 given_back", "register"]
-    assert t.step(RegistrationAnswer(call=t.calls.pop("register"), incarnation="a/2")) == ["pull m x100"]
+    assert t.step(RegisterAnswer(call=t.calls.pop("register"), incarnation="a/2")) == ["pull m x100"]
     assert t.machine.incarnation == "a/2"
 
 

@@ -41,7 +41,7 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    RegistrationAnswer,
+    RegisterAnswer,
     RunsOffloaded,
     RunsRestored,
     TimePassed,
@@ -167,7 +167,7 @@ class Transcript:
     def register(self) -> list[str]:
         if "register" not in self.calls:
             assert self.step(AgentStart()) == ["register"]
-        return self.step(RegistrationAnswer(call=self.calls.pop("register"), incarnation="a/1"))
+        return self.step(RegisterAnswer(call=self.calls.pop("register"), incarnation="a/1"))
 
     def serve(self, model: str = "m") -> list[str]:
         """Registered, with a model active that the head of the queue is of; the first pull is open."""

@@ -42,7 +42,7 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    RegistrationAnswer,
+    RegisterAnswer,
     RunsOffloaded,
     RunsRestored,
     TimePassed,
@@ -150,7 +150,7 @@ class World:
                 if not self.leased:
                     self.incarnation += 1
                     self.leased = True
-                return RegistrationAnswer(call=call, incarnation=f"a/{self.incarnation}")
+                return RegisterAnswer(call=call, incarnation=f"a/{self.incarnation}")
             case Pull():
                 if not self.leased:
                     return None

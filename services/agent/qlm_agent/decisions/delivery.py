@@ -38,7 +38,7 @@ class Delivery:
     def next_wakeup_s(self) -> float | None:
         return self._flush_at_s if self._emit is None else None
 
-    # Events of runs -------------------------------------------------------------------------------------------------------
+    # Events of runs ---------------------------------------------------------------------------------------------------
 
     def add_output(self, now_s: float, run: Run, tokens: int) -> None:
         """Counts new tokens of the engine."""

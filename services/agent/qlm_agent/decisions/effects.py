@@ -1,5 +1,5 @@
-"""Effects of the agent's machine. Effects with `call` are answered by an event with that number; the shell performs engine effects in the
-order given."""
+"""Effects of the agent's machine. Effects with `call` are answered by an event with that number; the shell performs engine effects in
+order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qlm_agent.decisions.runs import Ending, RemovalCause, ReturnCause
 from qlm_agent.engines.port import Tier
 
-# The server --------------------------------------------------------------------------------------------------------------
+# The server -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class GiveBack:
     failure: str = ""
 
 
-# The engine --------------------------------------------------------------------------------------------------------------
+# The engine -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class ResumeEngine:
     pass
 
 
-# The shell's own ---------------------------------------------------------------------------------------------------------
+# The shell's own ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,11 +81,11 @@ class QueueHead:
     behind: tuple[WaitingGroup, ...] = ()
 
 
-# The server --------------------------------------------------------------------------------------------------------------
+# The server -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegistrationAnswer:
+class RegisterAnswer:
     call: int
     incarnation: str
 
@@ -152,7 +152,7 @@ class ProfilesUpdated:
     hardware: Mapping[str, HardwareProfile]
 
 
-# The engine --------------------------------------------------------------------------------------------------------------
+# The engine -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class ModelNotLoaded:
     warm: tuple[str, ...]
 
 
-# People and processes ------------------------------------------------------------------------------------------------------
+# People and processes -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class LoadCommand:
 Event = (
     AgentStart
     | TimePassed
-    | RegistrationAnswer
+    | RegisterAnswer
     | LeaseLoss
     | PullAnswered
     | OwnedAnswered

@@ -40,7 +40,7 @@ from qlm_agent.decisions.events import (
     PullAnswered,
     PulledRun,
     QueueHead,
-    RegistrationAnswer,
+    RegisterAnswer,
     RunsOffloaded,
     RunsRestored,
     TimePassed,
@@ -167,7 +167,7 @@ class AgentMachine:
             case ProfilesUpdated():
                 self.expectations.hardware = event.hardware
                 self.model_swap.update_weights(self._weights_gb(event.hardware))
-            case RegistrationAnswer():
+            case RegisterAnswer():
                 self._link.handle_answer()
                 if self._registration.handle_registration(now_s, event):
                     self._drain.handle_registration()
@@ -187,14 +187,14 @@ class AgentMachine:
             case ModelLoaded():
                 self._broke_together = False
                 self.eviction.host_kv_capacity_tokens = event.host_kv_capacity_tokens
-                effects += self.model_swap.handle_load(
+                effects += self.model_swap.end_load(
                     event.model, event.tier, event.took_s, event.active, event.warm, event.kv_capacity_tokens
                 )
                 if event.tier is Tier.ACTIVE:
                     self.pull.set_model(event.active)
             case ModelNotLoaded():
                 self._broke_together = self._broke_together or (bool(self.model_swap.active) and self.runs.running > 1)
-                effects += self.model_swap.handle_load_failure(now_s, event.model, event.tier, event.message, event.active, event.warm)
+                effects += self.model_swap.fail_load(now_s, event.model, event.tier, event.message, event.active, event.warm)
                 if event.tier is Tier.ACTIVE:
                     effects += self.restore.give_up_model(event.model)
             case LoadCommand():

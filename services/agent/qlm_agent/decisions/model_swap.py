@@ -22,8 +22,8 @@ REWARM_S = 30.0
 
 
 class ModelSwapControl:
-    """`weights_gb`: by model, as far as known; a model of unknown weight is warmed only as the next one. `ahead`: also warm models behind
-    the next one."""
+    """`weights_gb`: by model, as far as known; a model of unknown weight is warmed only as the next. `ahead`: also warm models behind the
+    next one."""
 
     def __init__(
         self, models: tuple[str, ...], weights_gb: Mapping[str, float], host_memory_gb: float, operations: Operations, *, ahead: bool
@@ -120,9 +120,7 @@ class ModelSwapControl:
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
-    def handle_load(
-        self, model: str, tier: Tier, took_s: float, active: str, warm: tuple[str, ...], kv_capacity_tokens: int
-    ) -> list[Effect]:
+    def end_load(self, model: str, tier: Tier, took_s: float, active: str, warm: tuple[str, ...], kv_capacity_tokens: int) -> list[Effect]:
         """A transfer is done."""
         self._active_is(active, warm)
         self.kv_capacity_tokens = kv_capacity_tokens
@@ -134,7 +132,7 @@ class ModelSwapControl:
         self._operations.warmings += tier is Tier.WARM
         return self._moved(LoadAnswer(caller=0, took_s=took_s))
 
-    def handle_load_failure(self, now_s: float, model: str, tier: Tier, message: str, active: str, warm: tuple[str, ...]) -> list[Effect]:
+    def fail_load(self, now_s: float, model: str, tier: Tier, message: str, active: str, warm: tuple[str, ...]) -> list[Effect]:
         """A transfer failed. A warm load is retried late, since it is optional; an active one soon."""
         self._active_is(active, warm)
         if tier is Tier.ACTIVE:

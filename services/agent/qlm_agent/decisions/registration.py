@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from qlm_agent.decisions.effects import Effect, Register
-from qlm_agent.decisions.events import RegistrationAnswer
+from qlm_agent.decisions.events import RegisterAnswer
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
@@ -91,7 +91,7 @@ class Registration:
         self._call = self._link.next_call()
         return [Register(call=self._call, nonce_number=self._count, yields=self._yields)]
 
-    def handle_registration(self, now_s: float, answer: RegistrationAnswer) -> bool:
+    def handle_registration(self, now_s: float, answer: RegisterAnswer) -> bool:
         """Whether a new incarnation begins with this."""
         if answer.call != self._call:
             return False

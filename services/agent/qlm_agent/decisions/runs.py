@@ -210,7 +210,7 @@ class RunTable:
 
 @dataclass(slots=True, kw_only=True)
 class Operations:
-    """Counts of requests evicted by abort, offloaded, restored and unpulled, and of models warmed early. Pulls and model swaps are counted
+    """Counts of requests evicted by abort, offloaded, restored and unpulled, and of models warmed early. Other operations are counted
     elsewhere."""
 
     evictions: int = 0

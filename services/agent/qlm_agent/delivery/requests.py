@@ -22,8 +22,7 @@ from qlm_queue.values import GroupBehind, HeadGroup, Pulled
 
 
 def read_pulled(pulled: Pulled, *, text_output: bool, pulled_s: float, engine_clock_s: float, slo_band: int = 0) -> HeldRun:
-    """`engine_clock_s`: the engine's clock minus the queue's; `slo_band`: of requests with an SLO. An unreadable body gives a run with a
-    refusal."""
+    """`engine_clock_s`: the engine's clock minus the queue's; `slo_band`: of requests with an SLO. Unreadable bodies give refused runs."""
     try:
         message = request_pb2.Request.FromString(pulled.body)
     except DecodeError:

@@ -204,7 +204,7 @@ class Engine(Protocol):
 
     async def outputs(self) -> Sequence[EngineOutput]:
         """Waits for output and returns all of it: the first and the last of a run as soon as it is made. Empty if the engine has changed
-        without output: it lost its active model by itself (`stats` then reports none until the next load), or the load of other clients
+        without output: it lost its active model by itself (`stats` then reports none until the next load), or other clients' load
         changed."""
 
     async def pause(self) -> None:

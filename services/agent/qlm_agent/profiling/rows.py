@@ -25,7 +25,7 @@ SOURCE = {
     "licence": "ours",
     "what": "runs of known sizes through the engine itself; unmeasured figures are the prior ones",
 }
-"""Of a file of measured rows."""
+"""Header of a file of measured rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

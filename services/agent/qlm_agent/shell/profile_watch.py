@@ -36,9 +36,7 @@ async def watch_profiles(
                 now = {**hardware, **{model: rows[profile] for model, profile in profiles.items() if profile in rows}}
                 if now != known:
                     known = now
-                    structlog.get_logger().info(
-                        "profiles_updated", models=sorted(model for model in now if now[model] != hardware.get(model))
-                    )
+                    structlog.get_logger().info("profiles_read", models=sorted(model for model in now if now[model] != hardware.get(model)))
                     step(ProfilesUpdated(hardware=now))
         except Unavailable as error:
             structlog.get_logger().debug("profiles_not_read", error=str(error))

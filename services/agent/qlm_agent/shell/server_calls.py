@@ -9,16 +9,7 @@ from typing import assert_never
 
 from qlm_agent.decisions.delivery import ITEMS_MAX
 from qlm_agent.decisions.effects import Complete, Deregister, Describe, Emit, GiveBack, Pull, ReadOwned, Register
-from qlm_agent.decisions.events import (
-    CallAnswered,
-    Event,
-    ItemsAnswered,
-    Outcome,
-    OwnedAnswered,
-    PullAnswered,
-    PulledRun,
-    RegistrationAnswer,
-)
+from qlm_agent.decisions.events import CallAnswered, Event, ItemsAnswered, Outcome, OwnedAnswered, PullAnswered, PulledRun, RegisterAnswer
 from qlm_agent.decisions.runs import ReturnCause
 from qlm_agent.delivery.held_run import HeldOutput, HeldRun, run_id_of
 from qlm_agent.delivery.requests import pulled_run, read_head, read_pulled
@@ -167,7 +158,7 @@ class ServerCalls:
         self.facts = replace(self.facts, incarnation=incarnation)
         self.keeper = self._keep(lease)
         await self.keeper.start()
-        return RegistrationAnswer(call=effect.call, incarnation=incarnation)
+        return RegisterAnswer(call=effect.call, incarnation=incarnation)
 
     async def _yield_to_another(self) -> None:
         """Raises Unavailable while an older process serves the instance."""

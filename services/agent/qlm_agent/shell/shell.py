@@ -35,7 +35,7 @@ from qlm_agent.decisions.effects import (
     StartRun,
     Stop,
 )
-from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, LoadCommand, RegistrationAnswer, TimePassed
+from qlm_agent.decisions.events import AgentStart, CallLost, DrainCommand, Event, LeaseLoss, LoadCommand, RegisterAnswer, TimePassed
 from qlm_agent.decisions.machine import AgentMachine, Life
 from qlm_agent.decisions.runs import RemovalCause
 from qlm_agent.decisions.settings import MachineSettings
@@ -56,8 +56,7 @@ from qlm_queue.port import Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSettings:
-    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, the names of their rows in the estimator's
-    profiles."""
+    """`drain_finish_s`: how long runs may continue when the process stops. `profiles`: by model, their rows in the estimator's profiles."""
 
     lease_ttl_s: float = 3.0
     lease_renew_s: float = 1.0
@@ -177,7 +176,7 @@ class AgentShell:
                 future.cancel()
             await self._engine.stop()
 
-    # Calls of others ------------------------------------------------------------------------------------------------------
+    # Calls of others --------------------------------------------------------------------------------------------------
 
     async def drain(self, finish_s: float) -> tuple[int, int]:
         """Stops pulling; returns the counts of finished and given back runs once the agent owns nothing."""
@@ -296,7 +295,7 @@ class AgentShell:
             if isinstance(error, LeaseLost):
                 self._lose_lease(incarnation)
             return
-        if isinstance(answer, RegistrationAnswer):
+        if isinstance(answer, RegisterAnswer):
             await self._watch_lease(answer.incarnation)
         self._step(answer)
 

@@ -130,8 +130,7 @@ class ServerTiers:
             self.active = ""
 
     async def _fall_asleep(self, model: str, level: int | None = None) -> None:
-        """A sleeping server keeps its level: it could change that only awake, on GPUs that another one uses. Without a level any will
-        do."""
+        """A sleeping server keeps its level: it could change that only awake, on GPUs in use. Without a level any will do."""
         server = self._models[model].server
         if not await server.can_sleep():
             raise ModelLoadFailed(f"{server.base_url} frees no memory when it sleeps: it was started without --enable-sleep-mode")
@@ -153,8 +152,8 @@ class ServerTiers:
             raise
 
     async def _lie_down(self, model: str) -> None:
-        """After a failed wake: the server may be awake all the same, and hold the memory. Its weights are unknown too: they are read again
-        when it wakes."""
+        """After a failed wake: the server may be awake all the same, and hold the memory. Its weights are unknown too, and read again at
+        its wake."""
         self._skipped.add(model)
         try:
             await self._free_gpu(model)

@@ -115,8 +115,7 @@ class OpenAiServer:
         return found[0]
 
     async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The chunks of a streamed answer, to the end of the stream. Closing the iterator closes the connection, and the server stops
-        generating."""
+        """The chunks of a streamed answer, to the end of the stream. Closing the iterator closes the connection, which ends generation."""
         events = EventStream()
         response: aiohttp.ClientResponse | None = None
         done = False

@@ -28,8 +28,7 @@ LOGPROB_STEPS = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """An answer of `target_tokens`, of which `resumed_tokens` were produced before; `tokens` holds the rest as little-endian uint32. `cut`:
-    `output_tokens_max` ended it. `digest`: of model and prompt; `logprobs`: how many likeliest tokens each record names, None for no log
-    probabilities."""
+    `output_tokens_max` ended it. `digest`: of model and prompt; `logprobs`: how many likeliest tokens each record names, None for none."""
 
     prompt_tokens: int
     target_tokens: int
@@ -45,8 +44,7 @@ class Answer:
         return self.tokens[(start - self.resumed_tokens) * TOKEN_BYTES : (end - self.resumed_tokens) * TOKEN_BYTES]
 
     def records(self, start: int, end: int) -> bytes:
-        """Log probabilities of tokens `start` to `end`, for an answer that has them: like the tokens, a function of prompt and position
-        alone."""
+        """Log probabilities of tokens `start` to `end`, for an answer that has them: like the tokens, a function of prompt and position."""
         tokens = struct.unpack(f"<{end - start}I", self.slice(start, end))
         return b"".join(self._record(place, token) for place, token in enumerate(tokens, start))
 

@@ -170,16 +170,14 @@ class SimulatedBatch:
     def news(self) -> list[Progress]:
         """First tokens and ends since the last call; each reported once."""
         steps = self._decoding.steps
-        progress = [self._progress_of(run, run.produced_at(steps)) for run in self._news.values()]
+        progress = [self._report(run, run.produced_at(steps)) for run in self._news.values()]
         self._news.clear()
         return progress
 
     def progress(self) -> list[Progress]:
         """All unreported output; each token once."""
         progress, steps = self.news(), self._decoding.steps
-        progress += [
-            self._progress_of(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.reported
-        ]
+        progress += [self._report(run, made) for run in self._decoding.runs.values() if (made := run.produced_at(steps)) > run.reported]
         return progress
 
     def _take(self, now_s: float, run: RunState) -> None:
@@ -372,9 +370,9 @@ class SimulatedBatch:
     def _views(self, runs: Iterable[RunState]) -> list[SequenceView]:
         return [run.view(self._decoding.steps) for run in runs]
 
-    # Output ---------------------------------------------------------------------------------------------------------------
+    # Output -----------------------------------------------------------------------------------------------------------
 
-    def _progress_of(self, run: RunState, produced: int) -> Progress:
+    def _report(self, run: RunState, produced: int) -> Progress:
         start, run.reported = run.reported, max(run.reported, produced)
         done = run.phase is Phase.REMOVED
         if done:

@@ -264,7 +264,7 @@ class SimulatedCore:
         self._ended += self._swap.restore(now_s, self._operations, self._batch, self._batch_model, run_ids)
         return self._operations
 
-    # Output ---------------------------------------------------------------------------------------------------------------
+    # Output -----------------------------------------------------------------------------------------------------------
 
     def _output(self, progress: Progress) -> EngineOutput:
         answer = self._answers[progress.run_id]

@@ -1,5 +1,4 @@
-"""Where the weights of models are, and loads as timed operations: from disk to host memory, then over the bus to the GPU. Pure; seconds are
-passed in."""
+"""Where the weights of models are, and loads as timed operations: from disk to host memory, then over the bus to the GPU. Pure."""
 
 from __future__ import annotations
 

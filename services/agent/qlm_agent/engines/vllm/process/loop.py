@@ -49,7 +49,7 @@ class ChildLoop:
         steps = runs.runner.steps
         made = runs.step()
         if made or runs.runner.steps != steps:
-            self._send_outputs(made)
+            self._report(made)
 
     @property
     def _working(self) -> bool:
@@ -128,7 +128,7 @@ class ChildLoop:
             else:
                 prompt = ids_of(body[:prompt_bytes])
         except Exception as error:  # any error of a template
-            self._send_outputs(
+            self._report(
                 [RunOutput(head["run"], [], now_s, now_s, now_s, failure=FailureKind.REFUSED.value, message=f"the prompt: {error}")]
             )
             return
@@ -142,7 +142,7 @@ class ChildLoop:
         )
         made = self._runs.add(now_s, plan)
         if made is not None:
-            self._send_outputs([made])
+            self._report([made])
 
     def _end_moves(self) -> None:
         """Answers completed offloads: none of their runs is on its way to host memory."""
@@ -157,7 +157,7 @@ class ChildLoop:
 
     # Output -----------------------------------------------------------------------------------------------------------
 
-    def _send_outputs(self, made: Sequence[RunOutput]) -> None:
+    def _report(self, made: Sequence[RunOutput]) -> None:
         """One frame for all."""
         rows = [
             [each.run_id, len(each.tokens), each.started_s, each.first_s, each.last_s, each.finish, each.failure, each.message]

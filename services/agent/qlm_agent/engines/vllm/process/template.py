@@ -205,7 +205,7 @@ class Template:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """Of the standard error of all its processes."""
+        """The end of its processes' standard error."""
         return tuple(self._lines)
 
     async def first_error(self, after: int) -> str:

@@ -25,7 +25,7 @@ from qlm_agent.engines.vllm.scheduler.kv_copying import BlockCopier, bytes_per_b
 from qlm_agent.engines.vllm.scheduler.kv_host_blocks import HostBlocks
 
 HOST_BYTES_KEY = "qlm_host_kv_bytes"
-"""Of all workers together; in `kv_connector_extra_config`."""
+"""Key of the bytes of all workers together, in `kv_connector_extra_config`."""
 
 
 @dataclass(slots=True)
@@ -64,8 +64,7 @@ class QlmKvConnector(KVConnectorBase_V1):
         self._moves.stores[request_id] = list(zip(gpu_blocks, self.host.of(request_id), strict=True))
 
     def load(self, request_id: str, gpu_blocks: list[int], first: int) -> None:
-        """The next step copies the stored KV, from block `first` on, to these blocks, which are the request's from there; then its host
-        memory is free."""
+        """The next step copies the stored KV, from block `first` on, to these blocks, the request's own; then its host memory is free."""
         self._moves.loads[request_id] = list(zip(gpu_blocks, self.host.of(request_id)[first:], strict=True))
 
     def release(self, request_id: str) -> None:

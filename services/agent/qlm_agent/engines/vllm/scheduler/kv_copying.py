@@ -57,7 +57,7 @@ class BlockCopier:
 
 
 def bytes_per_block(kv_cache_config: KVCacheConfig) -> int:
-    """Of all layers of one worker."""
+    """Bytes of a block over all layers of one worker."""
     (group,) = kv_cache_config.kv_cache_groups
     return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
 

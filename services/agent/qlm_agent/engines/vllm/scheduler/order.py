@@ -44,7 +44,7 @@ class PolicyScheduling(Scheduler):
         self._unordered = False  # requests wait that the policy has not ordered
         self._reorder_at_s: float | None = None
 
-    # Calls of vLLM -------------------------------------------------------------------------------------------------------
+    # Calls of vLLM ----------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:

@@ -38,7 +38,7 @@ class KvSwapScheduling(PolicyScheduling):
         self._away: dict[str, int] = {}  # computed tokens, by vLLM's request id
         self._stored: set[str] = set()  # of those the copy is made
 
-    # Calls of the engine, between steps ----------------------------------------------------------------------------------
+    # Calls of the engine, between steps -------------------------------------------------------------------------------
 
     def offload(self, run_ids: Iterable[str]) -> list[str]:
         """Takes decoding requests out of the batch and returns those that leave: they make no output from then on except that of a step
@@ -91,7 +91,7 @@ class KvSwapScheduling(PolicyScheduling):
             "moving": bool(self._leaving) or (self._swap is not None and self._swap.has_pending_push_work()),
         }
 
-    # Calls of vLLM -------------------------------------------------------------------------------------------------------
+    # Calls of vLLM ----------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._let_leave()
@@ -122,7 +122,7 @@ class KvSwapScheduling(PolicyScheduling):
     def _may_be_preempted(self, request: Request) -> bool:
         return request.request_id not in self._leaving and super()._may_be_preempted(request)
 
-    # Leaving and returning -----------------------------------------------------------------------------------------------
+    # Leaving and returning --------------------------------------------------------------------------------------------
 
     def _can_leave(self, request: Request) -> bool:
         return (

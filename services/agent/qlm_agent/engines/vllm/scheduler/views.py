@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 from qlm_agent.engines.policy import EnginePolicy, SequenceView
 
 EXTRA_KEY = "qlm"
-"""Of `SamplingParams.extra_args` (see `RequestUrgency`) and of `additional_config` (see `policy_of`)."""
+"""Key in `SamplingParams.extra_args` (see `RequestUrgency`) and `additional_config` (see `policy_of`)."""
 
 DEFAULT_POLICY = "qlm_agent.engines.policy.UrgencyFirst"
 
@@ -54,8 +54,8 @@ def view_of(request: Request, urgency: RequestUrgency, preemptions: int) -> Sequ
 
 
 def policy_of(additional_config: Mapping[str, Any]) -> EnginePolicy:
-    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError if there is
-    none."""
+    """Builds the policy of `additional_config["qlm"]`: `policy`, a dotted name, made with `policy_options`. Raises ValueError without
+    one."""
     options = dict(additional_config.get(EXTRA_KEY) or {})
     name = str(options.get("policy") or DEFAULT_POLICY)
     module, _, attribute = name.rpartition(".")
