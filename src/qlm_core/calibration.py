@@ -57,7 +57,7 @@ def error_scale_s(mean_s: float, variance: float) -> float:
 def level_s(bias_factor: float | Floats, evidence_s: float | Floats, mean_s: float | Floats) -> Floats:
     """A mean without its bias. No bias at all weighs as much as one wait, the one to come, and fades with the independent waits that are
     known, of which `evidence_s` holds so many as are as long."""
-    waits = evidence_s / (mean_s + BASE_S)
+    waits = evidence_s / (np.maximum(mean_s, 0.0) + BASE_S)
     level: Floats = mean_s * (1.0 + (bias_factor - 1.0) * waits / (waits + np.exp(-waits / MEMORY)))
     return level
 

@@ -102,7 +102,7 @@ async def test_what_is_brought_is_published_and_survives_a_restart(rig: Rig, ser
 
 async def test_calibration_and_the_length_model_are_brought_as_well(rig: Rig, server: EmbeddedServer) -> None:
     estimator = await leading(rig, server.url)
-    calibrated = CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.25, samples=12.5)
+    calibrated = CalibrationProfile(time=CalibratedTime.WAIT, model="chat", bias_factor=1.25, evidence_s=900.0, samples=12.5)
     scores = (LengthScore(model="chat", used=True, samples=90, median_error_tokens=50.0, model_error_tokens=40.0),)
     lengths = LengthModel(features=(1, 9), weights=(0.5, -0.25), curvatures=(1.0, 2.0), scores=scores)
     exported = dump_profiles(replace(BROUGHT, calibration=CalibrationTable((calibrated,)), length_model=lengths))

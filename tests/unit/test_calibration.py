@@ -42,6 +42,7 @@ def test_a_bias_counts_by_the_waits_of_the_same_length_that_show_it() -> None:
     assert levels == pytest.approx([2.0, 1.0 + 1.0 / (1.0 + math.exp(-0.1)), 1.0 + 0.1 / (0.1 + math.exp(-0.01))], abs=0.01)
     assert CalibrationProfile(bias_factor=2.0).applied(Normal(50.0, 0.0)).mean == 50.0
     assert row.applied(Normal(0.0, 0.0)).mean == 0.0
+    assert row.applied(Normal(-2.0, 0.0)).mean == pytest.approx(-4.0), "a mean below zero takes the whole factor"
 
 
 def test_many_predictions_are_moved_as_one_is() -> None:
