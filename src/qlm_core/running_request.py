@@ -1,10 +1,8 @@
-"""When a request that has made some of its output will end: one that runs, in the batch that it runs in (QLM equation 4), and what is left
-to make of one that waits again."""
+"""When a request that has made some of its output will end, in the batch that it runs in (QLM equation 4), and the output that is left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from qlm_core.distribution import Normal
 from qlm_core.model import ModelSpec
@@ -43,16 +41,6 @@ def output_left(profiles: ProfileSnapshot, request: GroupView, produced_tokens: 
     room_tokens = max(1.0, request.output_tokens_max - produced_tokens)
     curve = profiles.output_curve_for(request.model, request.slo_class, request.token_class)
     return _between(curve.left(float(produced_tokens), room_tokens), 1.0, room_tokens)
-
-
-def resumed(profiles: ProfileSnapshot, request: GroupView, produced_tokens: int) -> GroupView:
-    """A request that ran, as a group of one, and waits again with what it made: its prefill takes in that too, and it has the rest to
-    make."""
-    return replace(
-        request,
-        waiting_prompt_tokens=request.waiting_prompt_tokens + produced_tokens,
-        output_tokens=output_left(profiles, request, produced_tokens),
-    )
 
 
 def _between(tokens: Normal, low: float, high: float) -> Normal:

@@ -156,6 +156,7 @@ def test_a_leader_rebuilds_then_reads() -> None:
         "unplaced after the start",
         "events after 5-1",
         "expire",
+        "PublishWaits",
         "plan v4",
     ]
     # The page is placed while the next page is read; g8-1 was opened by the leader before and is joined.
