@@ -7,63 +7,21 @@ import contextlib
 import random
 import shutil
 import signal
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
 import structlog
 
-from qlm.api.v1.request_pb2 import Request
 from qlm_core.errors import ConfigError, QueueFull, Unavailable
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.redis_queue import RedisQueue
-from qlm_queue.redis_server_check import full_bound, rewrite_helps, settings_problem, writes_problem
-from qlm_queue.values import Acceptance, Bounds, Durability
+from qlm_queue.redis_server_check import settings_problem, writes_problem
+from qlm_queue.values import Durability
 from small_cluster import SmallCluster
 
-START_S = 10.0
-MEBIBYTE = 1 << 20
-BODY_BYTES = 20_000
-
-
-class Server:
-    """A redis-server of one's own, which may be started anew with other settings."""
-
-    def __init__(self, folder: Path, launcher: tuple[str, ...] = ()) -> None:
-        self._folder = folder
-        self._launcher = launcher
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}/0"
-
-    def start(self, *settings: str) -> None:
-        always = ["--port", str(self._port), "--dir", str(self._folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no"]
-        self._process = subprocess.Popen(
-            [*self._launcher, "redis-server", *always, *settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s:
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise AssertionError("the server does not answer")
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(START_S)
-            self._process = None
+from .own_server import BODY_BYTES, START_S, Server, acceptance, accepted_at_last, filled
 
 
 @pytest.fixture
@@ -73,59 +31,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
     server.stop(signal.SIGKILL)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def server_on_a_small_disk(small_disk: Path) -> Iterator[Server]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
-    server = Server(small_disk)
-    server.start()
-    yield server
-    server.stop(signal.SIGKILL)
-
-
-def acceptance(number: int, size: int = BODY_BYTES) -> Acceptance:
-    body = Request(model="m", text="x" * size).SerializeToString()
-    digest = blake2b(body, digest_size=16).digest()
-    return Acceptance(key=RequestKey("t0", f"r{number}"), body=body, digest=digest, gateway="", slo_class="8s", prompt_tokens=9)
-
-
-async def accepted_at_last(queue: RedisQueue, number: int) -> None:
-    """Within some seconds."""
-    deadline_s = time.monotonic() + 5.0
-    while True:
-        try:
-            await queue.accept(acceptance(number))
-        except (QueueFull, Unavailable):
-            assert time.monotonic() < deadline_s, await queue.refusal()
-            await asyncio.sleep(0.05)
-        else:
-            return
-
-
-async def filled(queue: RedisQueue, size: int = BODY_BYTES) -> tuple[int, QueueFull]:
-    """Accepts until it is refused, with pauses as long as a look at the server is kept."""
-    for number in range(1_000):
-        try:
-            await queue.accept(acceptance(number, size))
-        except QueueFull as error:
-            return number, error
-        if (number + 1) * size % (20 * BODY_BYTES) == 0:
-            await asyncio.sleep(0.5)
-    raise AssertionError("it is never full")
 
 
 async def fill_with_others(client: redis.Redis) -> None:
@@ -187,27 +92,6 @@ async def test_leases_progress_and_results_fit_where_other_clients_filled_the_se
     await client.aclose()
 
 
-async def test_a_log_that_takes_its_share_of_the_disk_stops_acceptance_alone(server_on_a_small_disk: Server) -> None:
-    queue = RedisQueue(server_on_a_small_disk.url)
-    await queue.start()
-    cluster = SmallCluster(queue, random.Random(1))
-    accepted, refused = await filled(queue, 10 * BODY_BYTES)
-    assert refused.details["bound"] == "disk"
-    assert float(refused.details["retry_after_s"]) > 0
-    assert "of disk" in await queue.refusal()
-    cluster.keys = [RequestKey("t0", f"r{number}") for number in range(accepted)]
-    await cluster.round()
-    with pytest.raises(QueueFull):
-        await queue.accept(acceptance(1_000))
-    assert await cluster.finish(rounds_max=1_000)
-    assert {await cluster.end_of(key) for key in cluster.keys} == {RequestState.COMPLETED}
-    await accepted_at_last(queue, 1_000)  # what has ended is out of the log
-    client = redis.Redis.from_url(server_on_a_small_disk.url)
-    assert (await client.info("persistence"))["aof_current_size"] < 12 * MEBIBYTE
-    await client.aclose()
-    await queue.stop()
-
-
 async def test_a_server_whose_log_is_deleted_takes_no_requests(server: Server, tmp_path: Path) -> None:
     server.start()
     queue = RedisQueue(server.url)
@@ -256,64 +140,6 @@ async def test_a_user_without_rights_or_another_protocol_ends_the_start_with_the
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
         with pytest.raises(ConfigError, match="the server refuses it: Protocol error"):
             await RedisQueue(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}/0").start()
-
-
-async def test_a_disk_that_others_fill_stops_acceptance_until_there_is_room(server_on_a_small_disk: Server, small_disk: Path) -> None:
-    queue = RedisQueue(server_on_a_small_disk.url)
-    await queue.start()
-    cluster = SmallCluster(queue, random.Random(1))
-    for number in range(30):
-        await queue.accept(acceptance(number))
-        cluster.keys.append(RequestKey("t0", f"r{number}"))
-    (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free - 25 * BODY_BYTES))
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
-    with pytest.raises(QueueFull):
-        await queue.accept(acceptance(100))
-    assert await cluster.finish()
-    (small_disk / "other").unlink()
-    await accepted_at_last(queue, 100)
-    await queue.stop()
-
-
-async def test_a_disk_without_any_room_loses_nothing_that_was_acknowledged(server_on_a_small_disk: Server, small_disk: Path) -> None:
-    server = server_on_a_small_disk
-    queue = RedisQueue(server.url)
-    await queue.start()
-    await queue.accept(acceptance(0))
-    with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
-        while other.write(bytes(MEBIBYTE)):
-            pass
-    assert not shutil.disk_usage(small_disk).free
-    acknowledged = [0]
-    for number in range(1, 60):
-        try:
-            await queue.accept(acceptance(number))
-        except (QueueFull, Unavailable):
-            continue
-        acknowledged.append(number)
-    assert len(acknowledged) < 60
-    await asyncio.sleep(0.6)
-    assert "log of writes" in await queue.refusal()
-    server.stop(signal.SIGKILL)
-    (small_disk / "other").unlink()
-    server.start()
-    await accepted_at_last(queue, 60)
-    for number in acknowledged:
-        assert await queue.find(RequestKey("t0", f"r{number}"))
-    await queue.stop()
-
-
-def test_a_log_is_rewritten_where_that_frees_half_of_it_and_fits() -> None:
-    bounds = Bounds()
-    log = {"used_memory": 1, "aof_current_size": 100, "used_memory_dataset": 50}
-    assert full_bound(log, 98, bounds) == ("disk", 99, 100)
-    assert full_bound(log, 101, bounds) is None
-    assert full_bound(log, None, bounds) is None
-    assert rewrite_helps(log, 99, bounds)
-    assert not rewrite_helps(log, 101, bounds)
-    assert not rewrite_helps(log, 50, bounds)
-    assert not rewrite_helps({**log, "used_memory_dataset": 51}, 99, bounds)
-    assert not rewrite_helps({**log, "aof_rewrite_in_progress": 1}, 99, bounds)
 
 
 @pytest.mark.parametrize(
