@@ -370,8 +370,6 @@ class RedisQueue(RedisCalls):
         """The whole state, for tests: neither atomic nor bounded."""
         return await dump_queue(self._link, self._keys, await self.overview())
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     async def _give_back(
         self, incarnation: str, cause: str, behind_head: bool, failure: bytes, requests: Sequence[Owned]
     ) -> Sequence[StepStatus]:

@@ -346,7 +346,6 @@ class PlannerMachine:
         return calls
 
     def _publish(self, now_s: float) -> list[Effect]:
-        """The waits of the plan, as often as the board is compared with the queue."""
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)

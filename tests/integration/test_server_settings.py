@@ -1,20 +1,109 @@
-"""What a queue's server must keep: changed settings, rights and roles, and servers that come back with less."""
+"""What a queue's server must keep: evicting, full, changed and unlogged servers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
 import structlog
 
-from own_server import START_S, Server, acceptance, accepted_at_last
-from qlm_core.errors import ConfigError, Unavailable
+from qlm_core.errors import ConfigError, QueueFull, Unavailable
+from qlm_core.request import RequestKey, RequestState
 from qlm_queue.redis.queue import RedisQueue
-from qlm_queue.redis.server_check import writes_problem
+from qlm_queue.redis.server_check import settings_problem, writes_problem
+from qlm_queue.values import Durability
+from small_cluster import SmallCluster
+
+from .own_server import BODY_BYTES, START_S, Server, acceptance, accepted_at_last, filled
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    server = Server(tmp_path)
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+async def fill_with_others(client: redis.Redis) -> None:
+    for number in range(1_000):
+        try:
+            await client.set(f"other-{number}", b"x" * BODY_BYTES)
+        except redis.ResponseError:
+            return
+
+
+@pytest.mark.parametrize(
+    "policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"]
+)
+async def test_an_evicting_server_is_refused_at_the_start(server: Server, policy: str) -> None:
+    server.start("--maxmemory", "12mb", "--maxmemory-policy", policy)
+    with pytest.raises(ConfigError, match=f"noeviction; it has {policy}"):
+        await RedisQueue(server.url).start()
+
+
+def test_a_policy_without_a_bound_evicts_nothing() -> None:
+    settings = {"appendonly": "yes", "appendfsync": "no", "maxmemory": "0", "maxmemory-policy": "allkeys-lru"}
+    assert not settings_problem(settings, Durability.PROCESS)
+    assert "noeviction" in settings_problem({**settings, "maxmemory": "1"}, Durability.PROCESS)
+
+
+async def test_a_full_server_refuses_new_requests_and_ends_those_it_has(server: Server) -> None:
+    server.start("--maxmemory", "12mb", "--maxmemory-policy", "noeviction")
+    queue = RedisQueue(server.url)
+    await queue.start()
+    cluster = SmallCluster(queue, random.Random(1))
+    accepted, refused = await filled(queue)
+    assert refused.details["bound"] == "memory"
+    assert float(refused.details["retry_after_s"]) > 0
+    assert "memory" in await queue.refusal()
+    assert (await queue.accept(acceptance(0))).duplicate, "what was accepted is told again"
+    cluster.keys = [RequestKey("t0", f"r{number}") for number in range(accepted)]
+    assert await cluster.finish(rounds_max=1_000)
+    assert {await cluster.end_of(key) for key in cluster.keys} == {RequestState.COMPLETED}
+    await queue.stop()
+
+
+async def test_leases_progress_and_results_fit_where_other_clients_filled_the_server(server: Server) -> None:
+    server.start("--maxmemory", "12mb", "--maxmemory-policy", "noeviction")
+    queue = RedisQueue(server.url)
+    await queue.start()
+    cluster = SmallCluster(queue, random.Random(1))
+    await cluster.submit(20)
+    client = redis.Redis.from_url(server.url)
+    await fill_with_others(client)
+    other = RedisQueue(server.url)
+    await other.start()  # a process that starts now
+    with pytest.raises(QueueFull):
+        await other.accept(acceptance(99))
+    assert await cluster.finish()
+    await client.flushall()
+    await accepted_at_last(other, 99)
+    await other.stop()
+    await queue.stop()
+    await client.aclose()
+
+
+async def test_a_server_whose_log_is_deleted_takes_no_requests(server: Server, tmp_path: Path) -> None:
+    server.start()
+    queue = RedisQueue(server.url)
+    await queue.start()
+    await queue.accept(acceptance(0))
+    (tmp_path / "appendonlydir").rename(tmp_path / "elsewhere")
+    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    with pytest.raises(Unavailable, match="log of writes is gone"):
+        await queue.accept(acceptance(1))
+    (tmp_path / "elsewhere").rename(tmp_path / "appendonlydir")
+    await accepted_at_last(queue, 1)
+    await queue.stop()
 
 
 @pytest.mark.parametrize("denied", ["fcall", "info", "config|get", "get"])
@@ -96,6 +185,38 @@ async def test_a_setting_that_changes_under_a_connection_is_refused(server: Serv
     await accepted_at_last(queue, 1)
     await queue.stop()
     await client.aclose()
+
+
+async def test_nothing_is_acknowledged_whose_log_was_not_written(tmp_path: Path) -> None:
+    """The size of a file is limited, as a full disk limits it; then the server is killed, and what it acknowledged is there."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    server = Server(tmp_path, launcher=("sh", "-c", 'trap "" XFSZ; ulimit -f 400; exec "$@"', "sh"))
+    server.start()
+    queue = RedisQueue(server.url)
+    await queue.start()
+    acknowledged = []
+    for number in range(40):
+        try:
+            await queue.accept(acceptance(number))
+        except Unavailable:
+            continue
+        acknowledged.append(number)
+    assert 0 < len(acknowledged) < 40
+    await asyncio.sleep(0.6)  # a look at the server is kept so long
+    assert "log of writes" in await queue.refusal()
+    await queue.stop()
+    server.stop(signal.SIGKILL)
+    again = Server(tmp_path)
+    again.start()
+    queue = RedisQueue(again.url)
+    await queue.start()
+    try:
+        for number in acknowledged:
+            assert await queue.find(RequestKey("t0", f"r{number}"))
+    finally:
+        await queue.stop()
+        again.stop(signal.SIGKILL)
 
 
 async def test_a_server_whose_snapshots_fail_takes_no_requests_until_one_succeeds(server: Server, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a queue's server must keep: full disks and unwritten logs."""
+"""A server whose log of writes shares a small disk: its bound, a disk that others fill, and one without room."""
 
 from __future__ import annotations
 
@@ -7,18 +7,43 @@ import contextlib
 import random
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
 
-from own_server import BODY_BYTES, MEBIBYTE, Server, acceptance, accepted_at_last, filled
 from qlm_core.errors import QueueFull, Unavailable
 from qlm_core.request import RequestKey, RequestState
 from qlm_queue.redis.queue import RedisQueue
 from qlm_queue.redis.server_check import full_bound, rewrite_helps
 from qlm_queue.values import Bounds
 from small_cluster import SmallCluster
+
+from .own_server import BODY_BYTES, MEBIBYTE, Server, acceptance, accepted_at_last, filled
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def server_on_a_small_disk(small_disk: Path) -> Iterator[Server]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    server = Server(small_disk)
+    server.start()
+    yield server
+    server.stop(signal.SIGKILL)
 
 
 async def test_a_log_that_takes_its_share_of_the_disk_stops_acceptance_alone(server_on_a_small_disk: Server) -> None:
@@ -39,20 +64,6 @@ async def test_a_log_that_takes_its_share_of_the_disk_stops_acceptance_alone(ser
     client = redis.Redis.from_url(server_on_a_small_disk.url)
     assert (await client.info("persistence"))["aof_current_size"] < 12 * MEBIBYTE
     await client.aclose()
-    await queue.stop()
-
-
-async def test_a_server_whose_log_is_deleted_takes_no_requests(server: Server, tmp_path: Path) -> None:
-    server.start()
-    queue = RedisQueue(server.url)
-    await queue.start()
-    await queue.accept(acceptance(0))
-    (tmp_path / "appendonlydir").rename(tmp_path / "elsewhere")
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
-    with pytest.raises(Unavailable, match="log of writes is gone"):
-        await queue.accept(acceptance(1))
-    (tmp_path / "elsewhere").rename(tmp_path / "appendonlydir")
-    await accepted_at_last(queue, 1)
     await queue.stop()
 
 
@@ -112,35 +123,3 @@ def test_a_log_is_rewritten_where_that_frees_half_of_it_and_fits() -> None:
     assert not rewrite_helps(log, 50, bounds)
     assert not rewrite_helps({**log, "used_memory_dataset": 51}, 99, bounds)
     assert not rewrite_helps({**log, "aof_rewrite_in_progress": 1}, 99, bounds)
-
-
-async def test_nothing_is_acknowledged_whose_log_was_not_written(tmp_path: Path) -> None:
-    """The size of a file is limited, as a full disk limits it; then the server is killed, and what it acknowledged is there."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
-    server = Server(tmp_path, launcher=("sh", "-c", 'trap "" XFSZ; ulimit -f 400; exec "$@"', "sh"))
-    server.start()
-    queue = RedisQueue(server.url)
-    await queue.start()
-    acknowledged = []
-    for number in range(40):
-        try:
-            await queue.accept(acceptance(number))
-        except Unavailable:
-            continue
-        acknowledged.append(number)
-    assert 0 < len(acknowledged) < 40
-    await asyncio.sleep(0.6)  # a look at the server is kept so long
-    assert "log of writes" in await queue.refusal()
-    await queue.stop()
-    server.stop(signal.SIGKILL)
-    again = Server(tmp_path)
-    again.start()
-    queue = RedisQueue(again.url)
-    await queue.start()
-    try:
-        for number in acknowledged:
-            assert await queue.find(RequestKey("t0", f"r{number}"))
-    finally:
-        await queue.stop()
-        again.stop(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A server of a test's own, and requests that fill it."""
+"""A server whose settings and end a test decides, and requests that fill it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import time
 from hashlib import blake2b
 from pathlib import Path
-
-import redis.asyncio as redis
 
 from qlm.api.v1.request_pb2 import Request
 from qlm_core.errors import QueueFull, Unavailable
@@ -87,11 +85,3 @@ async def filled(queue: RedisQueue, size: int = BODY_BYTES) -> tuple[int, QueueF
         if (number + 1) * size % (20 * BODY_BYTES) == 0:
             await asyncio.sleep(0.5)
     raise AssertionError("it is never full")
-
-
-async def fill_with_others(client: redis.Redis) -> None:
-    for number in range(1_000):
-        try:
-            await client.set(f"other-{number}", b"x" * BODY_BYTES)
-        except redis.ResponseError:
-            return
