@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from qlm_cli.console import plain_console
-from qlm_load.compare.comparison import NAMES, PolicyRun, print_policies
+from qlm_load.compare.comparison import NAMES, POLICY_METAVAR, PolicyRun, check_policy, print_policies
 from qlm_load.compare.simulations import FailedRun, simulated_runs
 from qlm_load.workload.options import Choice, workload_options
 
@@ -21,7 +21,8 @@ TIMEOUT_S = 3_600.0
 @click.option(
     "--policy",
     "policies",
-    type=click.Choice(list(NAMES)),
+    metavar=POLICY_METAVAR,
+    callback=lambda ctx, param, names: tuple(map(check_policy, names)),
     multiple=True,
     default=tuple(NAMES),
     help="A policy to compare; may be repeated. All by default.",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -68,6 +69,17 @@ NAMES = {
     "shepherd": "SHEPHERD",
 }
 """Labels of the policies (`planner.policy`)."""
+
+
+POLICY_METAVAR = f"[{'|'.join(NAMES)}|module:Class]"
+
+
+def check_policy(name: str, param_hint: str | None = None) -> str:
+    """A policy of QLM, or "module:Class" of the user's own, which the planner's settings check. Raises click.BadParameter."""
+    if name not in NAMES and ":" not in name:
+        raise click.BadParameter(f"{name!r} is unknown; may be {', '.join(NAMES)} or module:Class", param_hint=param_hint)
+    return name
+
 
 CAPTION = "the same trace under QLM and first come first served (FCFS), trace time"
 LIVE_CAPTION = "the same requests under QLM and first come first served (FCFS), on the same engines, both with kills"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qlm_core.errors import ConfigError
-from qlm_load.compare.comparison import NAMES
+from qlm_load.compare.comparison import POLICY_METAVAR, check_policy
 from qlm_load.workload.options import Choice, workload_options
 
 if TYPE_CHECKING:
@@ -20,7 +20,14 @@ KILL = re.compile(r"([A-Za-z0-9_.-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
 
 
 @click.command()
-@click.option("--policy", type=click.Choice(list(NAMES)), default="slo", show_default=True, help="How the planner orders groups.")
+@click.option(
+    "--policy",
+    metavar=POLICY_METAVAR,
+    callback=lambda ctx, param, name: check_policy(name),
+    default="slo",
+    show_default=True,
+    help="How the planner orders groups.",
+)
 @click.option(
     "--kill",
     "kills",

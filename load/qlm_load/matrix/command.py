@@ -13,7 +13,7 @@ import click
 
 from qlm_cli.console import plain_console
 from qlm_core.errors import ConfigError
-from qlm_load.compare.comparison import NAMES
+from qlm_load.compare.comparison import check_policy
 from qlm_load.progress import Progress
 from qlm_process.config import parse_override
 
@@ -31,7 +31,13 @@ TABLE_WIDTH = 220
 
 @click.command()
 @click.option("--only", default="", metavar="TEXT", help="Only cells whose key has this in it; steady_state runs only so, or with --quick.")
-@click.option("--policies", default=",".join(POLICIES), show_default=True, metavar="LIST", help="NAME or NAME@SETTING=VALUE;... of each.")
+@click.option(
+    "--policies",
+    default=",".join(POLICIES),
+    show_default=True,
+    metavar="LIST",
+    help="Each NAME or module:Class, @SETTING=VALUE;... behind it.",
+)
 @click.option("--seeds", metavar="LIST", help=f'Of requests and engines: "1-3" or "1,5".  [default: {SEEDS}; with --quick {QUICK_SEEDS}]')
 @click.option("--best", is_flag=True, help=f"The other policies also with batch_max {', '.join(map(str, BATCHES))}.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.NAME=VALUE", help="A setting of all clusters; may be repeated.")
@@ -147,9 +153,10 @@ def _print(found: Sequence[CellRuns], picture_path: Path | None) -> None:
 
 def _variants(text: str) -> list[str]:
     names = [part for part in text.split(",") if part]
-    unknown = [name for name in names if name.partition("@")[0] not in NAMES]
-    if unknown or not names:
-        raise click.BadParameter(f"unknown: {', '.join(unknown)}; may be {', '.join(NAMES)}", param_hint="--policies")
+    if not names:
+        raise click.BadParameter("names no policy", param_hint="--policies")
+    for name in names:
+        check_policy(name.partition("@")[0], "--policies")
     return list(dict.fromkeys(names))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from qlm_core.model import ModelSpec
 from qlm_core.overload import Overload
 from qlm_planner.board.tenants import Tenant, Tenants
-from qlm_planner.policy import Order, Policy
+from qlm_planner.policies.selection import order_of
+from qlm_planner.policy import Policy
 from qlm_planner.shell.solver_requests import Choice
 from qlm_process.settings import (
     Count,
@@ -58,7 +59,10 @@ class PlannerSettings(Section):
     listen: ListenAddress = Field("127.0.0.1:0", description="Where the Planner service listens.")
     advertise: str = Field("", description='"host:port" that others reach it at, published with the lease. Empty: as it listens.')
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
-    policy: Order = Field(DEFAULTS.order, description="slo: order by objectives; the others are to compare with.")
+    policy: Annotated[str, AfterValidator(order_of)] = Field(
+        DEFAULTS.order,
+        description="slo: order by objectives; the others are to compare with. Or module:Class, a comparison policy of your own.",
+    )
     seed: int = Field(DEFAULTS.seed, ge=0, description="Of the policies that pick by chance.")
     stay_s: Weight = Field(
         DEFAULTS.stay_s, description="Under policy batched, requests are overtaken only by those of other models that came within so long."

@@ -32,7 +32,8 @@ class Order(StrEnum):
 class Policy:
     """Settings of the machine; durations in seconds of the queue's clock. Raises ValueError for a value that makes no sense."""
 
-    order: Order = Order.SLO
+    order: str = Order.SLO
+    """An `Order`, or "module:Class", a comparison policy of the user's own."""
     seed: int = 0
     """Of the policies that pick by chance."""
     stay_s: float = 30.0

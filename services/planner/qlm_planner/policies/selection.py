@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from qlm_planner.policies.balancers import Chance, LeastLoaded, PowerOfTwo, RoundRobin
 from qlm_planner.policies.baseline import Baseline
@@ -24,6 +25,29 @@ BASELINES: Mapping[Order, Callable[[int], Baseline]] = {
 }
 
 
+def order_of(name: str) -> str:
+    """The order that a setting names: one of QLM's, or "module:Class" of the user's own. Raises ValueError for any other."""
+    if ":" in name:
+        _class_of(name)
+        return name
+    if name not in set(Order):
+        raise ValueError(f"may be {', '.join(Order)}, or module:Class of a `qlm_planner.policies.baseline.Baseline`")
+    return Order(name)
+
+
 def baseline_of(policy: Policy) -> Baseline | None:
     """A new comparison policy, which keeps its own state; None for QLM's own order."""
-    return None if policy.order is Order.SLO else BASELINES[policy.order](policy.seed)
+    if policy.order == Order.SLO:
+        return None
+    return _class_of(policy.order)() if ":" in policy.order else BASELINES[Order(policy.order)](policy.seed)
+
+
+def _class_of(name: str) -> type[Baseline]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Baseline)):
+        raise ValueError(f"{name} is no class of `qlm_planner.policies.baseline.Baseline`")
+    return found
