@@ -31,7 +31,10 @@ def reference() -> str:
 
 
 def _sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
-    with click.Context(command, info_name=name, parent=parent, max_content_width=110, terminal_width=110) as context:
+    help_names = ["-h", "--help"]
+    with click.Context(
+        command, info_name=name, parent=parent, max_content_width=110, terminal_width=110, help_option_names=help_names
+    ) as context:
         yield f"## `{context.command_path}`\n\n```text\n{command.get_help(context)}\n```\n"
         if isinstance(command, click.Group):
             for child in command.list_commands(context):
