@@ -80,8 +80,8 @@ def check_error(error: QlmError, hostile: Hostile) -> None:
 
 
 async def looked_at(dump: Callable[[], Awaitable[QueueDump]]) -> QueueDump:
-    """The queue without what services tell in their own time (`Queue.report`, where an agent's models are, what it runs): no call is to
-    blame for those. On a machine that stands still for seconds the look is repeated: it is not what is tested."""
+    """The queue without the state that services write in their own time: events of `Queue.report`, models and runs of agents, waits of the
+    plan. No call is to blame for those. On a machine that stands still for seconds the read is repeated."""
     for _ in range(LOOKS_MAX - 1):
         try:
             return without_reports(await dump())
@@ -93,6 +93,7 @@ async def looked_at(dump: Callable[[], Awaitable[QueueDump]]) -> QueueDump:
 def without_reports(state: QueueDump) -> QueueDump:
     return replace(
         state,
+        waits=b"",
         events=tuple(entry for entry in state.events if not _is_report(entry)),
         instances=tuple(replace(instance, body=_without_state(instance.body)) for instance in state.instances),
     )

@@ -315,10 +315,15 @@ async def test_a_slow_reader_loses_nothing(rig: Rig) -> None:
 
 
 async def test_status_and_models(rig: Rig) -> None:
+    rig.publish()
     gateway = await rig.gateway()
     async with qlm.AsyncClient(gateway.address) as client:
         await client.submit(MODEL, PROMPT, request_id="first", max_tokens=5)
-        status = await client.status("first")
+        async with asyncio.timeout(PATIENCE_S):
+            while True:  # until the gateway has read the waits
+                status = await client.status("first")
+                if status.request is not None and status.request.prediction is not None:
+                    break
         assert status.live == 1
         assert status.unplaced == 1
         assert status.request is not None

@@ -132,10 +132,13 @@ async def test_the_trace_of_a_call_stands_in_for_that_of_the_request(rig: Rig) -
 
 
 async def test_a_prediction_comes_with_the_acceptance(rig: Rig) -> None:
+    rig.publish()
     gateway = await rig.gateway()
-    async with qlm.AsyncClient(gateway.address) as client:
-        accepted = await client.submit(MODEL, PROMPT, max_tokens=50)
-        assert accepted.prediction is not None
+    async with qlm.AsyncClient(gateway.address) as client, asyncio.timeout(PATIENCE_S):
+        while True:  # until the gateway has read the waits
+            accepted = await client.submit(MODEL, PROMPT, max_tokens=50)
+            if accepted.prediction is not None:
+                break
         assert 0.0 <= accepted.prediction.wait_p50_s <= accepted.prediction.wait_p90_s
         assert 0.0 < accepted.prediction.completion_p50_s <= accepted.prediction.completion_p90_s
 

@@ -10,11 +10,11 @@ import pytest
 
 from .gateway_rig import Rig
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 EXAMPLES = [
     (page, source)
-    for page in ("streaming.md", "estimator.md")
-    for source in re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    for page in ("README.md", "docs/quickstart/simulated.md", "docs/howto/stream-and-resume.md")
+    for source in re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 ]
 
 

@@ -41,6 +41,6 @@ def test_a_replay_prints_what_happened() -> None:
     )
     lines = done.stdout.splitlines()
     assert "seed 4: every invariant held" in lines[-1]
-    assert any("agent-0" in line and "started -> register" in line for line in lines)
+    assert any("agent-0" in line and "agent start -> register" in line for line in lines)
     assert any("server" in line and "accept acceptance" in line for line in lines)
     assert any("*** is over" in line for line in lines)

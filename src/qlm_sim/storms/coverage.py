@@ -54,7 +54,8 @@ RARE: tuple[tuple[str, str], ...] = (
 )
 
 EFFECTS = (
-    *("AbortRuns", "ApplyChunk", "Complete", "Deregister", "Describe", "Emit", "Expire", "ForgetRun", "LoadModel active", "LoadModel warm"),
+    *("AbortRuns", "ApplyChunk", "Complete", "Deregister", "Describe", "Emit", "Expire", "LoadModel active", "LoadModel warm"),
+    *("ForgetRun written", "ForgetRun given_back", "ForgetRun not owned"),
     *("GiveBack displaced", "GiveBack drained", "GiveBack evicted", "GiveBack failed", "GiveBack unstarted", "OffloadRuns", "RestoreRuns"),
     *("PauseEngine", "ResumeEngine", "Place", "Pull", "ReadOwned", "ReadUnplaced", "Reclaim", "Register", "StartRun", "Stop"),
 )

@@ -69,7 +69,7 @@ class _BoundGlpk(GLPKSHELL):  # type: ignore[misc]
     def create_command_line(self, executable: str, problem_files: Sequence[str]) -> Any:
         line = super().create_command_line(executable, problem_files)
         shipped = Path(sysconfig.get_path("purelib")) / "cmeel.prefix"
-        if (shipped / "bin" / "glpsol").exists():
+        if executable == shutil.which("glpsol", path=sysconfig.get_path("scripts")) and (shipped / "bin" / "glpsol").exists():
             line.cmd[0] = str(shipped / "bin" / "glpsol")
             line.env = {**os.environ, "LD_LIBRARY_PATH": str(shipped / "lib")}
         line.cmd = [*launcher(), *line.cmd]
