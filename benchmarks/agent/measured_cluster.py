@@ -133,7 +133,7 @@ async def measured_agent(plan: Plan, folder: Path) -> MeasuredAgent:
 
 
 def _snapshot(row: HardwareProfile) -> ProfileSnapshot:
-    return ProfileSnapshot(version=0, made_s=0.0, hardware=(row.as_measured(),))
+    return ProfileSnapshot(version=0, made_s=0.0, hardware=(row,))
 
 
 async def slowed_row(measured: MeasuredAgent, cluster: RunningCluster) -> HardwareProfile | None:
