@@ -21,8 +21,10 @@ async def damage(client: redis.Redis, prefix: str, chance: random.Random, spared
         await client.delete(name)
     elif what == "another type":
         is_list = await client.type(name) == b"list"
-        await client.delete(name)
-        await (client.set(name, "junk") if is_list else client.rpush(name, "junk"))
+        async with client.pipeline(transaction=True) as both:  # or the cluster writes between them
+            both.delete(name)
+            _ = both.set(name, "junk") if is_list else both.rpush(name, "junk")
+            await both.execute()
     else:
         what = await _damage_part(client, name, same, chance)
     return name.decode(), what
