@@ -105,7 +105,7 @@ def print_report(console: Console, report: Report, counts: ServerCounts | None, 
         ("recovered: run again / stream resumed", f"{report.recovered:,}: {report.attempts_repeated:,} / {report.streams_resumed:,}"),
         ("sent late by the client / refused / streams broken", f"{report.late_sends:,} / {report.refused:,} / {report.streams_broken:,}"),
         ("results read again and compared", f"{report.verified:,}"),
-        ("[bold]lost / doubled / wrong tokens[/bold]", f"[bold]{report.lost:,} / {report.doubled:,} / {report.wrong:,}[/bold]"),
+        ("lost / doubled / wrong tokens", f"{report.lost:,} / {report.doubled:,} / {report.wrong:,}"),
     ]
     for row in rows:
         run.add_row(*row)
