@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.estimator.predictions import Prediction, predicted
 from benchmarks.estimator.queue_lines import Group, Known, Line, runners
-from benchmarks.estimator.told import Prediction, predicted
 from benchmarks.estimator.truth import Happened, Kind
 from benchmarks.estimator.workloads import OUTPUT_TOKENS_MAX, SLO, Arrival
 from qlm_agent.decisions.runs import Run

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.estimator.follower import Follower
+from benchmarks.estimator.predictions import Prediction
 from benchmarks.estimator.scores import Judged
 from benchmarks.estimator.single import CONTEXT_TOKENS_MAX, LOAD, judged_of
-from benchmarks.estimator.told import Prediction
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import Arrival, stretched
 from qlm_agent.engines.simulated.core import SimulatedModel

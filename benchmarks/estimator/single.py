@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.estimator.follower import Follower
+from benchmarks.estimator.predictions import Prediction
 from benchmarks.estimator.scores import Judged
-from benchmarks.estimator.told import Prediction
 from benchmarks.estimator.truth import Happened, Kind, TrueInstance, happenings
 from benchmarks.estimator.workloads import MODEL, Arrival, stretched
 from qlm_agent.engines.simulated.core import SimulatedModel

@@ -21,7 +21,7 @@ def _whose(command: F) -> F:
 @click.command()
 @_whose
 def pause(model: str | None, tenant: str | None, addresses: tuple[str, ...]) -> None:
-    """Let the requests for MODEL, or of a tenant, wait until `qlm resume`: what runs runs on, new ones are accepted and wait too.
+    """Let the requests for MODEL, or of a tenant, wait until `qlm resume`: running ones continue, new ones are accepted and wait too.
 
     A pause is kept in the queue, over restarts of every service; `qlm status` shows it. Exit codes: 0 paused, 1 an error, 2 wrong use.
     """

@@ -150,7 +150,7 @@ class GatewayServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on.
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

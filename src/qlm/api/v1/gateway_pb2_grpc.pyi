@@ -53,7 +53,7 @@ class GatewayStub:
     ListRequests: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]
     """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
     Pause: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
-    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
     Resume: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]
     """Ends a pause."""
 
@@ -82,7 +82,7 @@ class GatewayAsyncStub(GatewayStub):
     ListRequests: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListRequestsRequest, _gateway_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """A page of the requests that have not ended, of all tenants, in the order of acceptance."""
     Pause: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
-    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+    """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
     Resume: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PauseRequest, _gateway_pb2.PauseResponse]  # type: ignore[assignment]
     """Ends a pause."""
 
@@ -162,7 +162,7 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.PauseResponse, _abc.Awaitable[_gateway_pb2.PauseResponse]]:
-        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. What runs runs on."""
+        """Requests for a model, or of a tenant, wait from now on: they are accepted, and no instance takes one. Running requests continue."""
 
     @_abc_1.abstractmethod
     def Resume(

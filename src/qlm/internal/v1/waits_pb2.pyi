@@ -203,7 +203,7 @@ class WaitCurve(_message.Message):
 
     @_builtins.property
     def wait_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Seconds until the start, before calibration, in the mean."""
+        """Mean seconds until the start, before calibration."""
 
     @_builtins.property
     def wait_variance_s2(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
