@@ -222,7 +222,7 @@ class AsyncClient:
         return messages.request_page_value(response)
 
     async def pause(self, *, model: str | None = None, tenant: str | None = None) -> bool:
-        """Requests for a model, or of a tenant, wait from now on, also new ones; running requests continue. False where that is so already. Raises
+        """Requests for a model, or of a tenant, wait from now on, also new ones; running ones go on. False where that is so already. Raises
         NotFound for a model that is not served, QueueFull where as much is paused as may be."""
         message = messages.filled(gateway_pb2.PauseRequest(), model=model, tenant=tenant)
         return (await self._link.call(lambda stub, timeout_s: stub.Pause(message, timeout=timeout_s))).changed

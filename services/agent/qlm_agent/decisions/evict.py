@@ -194,7 +194,7 @@ class EvictionControl:
 
 
 def choice_text(hardware: HardwareProfile | None, host_kv_tokens: int) -> str:
-    """How requests are evicted on this GPU and why, for people. `host_kv_tokens`: host memory that is left, negative where the engine has none
+    """How this GPU evicts requests and why, for people. `host_kv_tokens`: host memory that is left, negative where the engine has none
     for KV."""
     if host_kv_tokens < 0:
         return "evict (no host memory for KV)"
