@@ -62,7 +62,7 @@ class SimAgent:
         self._served = _served(site, description.agent)
         self.settings = replace(machine_settings(description.agent, self._served), owned_check_s=description.owned_check_s)
         self._noise = Straggler(
-            seed=site.chance.part(description.name).below(1 << 31),
+            seed=site.chance.seed,  # the hidden bias is that of a live engine whose `simulated.seed` is the run's
             instance=description.name,
             step_noise=description.agent.simulated.step_noise,
             bias_max=description.agent.simulated.bias_max,

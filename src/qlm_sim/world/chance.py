@@ -17,13 +17,13 @@ class Chance:
     """A source of its own for one `name` of one seed."""
 
     def __init__(self, seed: int, name: str) -> None:
-        self._seed = seed
+        self.seed = seed
         self._name = name
         self._random = random.Random(f"{seed}/{name}")
 
     def part(self, name: str) -> Chance:
         """Another source, for a part of this one's subject."""
-        return Chance(self._seed, f"{self._name}/{name}")
+        return Chance(self.seed, f"{self._name}/{name}")
 
     def level(self) -> float:
         """From 0 (included) to 1."""
