@@ -8,6 +8,7 @@ from qlm_core.model import ModelSpec
 from qlm_core.planned_waits import PlannedWaits
 from qlm_core.profile import ProfileSnapshot
 from qlm_planner.board.board import Board
+from qlm_planner.machine.effects import PublishWaits
 from qlm_planner.plan.waits import WaitForecast
 from qlm_planner.shell.queue_calls import snapshot_of
 from qlm_process.wire import waits as waits_wire
@@ -25,9 +26,10 @@ async def planned_waits(queue: Queue, catalogue: Mapping[str, ModelSpec], profil
     forecast = WaitForecast()
     forecast.load(catalogue, profiles)
     counted_to = unplaced[0].acceptance_number - 1 if unplaced else overview.accepted_count
-    waits = forecast.made(board, (), counted_to, now_s)
-    assert waits is not None, forecast.failure
-    return waits
+    while (made := forecast.publish(board, (), counted_to, 1.0, now_s)) is None:
+        pass
+    assert isinstance(made, PublishWaits), made
+    return made.waits
 
 
 async def publish_waits(queue: Queue, planner: Lease, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> PlannedWaits:

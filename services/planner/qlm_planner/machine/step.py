@@ -349,7 +349,8 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        return [self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)]
+        made = self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)
+        return [] if made is None else [made]
 
     @property
     def _idle_lane(self) -> bool:

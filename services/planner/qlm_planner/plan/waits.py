@@ -1,12 +1,13 @@
 """The waits of the plan as the planner publishes them: by `qlm_core.assessment` on the board as it is, before calibration.
 
-Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn.
+Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn. A
+publication is made in pieces, a step of the machine each, so that an event waits for one piece at most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from qlm_core.assessment import Assessment
@@ -48,16 +49,15 @@ class _Newcomer:
 
 @dataclass(slots=True)
 class WaitForecast:
-    """`load` the profiles before `made`. `failure`: why the last one could not be made, "" where it could. `due_s`: when the next
-    publication is; `publishing`: the answer of one is awaited."""
+    """`load` the profiles before `publish`. `due_s`: when the next publication is; `publishing`: the answer of one is awaited."""
 
     due_s: float = 0.0
     publishing: bool = False
-    failure: str = ""
     _catalogue: Mapping[str, ModelSpec] = field(default_factory=dict)
     _profiles: ProfileSnapshot | None = None
     _kept: dict[WaitKey, ClassWaits] = field(default_factory=dict)
     _turn: int = 0
+    _pieces: Generator[None, None, PlannedWaits] | None = None
 
     def load(self, catalogue: Mapping[str, ModelSpec], profiles: ProfileSnapshot) -> None:
         self._catalogue, self._profiles = catalogue, profiles
@@ -66,37 +66,42 @@ class WaitForecast:
     def wake_s(self) -> float:
         return math.inf if self.publishing else self.due_s
 
-    def publish(self, board: Board, rates: Iterable[Rate], counted_to: int, period_s: float, now_s: float) -> PublishWaits | WaitsFailed:
-        """A publication; the next is due a period later."""
-        self.due_s = now_s + period_s
-        waits = self.made(board, rates, counted_to, now_s)
-        if waits is None:
-            return WaitsFailed(reason=self.failure)
-        self.publishing = True
+    def publish(
+        self, board: Board, rates: Iterable[Rate], counted_to: int, period_s: float, now_s: float
+    ) -> PublishWaits | WaitsFailed | None:
+        """Makes the next piece of a publication of the board as it was at its first piece, where requests come at these `rates`; the
+        publication with the last piece, and the next is due a period later. None before the last piece, and before profiles. Fails where
+        nonsense in the profiles or in an instance makes it impossible. Costs O(groups), and passes over them for classes without a group.
+        """
+        if self._profiles is None:
+            return None
+        if self._pieces is None:
+            self._pieces = self._made(self._profiles, board, list(rates), counted_to, now_s)
+        try:
+            next(self._pieces)
+            return None
+        except StopIteration as end:
+            waits: PlannedWaits = end.value
+        except (ArithmeticError, ValueError) as error:
+            self.due_s, self._pieces = now_s + period_s, None
+            return WaitsFailed(reason=f"{type(error).__name__}: {error}")
+        self.due_s, self._pieces, self.publishing = now_s + period_s, None, True
         return PublishWaits(waits=waits)
 
-    def made(self, board: Board, rates: Iterable[Rate], counted_to: int, now_s: float) -> PlannedWaits | None:
-        """The waits on the board as it is, where requests come at these `rates`. None before profiles, and where nonsense in them or in an
-        instance makes that impossible. Costs O(groups), and passes over them for classes without a group."""
-        profiles = self._profiles
-        if profiles is None:
-            return None
-        try:
-            return self._made(profiles, board, list(rates), counted_to, now_s)
-        except (ArithmeticError, ValueError) as error:
-            self.failure = f"{type(error).__name__}: {error}"
-            return None
-
-    def _made(self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], counted_to: int, now_s: float) -> PlannedWaits:
+    def _made(
+        self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], counted_to: int, now_s: float
+    ) -> Generator[None, None, PlannedWaits]:
         slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
         views = views_of(board, slots, sum(rate.per_s for rate in rates), now_s)
+        plan_version, newcomers = board.plan_version, self._newcomers(board, rates, now_s)
+        yield
         assessment = Assessment(self._catalogue, profiles, views)
         knots = max(2, min(KNOTS_MAX, KNOTS_OF_ALL // max(1, len(views))))
-        classes = self._classes(board, assessment, OpenGroups(views), rates, now_s)
-        self.failure = ""
+        yield
+        classes = yield from self._classes(assessment, views, newcomers, now_s)
         return PlannedWaits(
             made_s=now_s,
-            plan_version=board.plan_version,
+            plan_version=plan_version,
             profile_version=profiles.version,
             counted_to=counted_to,
             queues=tuple(
@@ -114,23 +119,24 @@ class WaitForecast:
         )
 
     def _classes(
-        self, board: Board, assessment: Assessment, open_groups: OpenGroups, rates: list[Rate], now_s: float
-    ) -> tuple[ClassWaits, ...]:
-        known = set(assessment.instances)
+        self, assessment: Assessment, views: list[QueueView], newcomers: list[_Newcomer], now_s: float
+    ) -> Generator[None, None, tuple[ClassWaits, ...]]:
+        known, open_groups = set(assessment.instances), OpenGroups(views)
         kept, found, alone = self._kept, {}, list[_Newcomer]()
-        for each in self._newcomers(board, rates, now_s):
+        for each in newcomers:
             group_id = open_groups.group_for(each.request, each.slo_s)
             joined = self._class(assessment, each, group_id, now_s) if group_id else None
             if joined is not None:
                 found[each.key] = joined
             else:
                 alone.append(each)
-        passes = max(1, min(PASSES, PASS_GROUPS // max(1, board.open_groups), len(alone)))
+        passes = max(1, min(PASSES, PASS_GROUPS // max(1, sum(len(view.groups) for view in views)), len(alone)))
         due = [each for each in alone if each.key not in kept or kept[each.key].instance not in known][:passes]
         while alone and len(due) < passes:
             self._turn = (self._turn + 1) % len(alone)
             due.append(alone[self._turn])
         for each in due:
+            yield
             made = None if each.key in found else self._class(assessment, each, "", now_s)
             if made is not None:
                 found[each.key] = made
