@@ -38,7 +38,8 @@ COMMON: tuple[tuple[str, str], ...] = (
     *((fault, call) for fault in MessageFault for call in _ALWAYS_ASKED),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.DRAIN_AGENT) for work in _AGENT_WORK),
     *((Fault.DOUBLE_AGENT, work) for work in ("agent model swap", "run running")),
-    *((fault, work) for fault in (Fault.KILL_SERVER, Fault.STALL_SERVER, Fault.SLOW_SERVER) for work in (*_AGENT_WORK, *_PLANNER_WORK)),
+    *((fault, work) for fault in (Fault.KILL_SERVER, Fault.SLOW_SERVER) for work in (*_AGENT_WORK, *_PLANNER_WORK)),
+    *((Fault.STALL_SERVER, work) for work in (*_AGENT_WORK[:-1], *_PLANNER_WORK)),
     *((fault, work) for fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER, Fault.CUT_PLANNER) for work in _PLANNER_WORK),
     *((fault, "gateway generate") for fault in (Fault.KILL_GATEWAY, Fault.FREEZE_GATEWAY, Fault.CUT_GATEWAY, Fault.KILL_SERVER)),
     *((fault, "gateway stream") for fault in (Fault.KILL_GATEWAY, Fault.FREEZE_GATEWAY, Fault.CUT_GATEWAY)),
@@ -47,6 +48,7 @@ COMMON: tuple[tuple[str, str], ...] = (
 )
 
 RARE: tuple[tuple[str, str], ...] = (
+    (Fault.STALL_SERVER, _AGENT_WORK[-1]),
     *((fault, call) for fault in MessageFault for call in _SELDOM_ASKED),
     *((fault, work) for fault in (Fault.KILL_AGENT, Fault.FREEZE_AGENT, Fault.CUT_AGENT, Fault.KILL_SERVER) for work in _AGENT_SELDOM),
     *((fault, work) for fault in (Fault.KILL_PLANNER, Fault.FREEZE_PLANNER, Fault.KILL_SERVER) for work in _PLANNER_SELDOM),
