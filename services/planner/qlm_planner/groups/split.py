@@ -67,7 +67,7 @@ class GroupSplits:
             into.last_deadline_s = max(into.last_deadline_s, event.last_deadline_s)
             board.regroup(source, into, event.count, event.prompt_tokens)
             if into is made:
-                board.opened_on(into.instance)
+                board.count_opening(into.instance)
         return (call.source, call.into.group_id)
 
     # Rules ------------------------------------------------------------------------------------------------------------

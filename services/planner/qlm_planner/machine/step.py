@@ -127,7 +127,7 @@ class PlannerMachine:
             times.append(self._overview_s)
         if self._loaded and not self.sweeps.expiring:
             times.append(self.sweeps.next_expiry_s)
-        if self.sweeps.taking_back and not self.sweeps.reclaiming:
+        if self.sweeps.reclaim_pending and not self.sweeps.reclaiming:
             times.append(self._connection.grace_until_s)
         if self._loaded and not self._reading_events:
             times.append(self._events_due_s)
@@ -174,10 +174,10 @@ class PlannerMachine:
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
             case UnplacedRead(arrivals=arrivals, read_to=read_to):
-                self.demand.saw(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
+                self.demand.record(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
             case ArrivalsRead(arrivals=arrivals):
                 self._reading_arrivals = False
-                self.demand.saw(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
+                self.demand.record(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
             case EventsRead(entries=entries):
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
@@ -188,7 +188,7 @@ class PlannerMachine:
                 self._changed = bool(entries)
             case PlaceAnswered():
                 self._lane = None
-                self.board.placed(event.call, event.done)
+                self.board.apply_placement(event.call, event.done)
                 self._changed = True
             case ChunkAnswered():
                 self._chunk_answered(event)
@@ -202,7 +202,7 @@ class PlannerMachine:
             case Regrouped():
                 self._lane = None
                 # What happened to them on the way is seen at once.
-                self._history.pages.doubt(self.splits.answered(event, self.board))
+                self._history.pages.mark(self.splits.answered(event, self.board))
                 self._doubt = self._changed = True
             case Forgotten():
                 self._doubt = True
@@ -216,7 +216,7 @@ class PlannerMachine:
                 slot = self.board.slots.get(facts.name)
                 self._doubt = self._doubt or slot is None or slot.facts != facts.lasting or not slot.alive
             case LoadReported():
-                self._doubt = not self.board.reported(event) or self._doubt
+                self._doubt = not self.board.apply_report(event) or self._doubt
             case ReplanAsked(ask=ask):
                 self.changes.ask(ask)
                 # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
@@ -239,7 +239,7 @@ class PlannerMachine:
         self._loaded = True
         self._doubt = self._history.whole
         self._overview_due_s = now_s + self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        self.sweeps.see(self.board)
+        self.sweeps.start_round(self.board)
         self.arrivals.compare(unplaced)
         self.board.expect(self.demand.by_model(now_s))
         if self.estimates.ready:
@@ -248,7 +248,7 @@ class PlannerMachine:
                 self.estimates,
                 now_s,
                 in_grace=self._connection.in_grace(now_s),
-                taking_back=self.sweeps.taking_back and not self._connection.in_grace(now_s),
+                taking_back=self.sweeps.reclaim_pending and not self._connection.in_grace(now_s),
                 backlog=self.arrivals.backlog,
             )
             if self.changes.deciding is None and not self.arrivals.backlog:
@@ -260,7 +260,7 @@ class PlannerMachine:
     def _rank(self, now_s: float) -> None:
         """Who comes before others of its band, by what has run and who has waited until now."""
         if self.baseline is None:
-            self.tenant_shares.look((slot for _, slot in sorted(self.board.slots.items())), now_s)
+            self.tenant_shares.update((slot for _, slot in sorted(self.board.slots.items())), now_s)
             self._assignment.above = self.tenant_shares.above
             set_tiers(self.board, self.tenant_shares.above, self.policy, now_s)
 
@@ -370,7 +370,7 @@ class PlannerMachine:
         due = now_s >= self._overview_s
         if (due or self._repeat is not None) and self._pipeline.under_way:
             return None  # it is its turn when they are answered
-        first: Call | None = self._repeat or (self._history.overview_begins(self.board) if due else None)
+        first: Call | None = self._repeat or (self._history.begin_overview(self.board) if due else None)
         if first is None and self.ready:
             chunk = self._chunk(now_s)
             if chunk is not None or self._pipeline.under_way:
