@@ -63,7 +63,7 @@ class Policy:
     """Most requests that one call takes from a group to another: what a call costs the server grows with them."""
     regroup_every_s: float = 0.25
     """Least time between two such calls."""
-    regroup_looks: int = 100
+    regroup_checks: int = 100
     """Groups that are looked at for it after an overview, in turn."""
     tenants: Tenants = field(default_factory=Tenants)
     """What the lateness of each tenant counts, and which share of the served work it may have before others come first."""

@@ -252,7 +252,7 @@ class PlannerMachine:
                 backlog=self.arrivals.backlog,
             )
             if self.changes.deciding is None and not self.arrivals.backlog:
-                self.splits.look(self.board, self.estimates)
+                self.splits.find_due(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.arrivals.backlog:
                 self._shedding.look(self.board, self.changes.table, now_s)
         self._changed = before != self.board.order()
