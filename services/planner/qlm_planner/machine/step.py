@@ -1,9 +1,8 @@
-"""The planner's decisions: events in, effects out. No IO, no clock, no chance.
+"""The planner's state machine: events in, effects out; no IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has at most one call under way, or some chunks
-(`chunks`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
-Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the sweeps (reclaim, expiry,
-forgetting).
+One *lane* of calls (overviews, placements, splits, chunks of a plan) has one call under way, or some chunks (`plan.chunks`), so that an
+overview holds exactly the planner's own writes; requests gather until the next placement. Outside the lane run at most one each of: a page
+of a scan, reads of arrivals and of lifecycle events, and the sweeps (reclaim, expiry, forgetting, shedding).
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ from qlm_planner.policy import Policy
 
 
 class PlannerMachine:
-    """The leader's state from its election (`fence`, at `now_s`) to the loss of its lease. Step it with `Tick` no later than `wake_s`."""
+    """The leader's state from its election (`fence`, at `now_s`) to the loss of its lease. Needs a `Tick` no later than `wake_s`."""
 
     def __init__(self, policy: Policy, fence: int, now_s: float) -> None:
         self.policy = policy
@@ -105,21 +104,21 @@ class PlannerMachine:
         self._overview_last_s = -math.inf
         self._changed = False
 
-    # What others may read ---------------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """It knows the queue and the profiles, and places what comes."""
+        """Whether it knows the queue and the profiles, and places requests."""
         return self._loaded and self.estimates.ready
 
     @property
     def caught_up(self) -> bool:
-        """Ready, and every request that was accepted before its election has a group."""
+        """Whether it is ready and every request accepted before its election has a group."""
         return self.ready and not self.arrivals.scanning and not self.arrivals.pending and self._idle_lane
 
     @property
     def wake_s(self) -> float:
-        """When to step it again if no answer comes before; in the future of the last step."""
+        """Time of the next step without an answer; later than the last step."""
         if not self._connection.up:
             return self._connection.retry_s if self._idle_lane else math.inf
         times: list[float] = []
@@ -139,13 +138,13 @@ class PlannerMachine:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Takes one event in and says what to do. `now_s`: seconds of the queue's clock."""
+        """Applies one event; returns the effects. `now_s`: seconds of the queue's clock."""
         self._changed = False
         self._take(now_s, event)
         effects: list[Effect] = []
         if self._connection.may_call(now_s):
             effects.extend(self._calls(now_s))
-        # A placement leaves at once: the order around it is looked at in the next step.
+        # A placement is sent first: the next step repairs the order around it.
         placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
         sending = self._pipeline.room and any(isinstance(effect, ApplyChunk) for effect in effects)
         self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
@@ -160,15 +159,15 @@ class PlannerMachine:
         return effects
 
     def _take(self, now_s: float, event: Event) -> None:
-        if isinstance(event, Answer):
-            self._answered(now_s)
+        if isinstance(event, Answer) and self._connection.answered(now_s):
+            self._doubt = True
         match event:
             case Tick():
                 pass
             case ProfilesRead(catalogue=catalogue, profiles=profiles):
                 self._forecast.load(catalogue, profiles)
                 if self.estimates.load(catalogue, profiles):
-                    self.changes.drifted()
+                    self.changes.note_drift()
                     self._doubt = True
             case OverviewRead(snapshot=snapshot):
                 self._history.view = snapshot
@@ -183,7 +182,7 @@ class PlannerMachine:
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
                 self._events_due_s = now_s + gap_s
                 self._history.read(entries, self.board)
-                # Who gave way is looked at soon: it may stand where its model would be loaded twice.
+                # After an eviction an overview follows soon: the group may cost two swaps.
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
             case PlaceAnswered():
@@ -193,7 +192,7 @@ class PlannerMachine:
             case ChunkAnswered():
                 self._chunk_answered(event)
             case Reclaimed(incarnation=incarnation, count=count):
-                # What was taken back opened groups on queues that nobody serves.
+                # Reclaimed requests reopened groups on queues without an instance.
                 self._doubt = self.sweeps.reclaimed(incarnation, count) or self._doubt
             case ExpirySwept(count=count):
                 self.sweeps.swept(count, now_s)
@@ -201,7 +200,7 @@ class PlannerMachine:
                 self._shedding.answered()
             case Regrouped():
                 self._lane = None
-                # What happened to them on the way is seen at once.
+                # Events of the moved requests may be missed: compare both groups soon.
                 self._history.pages.mark(self.splits.answered(event, self.board))
                 self._doubt = self._changed = True
             case Forgotten():
@@ -209,7 +208,7 @@ class PlannerMachine:
             case WaitsPublished():
                 self._forecast.publishing = False
             case Solved() | SolveFailed():
-                self.changes.solved(event, self.board, now_s)
+                self.changes.apply_answer(event, self.board, now_s)
             case CallFailed(call=call):
                 self._failed(call, now_s)
             case InstanceAnnounced(facts=facts):
@@ -218,10 +217,10 @@ class PlannerMachine:
             case LoadReported():
                 self._doubt = not self.board.apply_report(event) or self._doubt
             case ReplanAsked(ask=ask):
-                self.changes.ask(ask)
-                # The board is good enough to ask the solver from; what it answers is judged on the board as it is then.
+                self.changes.asks.append(ask)
+                # The answer is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
-                self._doubt = not (known and self.changes.replan_asked(self.board, now_s)) or self._doubt
+                self._doubt = not (known and self.changes.replan_now(self.board, now_s)) or self._doubt
             case _:
                 assert_never(event)
         if self._history.complete:
@@ -254,11 +253,11 @@ class PlannerMachine:
             if self.changes.deciding is None and not self.arrivals.backlog:
                 self.splits.find_due(self.board, self.estimates)
             if self.policy.overload is Overload.SHED and not self.arrivals.backlog:
-                self._shedding.look(self.board, self.changes.table, now_s)
+                self._shedding.find_late(self.board, self.changes.table, now_s)
         self._changed = before != self.board.order()
 
     def _rank(self, now_s: float) -> None:
-        """Who comes before others of its band, by what has run and who has waited until now."""
+        """Updates the tenants' shares and the tiers of groups."""
         if self.baseline is None:
             self.tenant_shares.update((slot for _, slot in sorted(self.board.slots.items())), now_s)
             self._assignment.above = self.tenant_shares.above
@@ -275,13 +274,9 @@ class PlannerMachine:
         else:
             self._doubt = self.changes.conflict() or self._doubt
 
-    def _answered(self, now_s: float) -> None:
-        if self._connection.answered(now_s):
-            self._doubt = True
-
     def _failed(self, call: Call, now_s: float) -> None:
-        """The call may have happened: what it could have changed is asked for again, and only a placement, which is safe to repeat,
-        is repeated as it was."""
+        """Handles a failed call, which may have happened: its effects are read again. Only a placement is repeated as it was: that is
+        safe."""
         self._connection.failed(now_s)
         self._doubt = self._history.whole = True
         match call:
@@ -349,8 +344,8 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        made = self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)
-        return [] if made is None else [made]
+        published = self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)
+        return [] if published is None else [published]
 
     @property
     def _idle_lane(self) -> bool:
@@ -358,7 +353,7 @@ class PlannerMachine:
 
     @property
     def _overview_s(self) -> float:
-        """When the next overview is due. A change of the plan is worked out and written in one go, as far as that does not take long."""
+        """When the next overview is due; later while a change of the plan is computed or written."""
         changing = self.changes.target is not None or self.changes.jobs.job is not None
         due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
         return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
@@ -366,10 +361,10 @@ class PlannerMachine:
     def _next_in_lane(self, now_s: float) -> Call | None:
         if self._lane is not None:
             return None
-        # Before the next chunks of a change: a placement again that may not have happened, and an overview that is due.
+        # Before further chunks: a placement to repeat, and an overview that is due.
         due = now_s >= self._overview_s
         if (due or self._repeat is not None) and self._pipeline.under_way:
-            return None  # it is its turn when they are answered
+            return None  # once the chunks are answered
         first: Call | None = self._repeat or (self._history.begin_overview(self.board) if due else None)
         if first is None and self.ready:
             chunk = self._chunk(now_s)

@@ -1,7 +1,7 @@
-"""The waits of the plan as the planner publishes them: by `qlm_core.assessment` on the board as it is, before calibration.
+"""The waits that the planner publishes: `qlm_core.assessment` on the present board, before calibration.
 
-Of classes without an open group each costs a pass over the groups, so few of these are predicted anew in one publication, in turn. A
-publication is made in pieces, a step of the machine each, so that an event waits for one piece at most.
+A class without an open group costs a pass over the groups, so one publication predicts few of these anew, in turn. Its pieces take
+one step of the machine each, so that an event waits for one piece at most.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from qlm_planner.machine.effects import PublishWaits, WaitsFailed
 
 PASSES = 8
 PASS_GROUPS = 8_000
-"""Classes without an open group that one publication predicts anew, and groups that it reads for them, but for one class at the least."""
+"""Most classes without an open group that one publication predicts anew, and most groups read for them; at least one class."""
 SEED_SLOS_S = (1.0, 10.0, 100.0, 1_000.0, math.inf)
-"""SLOs for which a newcomer of each model is predicted, whoever has come: a class that nobody has seen goes by the nearest."""
+"""SLOs for which a newcomer of each model is predicted always; a new class takes the nearest one."""
 MORE = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1_024.0)
-"""Knots of a class's curve: newcomers since."""
+"""Knots of a class's curve: newcomers since the publication."""
 REPORT_AGE_MAX_S = 10.0
-"""Agents report their runs every second; an older report is ignored."""
+"""Older reports are ignored; agents report every second."""
 KNOTS_OF_ALL = 16_384
-"""Knots of all queues together."""
+"""Knots of all queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class _Newcomer:
 
 @dataclass(slots=True)
 class WaitForecast:
-    """`load` the profiles before `publish`. `due_s`: when the next publication is; `publishing`: the answer of one is awaited."""
+    """Needs `load` before `publish`. `due_s`: the next publication; `publishing`: one awaits its answer."""
 
     due_s: float = 0.0
     publishing: bool = False
@@ -69,14 +69,13 @@ class WaitForecast:
     def publish(
         self, board: Board, rates: Iterable[Rate], counted_to: int, period_s: float, now_s: float
     ) -> PublishWaits | WaitsFailed | None:
-        """Makes the next piece of a publication of the board as it was at its first piece, where requests come at these `rates`; the
-        publication with the last piece, and the next is due a period later. None before the last piece, and before profiles. Fails where
-        nonsense in the profiles or in an instance makes it impossible. Costs O(groups), and passes over them for classes without a group.
-        """
+        """Computes the next piece of a publication of the board as it was at the first piece, with requests at these `rates`. Returns the
+        publication after the last piece; None before, and without profiles; WaitsFailed for invalid figures. O(groups), and passes over
+        the groups for classes without one."""
         if self._profiles is None:
             return None
         if self._pieces is None:
-            self._pieces = self._made(self._profiles, board, list(rates), counted_to, now_s)
+            self._pieces = self._compute(self._profiles, board, list(rates), counted_to, now_s)
         try:
             next(self._pieces)
             return None
@@ -88,7 +87,7 @@ class WaitForecast:
         self.due_s, self._pieces, self.publishing = now_s + period_s, None, True
         return PublishWaits(waits=waits)
 
-    def _made(
+    def _compute(
         self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], counted_to: int, now_s: float
     ) -> Generator[None, None, PlannedWaits]:
         slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
@@ -125,9 +124,9 @@ class WaitForecast:
         kept, found, alone = self._kept, {}, list[_Newcomer]()
         for each in newcomers:
             group_id = open_groups.group_for(each.request, each.slo_s)
-            joined = self._class(assessment, each, group_id, now_s) if group_id else None
-            if joined is not None:
-                found[each.key] = joined
+            found_in = self._class(assessment, each, group_id, now_s) if group_id else None
+            if found_in is not None:
+                found[each.key] = found_in
             else:
                 alone.append(each)
         passes = max(1, min(PASSES, PASS_GROUPS // max(1, sum(len(view.groups) for view in views)), len(alone)))
@@ -137,9 +136,9 @@ class WaitForecast:
             due.append(alone[self._turn])
         for each in due:
             yield
-            made = None if each.key in found else self._class(assessment, each, "", now_s)
-            if made is not None:
-                found[each.key] = made
+            waits = None if each.key in found else self._class(assessment, each, "", now_s)
+            if waits is not None:
+                found[each.key] = waits
         for each in alone:
             if each.key not in found and each.key in kept and kept[each.key].instance in known:
                 found[each.key] = kept[each.key]
@@ -147,14 +146,14 @@ class WaitForecast:
         return tuple(found.values())
 
     def _class(self, assessment: Assessment, each: _Newcomer, group_id: str, now_s: float) -> ClassWaits | None:
-        made = assessment.newcomer(each.request, group_id, now_s, MORE)
-        if made is None:
+        predicted = assessment.newcomer(each.request, group_id, now_s, MORE)
+        if predicted is None:
             return None
-        view, ahead, curve = made
+        view, ahead, curve = predicted
         return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
 
     def _newcomers(self, board: Board, rates: list[Rate], now_s: float) -> list[_Newcomer]:
-        """Of the classes that came lately, the most frequent first, and of the seeds of each model."""
+        """Newcomers of recent classes, most frequent first, and of each model's seeds."""
         found: list[_Newcomer] = []
         for rate in sorted(rates, key=lambda rate: (-rate.per_s, rate.key)):
             key = (rate.key.model, rate.key.slo_kind, rate.key.slo_class, rate.key.token_class)
@@ -188,7 +187,7 @@ def _newcomer(board: Board, key: WaitKey, slo_s: float, priority: int, prompt_to
 
 
 def views_of(board: Board, slots: Iterable[Slot], arrivals_per_s: float, now_s: float) -> list[QueueView]:
-    """The queues of some instances as predictions take them. What comes is taken to go where most are served and wait now."""
+    """The queues of instances as predictions read them. Arrivals are divided in proportion to the present loads."""
     views = [_view(board, slot, now_s) for slot in slots]
     loads = [view.running + sum(group.waiting for group in view.groups) for view in views]
     if arrivals_per_s <= 0.0 or not sum(loads):
@@ -226,7 +225,7 @@ def _group_view(group: Group) -> GroupView:
 
 
 def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
-    """By SLO class and token class, no more than the instance runs, with what their agent reported of them."""
+    """Running requests by SLO class and token class, at most `slot.running`, with their reported outputs."""
     reported = slot.runs if slot.runs is not None and now_s - slot.runs.at_s <= REPORT_AGE_MAX_S else None
     made = 0 if reported is None else reported.made_since(now_s)
     classes: dict[tuple[str, str], list[str]] = {}
@@ -249,7 +248,7 @@ def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
 
 
 def _urgency(board: Board, slot: Slot, group_id: str) -> tuple[int, float]:
-    """The band and the first deadline of a group that runs."""
+    """The band and the first deadline of a running group."""
     traits, group = slot.runners[group_id].traits, board.groups.get(group_id)
     unbound = group is None or traits.key.slo_kind is SloKind.PRIORITY
     return band_of(traits, board.slo_band), math.inf if unbound or group is None else group.first_deadline_s
