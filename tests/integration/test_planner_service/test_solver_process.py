@@ -309,7 +309,7 @@ message()
 """
 
 
-@pytest.mark.parametrize(("size", "reason"), [(8, "cannot be read"), (1 << 40, "bytes")])
+@pytest.mark.parametrize(("size", "reason"), [(8, "unreadable"), (1 << 40, "bytes")])
 async def test_an_answer_that_is_none_ends_the_process(size: int, reason: str) -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker(command=(sys.executable, "-c", NONSENSE.format(size=size))) as found:

@@ -1,4 +1,4 @@
-"""Orders being changed: each queue with the state in front of every place, so that a change costs what comes behind it at the most."""
+"""Orders under change: each queue with the state before every position, so that a change costs at most its tail."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from qlm_planner.search.packing import (
 from qlm_planner.search.problem import Floats, Integers
 
 SAME_S = 1e-7
-"""States nearer than this are the same: sums in another order are not equal."""
+"""States nearer than this are equal: sums in another order differ."""
 
 
 class OrderState(NamedTuple):
-    """[Q, capacity]: `order`; [Q, capacity + 1], behind so many groups: `start_s`, `variance`, `run_s`, `cost`. [Q]: `size`, `busy_s`. [G]:
-    `queue_of`, `place_of` (-1 where it is on no queue)."""
+    """[Q, capacity]: `order`; [Q, capacity + 1], behind a number of groups: `start_s`, `variance`, `run_s`, `cost`. [Q]: `size`, `busy_s`.
+    [G]: `queue_of`, `place_of` (-1 for no queue)."""
 
     order: NDArray[np.int32]
     size: Integers
@@ -46,9 +46,8 @@ class OrderState(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """A queue with another end: from place `at[BEGIN]` on the `at[LENGTH]` groups of `groups`, of which the last `at[KEPT]` are the last
-    ones of the queue as it is. Filled by `walk`: the states behind each of the `at[WALKED]` groups that were worked out; behind these all
-    is as before."""
+    """A queue with a new tail: from `at[BEGIN]` the `at[LENGTH]` groups of `groups`, whose last `at[KEPT]` are the queue's last ones now.
+    `walk` fills the states behind the first `at[WALKED]` groups; later states are unchanged."""
 
     at: NDArray[np.int64]
     groups: Integers
@@ -77,7 +76,7 @@ def empty_sketch(size: int) -> Sketch:
 
 @compiled
 def plan_of(packed: Packed, first: NDArray[np.int64], groups: Integers, capacity: int) -> OrderState:
-    """Orders that are valid, none longer than the capacity."""
+    """The state of valid orders, none longer than the capacity."""
     queues, size = len(first) - 1, len(packed.model)
     plan = OrderState(
         np.empty((queues, capacity), dtype=np.int32),
@@ -117,7 +116,7 @@ def plan_cost(plan: OrderState) -> float:
 
 @compiled
 def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int64], Integers]:
-    """Orders in rows [Q, capacity] of so many groups each [Q], one behind the other."""
+    """Concatenates the rows of `order` [Q, capacity] with `size` groups each [Q]."""
     queues = len(size)
     first = np.zeros(queues + 1, dtype=np.int64)
     for queue in range(queues):
@@ -130,9 +129,8 @@ def orders_in(order: NDArray[np.int32], size: Integers) -> tuple[NDArray[np.int6
 
 @lean
 def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> float:
-    """What the queue costs more as sketched; infinite as soon as that is known to be more than the allowance: where the rest of the queue
-    is as it was and comes no earlier, it costs no less, but for the load behind it of which a longer run hides more. (That is so for means;
-    of groups that are late already, more variance makes fewer late.)"""
+    """The added cost of a sketch; infinite once it is known to exceed the allowance: an unchanged tail that starts no earlier costs no
+    less, except for the next load, which a longer run hides. (This holds for means; for late groups, more variance makes fewer late.)"""
     queue, begin, length = sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH]
     groups, starts, variances, runs, costs = sketch.groups, sketch.start_s, sketch.variance, sketch.run_s, sketch.cost
     size, kind = plan.size[queue], packed.kind[queue]
@@ -153,8 +151,8 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
         group = groups[number]
         model = models[group]
         if before_model < 0:
-            start_s, variance, run_s, busy_s, swap_s, gives_way = opening(packed, queue, group)
-            total = front_cost(packed, queue, group, swap_s, gives_way)
+            start_s, variance, run_s, busy_s, swap_s, evicts = opening(packed, queue, group)
+            total = front_cost(packed, queue, group, swap_s, evicts)
         elif model != before_model:
             end_s = max(start_s + drain_s, busy_s)
             swap_s = max(warms[model], swaps[model] - (end_s - run_s))
@@ -193,7 +191,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
 
 @lean
 def commit(plan: OrderState, sketch: Sketch) -> None:
-    """The queue is as sketched (and walked)."""
+    """Applies a walked sketch to its queue."""
     queue, begin, length, walked = sketch.at[QUEUE], sketch.at[BEGIN], sketch.at[LENGTH], sketch.at[WALKED]
     more = 0.0
     if walked < length:

@@ -1,4 +1,4 @@
-"""Carries out the machine's calls on the queue, and turns what comes back into its events. No policy here."""
+"""Performs the machine's calls on the queue, and converts the answers to its events. No policy here."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ from qlm_queue.values import (
 )
 
 WAITING_PAGE = 250
-"""Requests of a group that one read gives: with their prompts, which the server reads meanwhile."""
+"""Requests of a group in one read: their prompts occupy the server."""
 
 LOST_TOO_OFTEN = request_pb2.Result(
-    error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")
+    error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="every agent that ran the request was lost")
 ).SerializeToString()
 
 SHED_RESULT = request_pb2.Result(
-    error=request_pb2.ResultError(reason="SHED", message="the load is more than the instances serve in time, and it would have been late")
+    error=request_pb2.ResultError(reason="SHED", message="the instances are overloaded, and the request would have been late")
 ).SerializeToString()
 
 CHANGES: Mapping[int, ChangeKind] = {
@@ -93,7 +93,7 @@ CHANGES: Mapping[int, ChangeKind] = {
 
 
 async def perform(queue: Queue, lease: Lease, call: Call) -> Event:
-    """Makes one call. Raises Unavailable (the machine hears of it as `CallFailed`) and LeaseLost."""
+    """Performs one call. Raises Unavailable (`CallFailed` for the machine) and LeaseLost."""
     match call:
         case Place():
             return await _place(queue, lease, call)
@@ -139,7 +139,7 @@ async def _place(queue: Queue, lease: Lease, call: Place) -> PlaceAnswered:
 
 
 def _group_placement(group: GroupOpening, requests: Sequence[RequestFacts]) -> GroupPlacement:
-    """A group that takes requests."""
+    """A group with the requests of a placement."""
     deadlines_s = [each.deadline_s for each in requests]
     return GroupPlacement(
         group_id=group.group_id,
@@ -159,9 +159,9 @@ async def _apply(queue: Queue, lease: Lease, call: ApplyChunk) -> ChunkAnswered:
 
 
 async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
-    """Those that went elsewhere between the read and the call are left where they are."""
+    """Moves requests to another group; requests that left the group since the read stay where they are."""
     found: list[LiveRequest] = []
-    while len(found) < call.keep + call.count + WAITING_PAGE:  # it may have grown since
+    while len(found) < call.keep + call.count + WAITING_PAGE:  # the group may have grown
         page = await queue.waiting(call.source, found[-1].acceptance_number if found else 0, WAITING_PAGE)
         found.extend(page)
         if len(page) < WAITING_PAGE:
@@ -182,14 +182,14 @@ async def _regroup(queue: Queue, lease: Lease, call: Regroup) -> Regrouped:
 
 
 async def _readable(queue: Queue, requests: Sequence[LiveRequest]) -> tuple[Arrival, ...]:
-    """Those that can be placed. A request whose body cannot be read must not stop the others, nor wait for ever: it ends FAILED."""
+    """Requests that can be placed. An unreadable one ends FAILED, so that it neither blocks others nor waits without end."""
     arrivals, unreadable = arrivals_of(requests)
     await queue.condemn(unreadable)
     return arrivals
 
 
 def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[tuple[Arrival, ...], list[str]]:
-    """And the queue ids of requests whose body this version cannot read."""
+    """The readable requests, and the queue ids of the others."""
     found: list[Arrival] = []
     unreadable: list[str] = []
     for request in requests:
@@ -202,12 +202,12 @@ def arrivals_of(requests: Sequence[LiveRequest]) -> tuple[tuple[Arrival, ...], l
 
 
 def arrival_of(request: LiveRequest) -> Arrival:
-    """Raises DecodeError and ValueError for a body that no gateway of this version stores."""
+    """Parses a request. Raises DecodeError and ValueError for a body that no gateway of this version stores."""
     body = request_pb2.Request.FromString(request.body)
     slo = body.admission.slo
     kind = SLO_KINDS.get(slo.kind)
     if kind is None or (kind is not SloKind.PRIORITY and not slo.seconds > 0):
-        raise ValueError("its admission has no SLO")
+        raise ValueError("admission.slo: missing or not positive")
     facts = RequestFacts(
         queue_id=request.queue_id,
         key=request.key,
@@ -227,11 +227,11 @@ def event_entries(entries: Sequence[StreamEntry]) -> tuple[EventEntry, ...]:
 
 
 def changes_of(payload: bytes) -> tuple[Change, ...]:
-    """What a script call changed about groups; requests without a group (never placed) change none."""
+    """Changes of groups by one script call; none for requests that were never placed."""
     changes: list[Change] = []
     try:
         events = events_pb2.RequestEvents.FromString(payload).events
-    except DecodeError as error:  # the next overview tells
+    except DecodeError as error:  # the next overview corrects the counts
         structlog.get_logger().error("events_unreadable", bytes=len(payload), error=str(error))
         return ()
     for event in events:
@@ -248,14 +248,14 @@ def changes_of(payload: bytes) -> tuple[Change, ...]:
                 incarnation=event.incarnation,
                 prompt_tokens=event.prompt_tokens,
                 evicted=evicted,
-                answered=evicted or event.first_token_s > 0.0,  # who is evicted has made output
+                answered=evicted or event.first_token_s > 0.0,  # an evicted request has output
             )
         )
     return tuple(changes)
 
 
 def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Snapshot:
-    """`asked`: the groups that it was asked for."""
+    """The overview as a snapshot. `asked`: the group ids of the call."""
     return Snapshot(
         plan_version=overview.plan_version,
         unplaced=overview.unplaced,
@@ -273,7 +273,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
 
 
 def instance_row(record: InstanceRecord) -> InstanceRow:
-    """An instance whose record cannot be read serves nothing: it has no models, and its groups are moved."""
+    """Parses a registered instance. One with an unreadable record has no models, so its groups are moved."""
     try:
         facts = from_body(record.body, record.incarnation)
     except ValueError as error:
