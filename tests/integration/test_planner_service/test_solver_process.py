@@ -245,7 +245,7 @@ LONG = 4_000, 20
 async def test_advice_is_the_same_there_and_makes_room_for_jobs() -> None:
     answers: asyncio.Queue[Solved | SolveFailed] = asyncio.Queue()
     async with worker() as found:
-        with pytest.raises(AdviceFailedError, match="warms up"):
+        with pytest.raises(AdviceFailedError, match="not ready"):
             await found.advise(question())
         await warm(found)
         asked = question(*LONG)

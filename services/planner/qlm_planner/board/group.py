@@ -12,7 +12,6 @@ from qlm_core.request import RequestFacts, SloKind
 
 GroupOrder = tuple[int, int]
 """Age of a group: (fence of its leader, its number in that term)."""
-
 AGED, USUAL, BEHIND = range(3)
 """Tiers of a band, the first served first: groups that waited too long, usual groups, groups of tenants above their share."""
 TIERS = 3

@@ -26,7 +26,6 @@ from qlm_planner.cost.virtual_queues import Line, columns_on
 
 COST_DIGITS = 6
 """Decimal places of a cost; sums in another order differ beyond them."""
-
 LATE = 0.5
 """Expected share of late requests above which a group is late."""
 

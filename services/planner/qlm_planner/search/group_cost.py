@@ -43,7 +43,6 @@ _Z = np.arange(-Z_MAX, Z_MAX + 1.5 * _STEP, _STEP)
 _DENSITY = np.exp(-0.5 * _Z * _Z) / math.sqrt(2.0 * math.pi)
 _TABLE = np.ascontiguousarray(np.stack((ndtr(_Z), _DENSITY * _STEP, _DENSITY + _Z * ndtr(_Z), ndtr(_Z) * _STEP), axis=1))
 """At each point: both functions, and their slopes per step."""
-
 FIRST_SHARE = 0.125
 STEP_SHARE = 0.25
 POINTS = 4

@@ -24,7 +24,6 @@ from qlm_process.die_with_parent import on_parents_death
 
 FOLDER_VARIABLE = "QLM_SOLVER_FOLDER"
 """Names the folder for temporary files, above all of Pyomo and its solvers."""
-
 HEADER = struct.Struct("!Q")
 """The length of the message that follows."""
 
