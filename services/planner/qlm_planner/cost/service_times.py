@@ -19,27 +19,10 @@ from qlm_planner.board.board import Board
 from qlm_planner.board.group import TIERS, Group
 from qlm_planner.board.slot import Slot
 from qlm_planner.board.tenants import weight_of
+from qlm_planner.cost import order_cost as of
 from qlm_planner.cost.absence import Absences
 from qlm_planner.cost.estimates import PROMPT_STEP, Estimates, Likeness
 from qlm_planner.cost.expected_absences import absences_of
-from qlm_planner.cost.order_cost import (
-    BAND,
-    COUNT,
-    DEADLINE,
-    DRAIN,
-    FAR_S,
-    GROUP_ROWS,
-    MODEL,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SLO,
-    SPREAD,
-    SWAP,
-    WARM,
-    WORK,
-    WORK_VARIANCE,
-)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -217,18 +200,18 @@ class ClassTable:
         in `service_times`."""
         shared = self.classes(slots, on, groups)
         requests = groups.count * groups.weight * groups.due_share
-        deadline_s = np.minimum(groups.deadline_s - now_s, FAR_S)
-        slo_s = np.minimum(groups.slo_s, FAR_S)
+        deadline_s = np.minimum(groups.deadline_s - now_s, of.FAR_S)
+        slo_s = np.minimum(groups.slo_s, of.FAR_S)
         warm = self._warm(slots)[on, groups.model]
-        rows = np.empty((GROUP_ROWS, len(on)))
-        rows[: DRAIN + 1] = service_times(shared, groups, crowd)
-        rows[REQUESTS], rows[DEADLINE], rows[SPREAD] = requests, deadline_s, groups.spread_s
-        rows[SWAP], rows[WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
-        rows[MODEL], rows[BAND], rows[COUNT], rows[SLO] = groups.model, groups.band, groups.count, slo_s
+        rows = np.empty((of.GROUP_ROWS, len(on)))
+        rows[: of.DRAIN + 1] = service_times(shared, groups, crowd)
+        rows[of.REQUESTS], rows[of.DEADLINE], rows[of.SPREAD] = requests, deadline_s, groups.spread_s
+        rows[of.SWAP], rows[of.WARM] = np.where(warm, shared[WARM_S], np.maximum(shared[COLD_S], shared[WARM_S])), shared[WARM_S]
+        rows[of.MODEL], rows[of.BAND], rows[of.COUNT], rows[of.SLO] = groups.model, groups.band, groups.count, slo_s
         unserved = np.isnan(shared[TOKEN_S])
         if unserved.any():
-            rows[:MODEL, unserved] = 0.0
-            rows[DEADLINE, unserved] = FAR_S
+            rows[: of.MODEL, unserved] = 0.0
+            rows[of.DEADLINE, unserved] = of.FAR_S
         return rows
 
     def absences(self, board: Board, slots: Sequence[Slot]) -> Absences:
@@ -350,10 +333,10 @@ def service_times(shared: Floats, groups: GroupColumns, crowd: float | Floats) -
     decode_s = count * output * shared[TOKEN_S]
     in_flight_s = np.minimum(decode_s, shared[LEFT_TOKENS] * shared[STEP_S] * np.minimum(1.0, count / batch))
     times: dict[int, Floats] = {
-        WORK: count * prefill_s + decode_s,
-        WORK_VARIANCE: count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
-        OWN: own_prefill_s + bounded * output * pace_s,
-        OWN_VARIANCE: bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
-        DRAIN: np.maximum(0.0, drain_s - in_flight_s),
+        of.WORK: count * prefill_s + decode_s,
+        of.WORK_VARIANCE: count * shared[OUTPUT_VARIANCE] * shared[TOKEN_S] ** 2,
+        of.OWN: own_prefill_s + bounded * output * pace_s,
+        of.OWN_VARIANCE: bounded * shared[OUTPUT_VARIANCE] * pace_s**2,
+        of.DRAIN: np.maximum(0.0, drain_s - in_flight_s),
     }
-    return np.array([times[row] for row in range(DRAIN + 1)])
+    return np.array([times[row] for row in range(of.DRAIN + 1)])

@@ -21,6 +21,7 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.groups.assignment import GroupAssignment
 from qlm_planner.groups.ranks import set_tiers
 from qlm_planner.groups.split import GroupSplits
+from qlm_planner.machine import events
 from qlm_planner.machine.connection import Connection
 from qlm_planner.machine.effects import (
     ApplyChunk,
@@ -38,30 +39,6 @@ from qlm_planner.machine.effects import (
     Reclaim,
     Regroup,
     Shed,
-)
-from qlm_planner.machine.events import (
-    Answer,
-    ArrivalsRead,
-    CallFailed,
-    ChunkAnswered,
-    Event,
-    EventsRead,
-    ExpirySwept,
-    Forgotten,
-    InstanceAnnounced,
-    LoadReported,
-    OverviewRead,
-    PlaceAnswered,
-    ProfilesRead,
-    Reclaimed,
-    Regrouped,
-    ReplanAsked,
-    ShedAnswered,
-    Solved,
-    SolveFailed,
-    Tick,
-    UnplacedRead,
-    WaitsPublished,
 )
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges
@@ -137,7 +114,7 @@ class PlannerMachine:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float, event: Event) -> list[Effect]:
+    def step(self, now_s: float, event: events.Event) -> list[Effect]:
         """Applies one event; returns the effects. `now_s`: seconds of the queue's clock."""
         self._changed = False
         self._take(now_s, event)
@@ -158,26 +135,26 @@ class PlannerMachine:
         effects.extend(self.changes.take_done())
         return effects
 
-    def _take(self, now_s: float, event: Event) -> None:
-        if isinstance(event, Answer) and self._connection.answered(now_s):
+    def _take(self, now_s: float, event: events.Event) -> None:
+        if isinstance(event, events.Answer) and self._connection.answered(now_s):
             self._doubt = True
         match event:
-            case Tick():
+            case events.Tick():
                 pass
-            case ProfilesRead(catalogue=catalogue, profiles=profiles):
+            case events.ProfilesRead(catalogue=catalogue, profiles=profiles):
                 self._forecast.load(catalogue, profiles)
                 if self.estimates.load(catalogue, profiles):
                     self.changes.note_drift()
                     self._doubt = True
-            case OverviewRead(snapshot=snapshot):
+            case events.OverviewRead(snapshot=snapshot):
                 self._history.view = snapshot
                 self._events_due_s = min(now_s, self._events_due_s)
-            case UnplacedRead(arrivals=arrivals, read_to=read_to):
+            case events.UnplacedRead(arrivals=arrivals, read_to=read_to):
                 self.demand.record(arrival.facts for arrival in self.arrivals.add_page(arrivals, read_to))
-            case ArrivalsRead(arrivals=arrivals):
+            case events.ArrivalsRead(arrivals=arrivals):
                 self._reading_arrivals = False
                 self.demand.record(arrival.facts for arrival in self.arrivals.add_arrivals(arrivals))
-            case EventsRead(entries=entries):
+            case events.EventsRead(entries=entries):
                 self._reading_events = False
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
                 self._events_due_s = now_s + gap_s
@@ -185,38 +162,38 @@ class PlannerMachine:
                 # After an eviction an overview follows soon: the group may cost two swaps.
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
-            case PlaceAnswered():
+            case events.PlaceAnswered():
                 self._lane = None
                 self.board.apply_placement(event.call, event.done)
                 self._changed = True
-            case ChunkAnswered():
+            case events.ChunkAnswered():
                 self._chunk_answered(event)
-            case Reclaimed(incarnation=incarnation, count=count):
+            case events.Reclaimed(incarnation=incarnation, count=count):
                 # Reclaimed requests reopened groups on queues without an instance.
                 self._doubt = self.sweeps.reclaimed(incarnation, count) or self._doubt
-            case ExpirySwept(count=count):
+            case events.ExpirySwept(count=count):
                 self.sweeps.swept(count, now_s)
-            case ShedAnswered():
+            case events.ShedAnswered():
                 self._shedding.answered()
-            case Regrouped():
+            case events.Regrouped():
                 self._lane = None
                 # Events of the moved requests may be missed: compare both groups soon.
                 self._history.pages.mark(self.splits.answered(event, self.board))
                 self._doubt = self._changed = True
-            case Forgotten():
+            case events.Forgotten():
                 self._doubt = True
-            case WaitsPublished():
+            case events.WaitsPublished():
                 self._forecast.publishing = False
-            case Solved() | SolveFailed():
+            case events.Solved() | events.SolveFailed():
                 self.changes.apply_answer(event, self.board, now_s)
-            case CallFailed(call=call):
+            case events.CallFailed(call=call):
                 self._failed(call, now_s)
-            case InstanceAnnounced(facts=facts):
+            case events.InstanceAnnounced(facts=facts):
                 slot = self.board.slots.get(facts.name)
                 self._doubt = self._doubt or slot is None or slot.facts != facts.lasting or not slot.alive
-            case LoadReported():
+            case events.LoadReported():
                 self._doubt = not self.board.apply_report(event) or self._doubt
-            case ReplanAsked(ask=ask):
+            case events.ReplanAsked(ask=ask):
                 self.changes.asks.append(ask)
                 # The answer is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
@@ -263,7 +240,7 @@ class PlannerMachine:
             self._assignment.above = self.tenant_shares.above
             set_tiers(self.board, self.tenant_shares.above, self.policy, now_s)
 
-    def _chunk_answered(self, event: ChunkAnswered) -> None:
+    def _chunk_answered(self, event: events.ChunkAnswered) -> None:
         self._pipeline.answered(applied=event.applied)
         if event.applied:
             self.changes.chunk_applied(event.call, self.board)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 
 from qlm_core.instance import UNASSIGNED
 from qlm_core.request import RequestFacts, SloKind
@@ -21,6 +22,8 @@ from qlm_planner.cost.virtual_queues import Line
 from qlm_planner.policies.baseline import Baseline, Home, Orders, Seating
 from qlm_planner.policies.queue_ends import able_lines
 from qlm_planner.policies.queue_work import QueueWork, Work, Works
+
+_urgency = attrgetter("urgency")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +45,6 @@ class DatedQueue:
         self.fixed += place < self.fixed
         self.groups.insert(place, group)
         self.work.insert(place, work)
-
-
-def _urgency(group: Group) -> tuple[int, float, tuple[int, int]]:
-    return group.urgency
 
 
 def first_end(queues: Sequence[DatedQueue], works: Sequence[Work], group: Group) -> tuple[DatedQueue, int, Work]:

@@ -12,27 +12,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from qlm_planner.cost.order_cost import FAR_S, VARIANCE_MIN
+from qlm_planner.search import packing
 from qlm_planner.search.compile_cache import lean
-from qlm_planner.search.packing import (
-    CLEAR_COST,
-    COMPLETION,
-    DEADLINE,
-    DRAIN_LEAD,
-    DRAIN_LEAD_VARIANCE,
-    LATE,
-    LEAD,
-    LEAD_VARIANCE,
-    LEAVE_COST,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.search.packing import Packed
 
 Z_MAX = 6.0
 """Beyond this the normal distribution is a step."""
@@ -97,11 +79,15 @@ def lateness(gap_s: float, stretch_s: float, variance: float, work_variance: flo
 def cost_from(packed: Packed, kind: int, group: int, start_s: float, variance: float) -> float:
     """The cost of a group on a kind with a start."""
     on_kind, row, weights = packed.on_kind[kind, group], packed.group[group], packed.weights
-    reached_s, work_s = start_s + on_kind[OWN], on_kind[WORK]
-    gap_s = reached_s - row[DEADLINE]
-    late, tardiness_s = lateness(gap_s, work_s - row[SPREAD], variance + on_kind[OWN_VARIANCE], on_kind[WORK_VARIANCE])
-    each = weights[LATE] * late + weights[TARDINESS] * tardiness_s + weights[COMPLETION] * (reached_s + 0.5 * work_s)
-    return float(row[REQUESTS] * each)
+    reached_s, work_s = start_s + on_kind[packing.OWN], on_kind[packing.WORK]
+    gap_s = reached_s - row[packing.DEADLINE]
+    late, tardiness_s = lateness(
+        gap_s, work_s - row[packing.SPREAD], variance + on_kind[packing.OWN_VARIANCE], on_kind[packing.WORK_VARIANCE]
+    )
+    each = (
+        weights[packing.LATE] * late + weights[packing.TARDINESS] * tardiness_s + weights[packing.COMPLETION] * (reached_s + 0.5 * work_s)
+    )
+    return float(row[packing.REQUESTS] * each)
 
 
 @lean
@@ -110,15 +96,15 @@ def opening(packed: Packed, queue: int, group: int) -> tuple[float, float, float
     the seconds of swapping; whether the batch is evicted, which it is where the group gains more than the eviction costs. (Agents refuse it
     for a more urgent batch.)"""
     row, model = packed.queue[queue], packed.model[group]
-    busy_s = row[DRAIN_LEAD]
+    busy_s = row[packing.DRAIN_LEAD]
     if model == packed.active[queue]:
-        return row[LEAD], row[LEAD_VARIANCE], 0.0, busy_s, 0.0, False
+        return row[packing.LEAD], row[packing.LEAD_VARIANCE], 0.0, busy_s, 0.0, False
     kind = packed.kind[queue]
     warm, swap = packed.warm[kind, model], packed.swap[queue, model]
     behind_s = busy_s + max(warm, swap - busy_s)
-    cleared_s, behind_variance = max(warm, swap), row[DRAIN_LEAD_VARIANCE]
-    if cleared_s < behind_s and row[CLEAR_COST] < FAR_S:
-        dearer = packed.weights[WORK_WEIGHT] * (cleared_s - (behind_s - busy_s)) + row[CLEAR_COST]
+    cleared_s, behind_variance = max(warm, swap), row[packing.DRAIN_LEAD_VARIANCE]
+    if cleared_s < behind_s and row[packing.CLEAR_COST] < FAR_S:
+        dearer = packed.weights[packing.WORK_WEIGHT] * (cleared_s - (behind_s - busy_s)) + row[packing.CLEAR_COST]
         saved = cost_from(packed, kind, group, behind_s, behind_variance) - cost_from(packed, kind, group, cleared_s, 0.0)
         if saved > dearer:
             return cleared_s, 0.0, cleared_s, 0.0, cleared_s, True
@@ -130,9 +116,9 @@ def front_cost(packed: Packed, queue: int, group: int, swap_s: float, evicts: bo
     """The cost of opening a queue with a group, without the group's own. The first load of an empty engine delays no request."""
     cost = 0.0
     if packed.active[queue] >= 0:
-        cost += packed.weights[WORK_WEIGHT] * swap_s
+        cost += packed.weights[packing.WORK_WEIGHT] * swap_s
     if evicts:
-        cost += packed.queue[queue, CLEAR_COST]
+        cost += packed.queue[queue, packing.CLEAR_COST]
     if packed.model[group] != packed.active[queue]:
-        cost += packed.queue[queue, LEAVE_COST]
+        cost += packed.queue[queue, packing.LEAVE_COST]
     return cost

@@ -7,23 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qlm_planner.search import packing
 from qlm_planner.search.compile_cache import compiled, lean
 from qlm_planner.search.group_cost import front_cost, lateness, opening
-from qlm_planner.search.packing import (
-    COMPLETION,
-    DEADLINE,
-    DRAIN,
-    LATE,
-    OWN,
-    OWN_VARIANCE,
-    REQUESTS,
-    SPREAD,
-    TARDINESS,
-    WORK,
-    WORK_VARIANCE,
-    WORK_WEIGHT,
-    Packed,
-)
+from qlm_planner.search.packing import Packed
 from qlm_planner.search.problem import Floats, Integers
 
 SAME_S = 1e-7
@@ -136,8 +123,8 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     size, kind = plan.size[queue], packed.kind[queue]
     was_start, was_variance, was_run, was_cost = plan.start_s[queue], plan.variance[queue], plan.run_s[queue], plan.cost[queue]
     on_kind, rows, models, swaps, warms = packed.on_kind[kind], packed.group, packed.model, packed.swap[queue], packed.warm[kind]
-    late_weight, tardiness_weight = packed.weights[LATE], packed.weights[TARDINESS]
-    work_weight, completion_weight = packed.weights[WORK_WEIGHT], packed.weights[COMPLETION]
+    late_weight, tardiness_weight = packed.weights[packing.LATE], packed.weights[packing.TARDINESS]
+    work_weight, completion_weight = packed.weights[packing.WORK_WEIGHT], packed.weights[packing.COMPLETION]
     total_before = queue_cost(plan, queue)
     most = total_before + allowance
     aligned_from = length - sketch.at[KEPT]
@@ -146,7 +133,7 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
     before_model, drain_s, drain_variance = -1, 0.0, 0.0
     if begin > 0:
         before = plan.order[queue, begin - 1]
-        before_model, drain_s, drain_variance = models[before], on_kind[before, DRAIN], on_kind[before, OWN_VARIANCE]
+        before_model, drain_s, drain_variance = models[before], on_kind[before, packing.DRAIN], on_kind[before, packing.OWN_VARIANCE]
     for number in range(length):
         group = groups[number]
         model = models[group]
@@ -160,13 +147,17 @@ def walk(packed: Packed, plan: OrderState, sketch: Sketch, allowance: float) -> 
             variance += drain_variance
             total += work_weight * swap_s
         before_model = model
-        work_s, own_s = on_kind[group, WORK], on_kind[group, OWN]
-        drain_s, drain_variance, work_variance = on_kind[group, DRAIN], on_kind[group, OWN_VARIANCE], on_kind[group, WORK_VARIANCE]
+        work_s, own_s = on_kind[group, packing.WORK], on_kind[group, packing.OWN]
+        drain_s, drain_variance, work_variance = (
+            on_kind[group, packing.DRAIN],
+            on_kind[group, packing.OWN_VARIANCE],
+            on_kind[group, packing.WORK_VARIANCE],
+        )
         late, tardiness_s = lateness(
-            start_s + own_s - rows[group, DEADLINE], work_s - rows[group, SPREAD], variance + drain_variance, work_variance
+            start_s + own_s - rows[group, packing.DEADLINE], work_s - rows[group, packing.SPREAD], variance + drain_variance, work_variance
         )
         completion_s = start_s + own_s + 0.5 * work_s
-        total += rows[group, REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
+        total += rows[group, packing.REQUESTS] * (late_weight * late + tardiness_weight * tardiness_s + completion_weight * completion_s)
         start_s += work_s
         variance += work_variance
         if total > most:

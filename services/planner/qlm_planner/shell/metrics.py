@@ -9,18 +9,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from qlm_core.instance import UNASSIGNED
 from qlm_planner.board.group import AGED
 from qlm_planner.board.tenants import limited_tenant
+from qlm_planner.machine import events
 from qlm_planner.machine.effects import Effect, JobEnded, Outcome, Place
-from qlm_planner.machine.events import (
-    ArrivalsRead,
-    ChunkAnswered,
-    Event,
-    ExpirySwept,
-    PlaceAnswered,
-    Reclaimed,
-    Regrouped,
-    ShedAnswered,
-    UnplacedRead,
-)
 from qlm_planner.machine.step import PlannerMachine
 from qlm_planner.overload.advice import Advice
 from qlm_process.metrics import Metrics
@@ -77,25 +67,25 @@ class PlannerMetrics(Metrics):
         self.solve_gain = counter("qlm_planner_solve_gain_total", "Predicted cost saved by applied plans of the solver.")
         self.solver_up = gauge("qlm_planner_solver_up", "1 while the solver's process takes jobs, 0 while groups are only inserted.")
 
-    def count(self, event: Event) -> None:
+    def count(self, event: events.Event) -> None:
         match event:
-            case ArrivalsRead(arrivals=arrivals) | UnplacedRead(arrivals=arrivals):
+            case events.ArrivalsRead(arrivals=arrivals) | events.UnplacedRead(arrivals=arrivals):
                 self.arrivals.inc(len(arrivals))
-            case PlaceAnswered(done=done):
+            case events.PlaceAnswered(done=done):
                 self.placed.inc(sum(done))
                 self.stale.inc(len(done) - sum(done))
-            case Reclaimed(count=count):
+            case events.Reclaimed(count=count):
                 self.reclaims.inc(count)
-            case ExpirySwept(count=count):
+            case events.ExpirySwept(count=count):
                 self.expired.inc(count)
-            case ShedAnswered(count=count):
+            case events.ShedAnswered(count=count):
                 self.shed.inc(count)
-            case Regrouped(count=count):
+            case events.Regrouped(count=count):
                 self.regroup_calls.inc()
                 self.regrouped.inc(count)
-            case ChunkAnswered(applied=True, moved=moved):
+            case events.ChunkAnswered(applied=True, moved=moved):
                 self.groups_moved.inc(moved)
-            case ChunkAnswered():
+            case events.ChunkAnswered():
                 self.conflicts.inc()
             case _:
                 pass
