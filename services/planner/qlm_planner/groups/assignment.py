@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED
 from qlm_core.pauses import is_paused
 from qlm_core.request import RequestFacts
@@ -79,7 +80,7 @@ class GroupAssignment:
         paused = bool(board.pauses) and is_paused(board.pauses, "", tenant)
         traits = traits_of(facts, self.tenant_classes.of(tenant, now_s, paused=paused))
         group = board.newest.get(traits.key)
-        if group is not None and self._has_room(group, facts, board, estimates):
+        if group is not None and self._has_room(group, facts.deadline_s, board, estimates):
             board.add_request(group, facts)
             return group
         self.made += 1
@@ -92,6 +93,17 @@ class GroupAssignment:
             group.instance = place.line.slot.facts.name
             board.open_group(group, place.position)
         return group
+
+    def joins(self, board: Board, estimates: Estimates) -> Callable[[GroupKey, float], str]:
+        """By key and deadline, the id of the open group on an instance's queue that a request joins; "" for none."""
+
+        def joined(key: GroupKey, deadline_s: float) -> str:
+            group = board.newest.get(key)
+            if group is None or group.instance not in board.slots or not self._has_room(group, deadline_s, board, estimates):
+                return ""
+            return group.group_id
+
+        return joined
 
     def follow(self, facts: RequestFacts, seating: Seating) -> Group:
         """The group where a comparison policy seats a request, perhaps a new one."""
@@ -120,7 +132,7 @@ class GroupAssignment:
             tier=group.tier,
         )
 
-    def _has_room(self, group: Group, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
+    def _has_room(self, group: Group, deadline_s: float, board: Board, estimates: Estimates) -> bool:
         slot = board.slots.get(group.instance)
         if slot is not None and not slot.serving:
             return False  # it is about to move: nothing more goes where nobody serves
@@ -132,7 +144,7 @@ class GroupAssignment:
         if math.isinf(group.traits.slo_s):
             return True  # priorities, and those that may take any time
         spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
-        return abs(facts.deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, facts, board)
+        return abs(deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, deadline_s, board)
 
     def _crowded(self, group: Group, slot: Slot | None, board: Board, estimates: Estimates) -> bool:
         """A step takes clearly longer on the group's instance than on another one that serves its model now."""
@@ -146,7 +158,7 @@ class GroupAssignment:
         others = [each for each in board.slots.values() if each is not slot and each.serving and each.active_model == model]
         return step_s(slot) > CROWDED * min(map(step_s, others), default=math.inf)
 
-    def _overtakes(self, group: Group, facts: RequestFacts, board: Board) -> bool:
+    def _overtakes(self, group: Group, deadline_s: float, board: Board) -> bool:
         """Whether a request that joins a group would come before others of its model and SLO class that came much earlier. A group may
         stay open for long (it is as large as what of its key arrives while it drains), and what is told to those behind it counts nobody
         who is yet to come. Costs O(1) but for finding the group on its queue."""
@@ -156,8 +168,8 @@ class GroupAssignment:
         if behind is None:
             return False
         first = _first_alike(board, islice(queue, min(place, OVERTAKEN_LOOK)), group) or group
-        waited_s = self.policy.group_overtake_fraction * (facts.deadline_s - first.first_deadline_s)
-        return facts.deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
+        waited_s = self.policy.group_overtake_fraction * (deadline_s - first.first_deadline_s)
+        return deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
 
 
 def opening_of(group: Group, before: str) -> GroupOpening:

@@ -1,9 +1,8 @@
 """The planner's decisions: events in, effects out. No IO, no clock, no chance.
 
-One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has at most one call under way, or some chunks
-(`chunks`), so that an overview says exactly what the planner's own writes made of the queue; requests gather meanwhile and go in one call.
-Beside it, at most one each: the next page of a scan, the read of arrivals, of lifecycle events, and of the sweeps (reclaim, expiry,
-forgetting).
+One *lane* of calls (overview, placements, splits of groups, chunks of a plan) has one call under way, or some chunks (`chunks`), so that an
+overview contains all of the planner's own writes; requests gather during a call and go in the next. Beside it, at most one each: the next
+page of a scan, the read of arrivals, of lifecycle events, and of the sweeps (reclaim, expiry, forgetting).
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class PlannerMachine:
         effects: list[Effect] = []
         if self._connection.may_call(now_s):
             effects.extend(self._calls(now_s))
-        # A placement leaves at once: the order around it is looked at in the next step.
+        # A placement leaves at once; the next step reorders around it.
         placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
         sending = self._pipeline.room and any(isinstance(effect, ApplyChunk) for effect in effects)
         self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
@@ -183,7 +182,6 @@ class PlannerMachine:
                 gap_s = self.policy.events_gap_s if 0 < len(entries) < self.policy.events_max else 0.0
                 self._events_due_s = now_s + gap_s
                 self._history.read(entries, self.board)
-                # Who gave way is looked at soon: it may stand where its model would be loaded twice.
                 self._doubt = self._doubt or self._history.overflowed or bool(self.board.reopened)
                 self._changed = bool(entries)
             case PlaceAnswered():
@@ -349,8 +347,9 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        made = self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)
-        return [] if made is None else [made]
+        joins, rates = self._assignment.joins(self.board, self.estimates), self.demand.rates(now_s)
+        done = self._forecast.publish(self.board, rates, joins, self._counted_to, period_s, now_s)
+        return [] if done is None else [done]
 
     @property
     def _idle_lane(self) -> bool:
