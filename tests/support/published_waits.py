@@ -26,7 +26,8 @@ async def planned_waits(queue: Queue, catalogue: Mapping[str, ModelSpec], profil
     forecast = WaitForecast()
     forecast.load(catalogue, profiles)
     counted_to = unplaced[0].acceptance_number - 1 if unplaced else overview.accepted_count
-    while (made := forecast.publish(board, (), counted_to, 1.0, now_s)) is None:
+    joins = {key: group.group_id for key, group in board.newest.items()}
+    while (made := forecast.publish(board, (), lambda key, deadline_s: joins.get(key, ""), counted_to, 1.0, now_s)) is None:
         pass
     assert isinstance(made, PublishWaits), made
     return made.waits

@@ -268,7 +268,7 @@ async def test_no_instance_at_all_is_advised_from_what_profiles_know() -> None:
     await world.settle()
     question = await asked(world, {("alpha", 300.0): 5.0})
     assert question.unserved == 51
-    assert question.worth_asking
+    assert question.needs_advice
     advice = advise(question)
     assert advice.options[0].models == ("alpha",)
     assert advice.options[0].instances == 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from qlm_core.group import GroupKey
 from qlm_core.instance import UNASSIGNED
 from qlm_core.pauses import is_paused
 from qlm_core.request import RequestFacts
@@ -78,7 +79,7 @@ class GroupAssignment:
         paused = bool(board.pauses) and is_paused(board.pauses, "", tenant)
         traits = traits_of(facts, self.tenant_classes.of(tenant, now_s, paused=paused))
         group = board.newest.get(traits.key)
-        if group is not None and self._has_room(group, facts, board, estimates):
+        if group is not None and self._has_room(group, facts.deadline_s, board, estimates):
             board.add_request(group, facts)
             return group
         self.opened += 1
@@ -91,6 +92,17 @@ class GroupAssignment:
             group.instance = place.line.slot.facts.name
             board.open_group(group, place.position)
         return group
+
+    def joins(self, board: Board, estimates: Estimates) -> Callable[[GroupKey, float], str]:
+        """Maps a request's key and deadline to the id of the open group on an instance's queue that it joins; "" for none."""
+
+        def group_for(key: GroupKey, deadline_s: float) -> str:
+            group = board.newest.get(key)
+            if group is None or group.instance not in board.slots or not self._has_room(group, deadline_s, board, estimates):
+                return ""
+            return group.group_id
+
+        return group_for
 
     def follow(self, facts: RequestFacts, seating: Seating) -> Group:
         """The group that a comparison policy chooses, perhaps a new one."""
@@ -119,7 +131,7 @@ class GroupAssignment:
             tier=group.tier,
         )
 
-    def _has_room(self, group: Group, facts: RequestFacts, board: Board, estimates: Estimates) -> bool:
+    def _has_room(self, group: Group, deadline_s: float, board: Board, estimates: Estimates) -> bool:
         slot = board.slots.get(group.instance)
         if slot is not None and not slot.serving:
             return False  # the group moves soon
@@ -131,7 +143,7 @@ class GroupAssignment:
         if math.isinf(group.traits.slo_s):
             return True  # no deadline
         spread_s = max(SPREAD_MIN_S, self.policy.group_spread_fraction * group.traits.slo_s)
-        return abs(facts.deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, facts, board)
+        return abs(deadline_s - group.first_deadline_s) <= spread_s and not self._overtakes(group, deadline_s, board)
 
     def _crowded(self, group: Group, slot: Slot | None, board: Board, estimates: Estimates) -> bool:
         """Whether a step takes clearly longer on the group's instance than on another one with the same active model."""
@@ -145,7 +157,7 @@ class GroupAssignment:
         others = [each for each in board.slots.values() if each is not slot and each.serving and each.active_model == model]
         return step_s(slot) > CROWDED * min(map(step_s, others), default=math.inf)
 
-    def _overtakes(self, group: Group, facts: RequestFacts, board: Board) -> bool:
+    def _overtakes(self, group: Group, deadline_s: float, board: Board) -> bool:
         """Whether a request in this group would precede much earlier ones of its model and SLO class. A group may stay open for long, and
         predictions for the groups behind it assume no further requests. O(1) beyond finding the group on its queue."""
         queue = board.queues[group.instance]
@@ -154,8 +166,8 @@ class GroupAssignment:
         if behind is None:
             return False
         first = _first_alike(board, islice(queue, min(place, OVERTAKE_GROUPS)), group) or group
-        waited_s = self.policy.group_overtake_fraction * (facts.deadline_s - first.first_deadline_s)
-        return facts.deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
+        waited_s = self.policy.group_overtake_fraction * (deadline_s - first.first_deadline_s)
+        return deadline_s - behind.first_deadline_s > max(self.policy.group_overtake_min_s, waited_s)
 
 
 def opening_of(group: Group, before: str) -> GroupOpening:

@@ -194,7 +194,7 @@ class PlannerMachine:
             case events.LoadReported():
                 self._doubt = not self.board.apply_report(event) or self._doubt
             case events.ReplanAsked(ask=ask):
-                self.changes.asks.append(ask)
+                self.changes.requested.append(ask)
                 # The answer is judged on the board as it is then.
                 known = self.ready and not self._doubt and self._connection.up
                 self._doubt = not (known and self.changes.replan_now(self.board, now_s)) or self._doubt
@@ -321,8 +321,9 @@ class PlannerMachine:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
-        published = self._forecast.publish(self.board, self.demand.rates(now_s), self._counted_to, period_s, now_s)
-        return [] if published is None else [published]
+        joins, rates = self._assignment.joins(self.board, self.estimates), self.demand.rates(now_s)
+        done = self._forecast.publish(self.board, rates, joins, self._counted_to, period_s, now_s)
+        return [] if done is None else [done]
 
     @property
     def _idle_lane(self) -> bool:

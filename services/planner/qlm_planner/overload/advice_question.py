@@ -74,7 +74,7 @@ class Question:
     idle: int
 
     @property
-    def worth_asking(self) -> bool:
+    def needs_advice(self) -> bool:
         """Whether groups wait or an instance is idle."""
         return bool(self.waiting) or self.idle > 0
 

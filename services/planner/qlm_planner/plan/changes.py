@@ -71,12 +71,12 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class PlanChanges:
-    """`change`: under way, chunk by chunk. `serving`: serving instances at the last overview, None before the first. `asks`: replans
-    requested; `working`: those that the change answers. `due`: cause of a replan at the next overview. `held`: a solver's answer that waits
-    for the end of a change. `stalled`: a chunk was not applied, and the next overview decides. `unsettled`: groups were added since the
-    last search. `homeless_left`: more groups must move than one change takes. `done`: changes ended, to report. `baseline`: the comparison
-    policy that decides instead, if any. `fallback`: decides while misses are unavoidable, under `Overload.EDF`. `late_rounds`: overviews
-    that expected misses, less those that did not."""
+    """`change`: under way, chunk by chunk. `serving`: serving instances at the last overview, None before the first. `requested`: replans
+    of callers; `working`: those that the change answers. `due`: cause of a replan at the next overview. `held`: a solver's answer that
+    waits for the end of a change. `stalled`: a chunk was not applied, and the next overview decides. `unsettled`: groups were added since
+    the last search. `homeless_left`: more groups must move than one change takes. `done`: changes ended, to report. `baseline`: the
+    comparison policy that decides instead, if any. `fallback`: decides while misses are unavoidable, under `Overload.EDF`. `late_rounds`:
+    overviews that expected misses, less those that did not."""
 
     policy: Policy
     table: ClassTable
@@ -88,7 +88,7 @@ class PlanChanges:
     _predicted: Costs = field(default_factory=Costs)
     _unpredicted: tuple[Board, float] | None = None
     serving: tuple[str, ...] | None = None
-    asks: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     working: list[int] = field(default_factory=list)
     named: int = 0
     attempts: int = 0
@@ -134,7 +134,7 @@ class PlanChanges:
         if self.deciding is not None or self.change is not None or now_s < self.jobs.blocked_until_s:
             return False
         self._replan(PlanCause.ASKED, board, now_s)
-        return not self.asks
+        return not self.requested
 
     def note_drift(self) -> None:
         """Makes a replan due after the profiles changed an instance's speed."""
@@ -158,7 +158,7 @@ class PlanChanges:
         reorder."""
         if self.change is not None and self.change.answer is not None:
             self.held = self.change.answer
-        self._drop_target(keep_asks=self.held is not None)
+        self._drop_target(keep_working=self.held is not None)
         reopened = board.take_reopened()
         self._unpredicted = (board, now_s)
         self._update(board, now_s)
@@ -182,7 +182,7 @@ class PlanChanges:
         elif self.held is not None:
             self._judge_held(board, now_s)
         else:
-            cause = PlanCause.ASKED if self.asks else None if backlog else self._replan_due(board, now_s)
+            cause = PlanCause.ASKED if self.requested else None if backlog else self._replan_due(board, now_s)
             if cause is not None:
                 self._replan(cause, board, now_s)
 
@@ -220,7 +220,7 @@ class PlanChanges:
         if now_s >= self.repair_s:
             self.unsettled = False
             self.repaired_s = now_s
-            self.jobs.ask(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s)
+            self.jobs.start(PlanCause.NEW_GROUP, Stage.REPAIR, board, now_s)
 
     def apply_answer(self, event: Solved | SolveFailed, board: Board, now_s: float) -> None:
         """Takes the solver's answer. During a relocation it is held until that ends."""
@@ -265,27 +265,27 @@ class PlanChanges:
         if job is not None and job.stage is not Stage.REPAIR:
             return  # its answer comes first
         if now_s < self.jobs.blocked_until_s:
-            if self.asks:  # answered without a new order
-                self.working, self.asks = [*self.working, *self.asks], []
+            if self.requested:  # answered without a new order
+                self.working, self.requested = [*self.working, *self.requested], []
                 self._answer()
             return
         self.replanned_s = now_s
         self.due = None
         self.unsettled = False
-        self.working, self.asks = self.asks, []
-        if not self.jobs.ask(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
+        self.working, self.requested = self.requested, []
+        if not self.jobs.start(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
             self._answer()
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _follow(self, baseline: Baseline, board: Board, now_s: float, *, backlog: bool) -> None:
         """Reorders as a comparison policy does, on the triggers of QLM's replans."""
-        cause = PlanCause.ASKED if self.asks else None if backlog or baseline.by_age else self._replan_due(board, now_s)
+        cause = PlanCause.ASKED if self.requested else None if backlog or baseline.by_age else self._replan_due(board, now_s)
         if cause is None:
             return
         self.replanned_s = now_s
         self.due = None
-        self.working, self.asks = [*self.working, *self.asks], []
+        self.working, self.requested = [*self.working, *self.requested], []
         orders = baseline.reorder(board, self.table, now_s)
         if orders is None:
             self._answer()
@@ -318,20 +318,20 @@ class PlanChanges:
 
     def _answer(self) -> None:
         """Answers requested replans."""
-        if self.jobs.job is not None and self.jobs.job.asks:
+        if self.jobs.job is not None and self.jobs.job.replans:
             return
-        for ask in self.working:
-            self.answers[ask] = self.named
+        for replan in self.working:
+            self.answers[replan] = self.named
         self.working = []
         self.named = 0
 
-    def _drop_target(self, *, keep_asks: bool) -> None:
+    def _drop_target(self, *, keep_working: bool) -> None:
         """Drops the change; the new overview decides."""
         self._end(whole=False)
         self.stalled = False
         job = self.jobs.job
-        if not keep_asks and (job is None or not job.asks):
-            self.asks = [*self.working, *self.asks]
+        if not keep_working and (job is None or not job.replans):
+            self.requested = [*self.working, *self.requested]
             self.working = []
 
     def _replan_due(self, board: Board, now_s: float) -> PlanCause | None:

@@ -27,7 +27,7 @@ NO_MORE: Iterator[ApplyChunk] = iter(())
 
 def chunks(board: Board, target: Mapping[str, list[str]]) -> Iterator[ApplyChunk]:
     """Chunks from the board to a target, of at most BATCH_MAX group ids. Each assumes the queues and versions that its predecessors leave,
-    so it may be sent before their answers. Groups that left or joined the board since keep their place."""
+    so it may be sent before their answers. Groups that left or were added to the board since keep their place."""
     draft = _ChunkBuilder.of(board)
     for name in sorted(target):
         if name not in draft.lists or draft.lists[name] == target[name]:
@@ -118,21 +118,21 @@ class ChunkPipeline:
     """Sends the chunks of a change before their predecessors are answered. Each is compare-and-set on the versions of its queues, as its
     predecessors leave them: after one that is not applied, those that share a queue with it fail too, and the others hold.
 
-    `under_way`: unanswered chunks. `target`: their goal, None once dropped; `coming`: further chunks. `room`: one more may be sent now."""
+    `under_way`: unanswered chunks. `target`: their goal, None once dropped; `further`: further chunks. `room`: one more may be sent now."""
 
     under_way: int = 0
     target: Mapping[str, list[str]] | None = None
-    coming: Iterator[ApplyChunk] = NO_MORE
+    further: Iterator[ApplyChunk] = NO_MORE
     room: bool = False
 
     def more(self, board: Board, target: Mapping[str, list[str]]) -> ApplyChunk | None:
         """The next chunk, one a call, so that the server applies it while the next is built. None with none under way: the queues equal the
         target."""
         if self.under_way == 0:
-            self.target, self.coming = target, chunks(board, target)
+            self.target, self.further = target, chunks(board, target)
         elif self.target is not target:
             return None  # another target, or a conflict: continue once all are answered
-        found = next(self.coming, None) if self.under_way < UNDER_WAY_MAX else None
+        found = next(self.further, None) if self.under_way < UNDER_WAY_MAX else None
         self.under_way += found is not None
         self.room = found is not None and self.under_way < UNDER_WAY_MAX
         return found

@@ -20,7 +20,7 @@ from qlm_planner.search.problem import ProblemError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One question to the solver. `asks`: the requested replans that it answers."""
+    """One question to the solver. `replans`: the requested replans that it answers."""
 
     number: int
     stage: Stage
@@ -28,7 +28,7 @@ class Job:
     draft: Draft
     moves: int
     began_s: float
-    asks: tuple[int, ...] = ()
+    replans: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class SolverJobs:
 
     # Questions --------------------------------------------------------------------------------------------------------
 
-    def ask(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, asks: tuple[int, ...] = ()) -> bool:
+    def start(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, replans: tuple[int, ...] = ()) -> bool:
         """Starts a job in place of one under way. False if fewer than two groups wait, or the profiles give no problem."""
         try:
-            made = draft(board, self.table.estimates, self.table, now_s)
+            drafted = draft(board, self.table.estimates, self.table, now_s)
         except (ProblemError, ValueError, ArithmeticError) as error:
             self.number += 1
             self._pause(now_s)
@@ -61,14 +61,14 @@ class SolverJobs:
                 JobEnded(job=self.number, stage=stage, cause=cause, outcome=outcome, began_s=now_s, groups=0, moves=0, reason=reason)
             )
             return False
-        if made is None:
+        if drafted is None:
             return False
         repairs = stage is Stage.REPAIR
-        moves = self.policy.repair_moves if repairs else self.policy.replan_moves(made.problem.groups)
+        moves = self.policy.repair_moves if repairs else self.policy.replan_moves(drafted.problem.groups)
         self.number += 1
-        self.job = Job(number=self.number, stage=stage, cause=cause, draft=made, moves=moves, began_s=now_s, asks=asks)
-        orders = made.orders if repairs else None
-        self.effects.append(Solve(job=self.number, stage=stage, problem=made.problem, orders=orders, moves=moves, seed=self.number))
+        self.job = Job(number=self.number, stage=stage, cause=cause, draft=drafted, moves=moves, began_s=now_s, replans=replans)
+        orders = drafted.orders if repairs else None
+        self.effects.append(Solve(job=self.number, stage=stage, problem=drafted.problem, orders=orders, moves=moves, seed=self.number))
         return True
 
     # Answers ----------------------------------------------------------------------------------------------------------

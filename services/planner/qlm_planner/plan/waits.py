@@ -7,13 +7,12 @@ one step of the machine each, so that an event waits for one piece at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from qlm_core.assessment import Assessment
-from qlm_core.group import slo_class, token_class
+from qlm_core.group import GroupKey, slo_class, token_class
 from qlm_core.model import ModelSpec
-from qlm_core.open_groups import OpenGroups
 from qlm_core.planned_waits import CLASSES_MAX, KNOTS_MAX, QUEUES_MAX, ClassWaits, PlannedWaits, QueueWaits, WaitKey
 from qlm_core.prediction_views import GroupView, QueueView, RunningView
 from qlm_core.profile import WORKLOAD_PRIOR, ProfileSnapshot
@@ -37,14 +36,18 @@ REPORT_AGE_MAX_S = 10.0
 KNOTS_OF_ALL = 16_384
 """Knots of all queues."""
 
+Joins = Callable[[GroupKey, float], str]
+"""Id of the group that a request with this key and deadline joins; "" for none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Newcomer:
-    """A class and one request of it, as a group of one."""
+    """A class and one request of it, as a group of one. `group_id`: the group that it joins, "" for none."""
 
     key: WaitKey
     slo_s: float
     request: GroupView
+    group_id: str
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ class WaitForecast:
         return math.inf if self.publishing else self.due_s
 
     def publish(
-        self, board: Board, rates: Iterable[Rate], counted_to: int, period_s: float, now_s: float
+        self, board: Board, rates: Iterable[Rate], joins: Joins, counted_to: int, period_s: float, now_s: float
     ) -> PublishWaits | WaitsFailed | None:
         """Computes the next piece of a publication of the board as it was at the first piece, with requests at these `rates`. Returns the
         publication after the last piece; None before, and without profiles; WaitsFailed for invalid figures. O(groups), and passes over
@@ -75,9 +78,10 @@ class WaitForecast:
         if self._profiles is None:
             return None
         if self._pieces is None:
-            self._pieces = self._compute(self._profiles, board, list(rates), counted_to, now_s)
+            self._pieces = self._compute(self._profiles, board, list(rates), joins, counted_to, now_s)
         try:
             next(self._pieces)
+            self.due_s = now_s
             return None
         except StopIteration as end:
             waits: PlannedWaits = end.value
@@ -88,16 +92,16 @@ class WaitForecast:
         return PublishWaits(waits=waits)
 
     def _compute(
-        self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], counted_to: int, now_s: float
+        self, profiles: ProfileSnapshot, board: Board, rates: list[Rate], joins: Joins, counted_to: int, now_s: float
     ) -> Generator[None, None, PlannedWaits]:
         slots = [slot for _, slot in sorted(board.slots.items()) if slot.alive][:QUEUES_MAX]
         views = views_of(board, slots, sum(rate.per_s for rate in rates), now_s)
-        plan_version, newcomers = board.plan_version, self._newcomers(board, rates, now_s)
+        plan_version, newcomers = board.plan_version, self._newcomers(board, rates, joins, now_s)
         yield
         assessment = Assessment(self._catalogue, profiles, views)
         knots = max(2, min(KNOTS_MAX, KNOTS_OF_ALL // max(1, len(views))))
         yield
-        classes = yield from self._classes(assessment, views, newcomers, now_s)
+        classes = yield from self._classes(assessment, newcomers, sum(len(view.groups) for view in views), now_s)
         return PlannedWaits(
             made_s=now_s,
             plan_version=plan_version,
@@ -118,18 +122,17 @@ class WaitForecast:
         )
 
     def _classes(
-        self, assessment: Assessment, views: list[QueueView], newcomers: list[_Newcomer], now_s: float
+        self, assessment: Assessment, newcomers: list[_Newcomer], groups: int, now_s: float
     ) -> Generator[None, None, tuple[ClassWaits, ...]]:
-        known, open_groups = set(assessment.instances), OpenGroups(views)
+        known = set(assessment.instances)
         kept, found, alone = self._kept, {}, list[_Newcomer]()
         for each in newcomers:
-            group_id = open_groups.group_for(each.request, each.slo_s)
-            found_in = self._class(assessment, each, group_id, now_s) if group_id else None
-            if found_in is not None:
-                found[each.key] = found_in
+            in_group = self._class(assessment, each, each.group_id, now_s) if each.group_id else None
+            if in_group is not None:
+                found[each.key] = in_group
             else:
                 alone.append(each)
-        passes = max(1, min(PASSES, PASS_GROUPS // max(1, sum(len(view.groups) for view in views)), len(alone)))
+        passes = max(1, min(PASSES, PASS_GROUPS // max(1, groups), len(alone)))
         due = [each for each in alone if each.key not in kept or kept[each.key].instance not in known][:passes]
         while alone and len(due) < passes:
             self._turn = (self._turn + 1) % len(alone)
@@ -152,38 +155,40 @@ class WaitForecast:
         view, ahead, curve = predicted
         return ClassWaits(key=each.key, slo_s=each.slo_s, instance=view.instance.name, requests_ahead=ahead, curve=curve)
 
-    def _newcomers(self, board: Board, rates: list[Rate], now_s: float) -> list[_Newcomer]:
+    def _newcomers(self, board: Board, rates: list[Rate], joins: Joins, now_s: float) -> list[_Newcomer]:
         """Newcomers of recent classes, most frequent first, and of each model's seeds."""
-        found: list[_Newcomer] = []
-        for rate in sorted(rates, key=lambda rate: (-rate.per_s, rate.key)):
-            key = (rate.key.model, rate.key.slo_kind, rate.key.slo_class, rate.key.token_class)
-            found.append(_newcomer(board, key, rate.slo_s, rate.priority, rate.prompt_tokens, now_s))
+        found = [
+            _newcomer(board, joins, rate.key, rate.slo_s, rate.priority, rate.prompt_tokens, now_s)
+            for rate in sorted(rates, key=lambda rate: (-rate.per_s, rate.key))
+        ]
         for model in sorted(self._catalogue):
             prompt_tokens = WORKLOAD_PRIOR.prompt_tokens_mean
             if self._profiles is not None:
                 prompt_tokens = self._profiles.workload_for(model, "", "").prompt_tokens_mean
             for slo_s in SEED_SLOS_S:
                 slo = Slo(kind=SloKind.COMPLETION, seconds=slo_s)
-                key = (model, slo.kind, slo_class(slo), token_class(round(prompt_tokens)))
-                found.append(_newcomer(board, key, slo_s, 0, prompt_tokens, now_s))
+                key = GroupKey(model=model, slo_kind=slo.kind, slo_class=slo_class(slo), token_class=token_class(round(prompt_tokens)))
+                found.append(_newcomer(board, joins, key, slo_s, 0, prompt_tokens, now_s))
         unique = {each.key: each for each in reversed(found)}
         return list(reversed(unique.values()))[:CLASSES_MAX]
 
 
-def _newcomer(board: Board, key: WaitKey, slo_s: float, priority: int, prompt_tokens: float, now_s: float) -> _Newcomer:
-    model, slo_kind, slo_name, tokens = key
+def _newcomer(board: Board, joins: Joins, key: GroupKey, slo_s: float, priority: int, prompt_tokens: float, now_s: float) -> _Newcomer:
+    unbound = key.slo_kind is SloKind.PRIORITY
+    deadline_s = math.inf if unbound else now_s + slo_s
     request = GroupView(
         group_id="",
-        model=model,
-        slo_kind=slo_kind,
-        slo_class=slo_name,
-        token_class=tokens,
+        model=key.model,
+        slo_kind=key.slo_kind,
+        slo_class=key.slo_class,
+        token_class=key.token_class,
         waiting=1,
         waiting_prompt_tokens=max(1, round(prompt_tokens)),
-        first_deadline_s=math.inf if slo_kind is SloKind.PRIORITY else now_s + slo_s,
-        band=priority if slo_kind is SloKind.PRIORITY else board.slo_band,
+        first_deadline_s=deadline_s,
+        band=priority if unbound else board.slo_band,
     )
-    return _Newcomer(key=key, slo_s=slo_s, request=request)
+    wait_key = (key.model, key.slo_kind, key.slo_class, key.token_class)
+    return _Newcomer(key=wait_key, slo_s=slo_s, request=request, group_id=joins(key, deadline_s))
 
 
 def views_of(board: Board, slots: Iterable[Slot], arrivals_per_s: float, now_s: float) -> list[QueueView]:
@@ -227,7 +232,7 @@ def _group_view(group: Group) -> GroupView:
 def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
     """Running requests by SLO class and token class, at most `slot.running`, with their reported outputs."""
     reported = slot.runs if slot.runs is not None and now_s - slot.runs.at_s <= REPORT_AGE_MAX_S else None
-    made = 0 if reported is None else reported.made_since(now_s)
+    produced = 0 if reported is None else reported.made_since(now_s)
     classes: dict[tuple[str, str], list[str]] = {}
     for group_id, kept in sorted(slot.runners.items()):
         if kept.traits.key.model == slot.active_model:
@@ -242,7 +247,7 @@ def _runners(board: Board, slot: Slot, now_s: float) -> tuple[RunningView, ...]:
         band, deadline_s = min(_urgency(board, slot, group_id) for group_id in group_ids)
         view = RunningView(slo_class=slo_name, token_class=tokens, count=count, band=band, deadline_s=deadline_s)
         if reported is not None:
-            view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], made)
+            view = with_reported_outputs(view, [reported.groups.get(group_id) for group_id in group_ids], produced)
         found.append(view)
     return tuple(found)
 

@@ -15,12 +15,12 @@ Work = Callable[[Question], Awaitable[Advice]]
 
 
 class AdviceWatch:
-    """`ask`: takes the question, in a thread that holds `turn`; None while the queue is unknown. `work`: answers it. `show`: receives the
-    advice, or None. `changed`: set when the advice changes. `latest`: None if there is nothing to advise."""
+    """`question`: takes the question, in a thread that holds `turn`; None while the queue is unknown. `work`: answers it. `show`: receives
+    the advice, or None. `changed`: set when the advice changes. `latest`: None if there is nothing to advise."""
 
     def __init__(
         self,
-        ask: Callable[[], Question | None],
+        question: Callable[[], Question | None],
         work: Work,
         turn: asyncio.Lock,
         every_s: float,
@@ -28,7 +28,7 @@ class AdviceWatch:
         changed: asyncio.Event,
     ) -> None:
         self._changed = changed
-        self._ask = ask
+        self._question = question
         self._work = work
         self._turn = turn
         self._every_s = every_s
@@ -43,8 +43,8 @@ class AdviceWatch:
             advice = None
             try:
                 async with self._turn:
-                    question = await asyncio.to_thread(self._ask)
-                if question is not None and question.worth_asking:
+                    question = await asyncio.to_thread(self._question)
+                if question is not None and question.needs_advice:
                     found = await self._work(question)
                     if found.late >= LATE_MIN or found.unserved or question.idle:
                         advice = found

@@ -84,8 +84,8 @@ class Leadership:
         self._turn = asyncio.Lock()
         self.changed = asyncio.Event()
         self.advice = AdviceWatch(self._question, advise, self._turn, advice_every_s, metrics.show_advice, self.changed)
-        self._asks: dict[int, asyncio.Future[Replanned]] = {}
-        self._ask_numbers = itertools.count(1)
+        self._replans: dict[int, asyncio.Future[Replanned]] = {}
+        self._replan_numbers = itertools.count(1)
         self._incarnations: frozenset[str] = frozenset()
         self._untraced: asyncio.Queue[Placed] = asyncio.Queue(UNTRACED_MAX)
         self.caught_up = asyncio.Event()
@@ -119,14 +119,14 @@ class Leadership:
 
     async def replan(self) -> Replanned:
         """Orders all groups anew; returns when that is applied. Raises Unavailable as `submit`, and LeaseLost at the end of the term."""
-        ask = next(self._ask_numbers)
+        number = next(self._replan_numbers)
         answer: asyncio.Future[Replanned] = asyncio.get_running_loop().create_future()
-        self._asks[ask] = answer
+        self._replans[number] = answer
         try:
-            self.submit(ReplanAsked(ask=ask))
+            self.submit(ReplanAsked(ask=number))
             return await answer
         finally:
-            del self._asks[ask]
+            del self._replans[number]
 
     # The term ---------------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Leadership:
             self._metrics.standby()
             while not self._untraced.empty():
                 trace_placements(self._tracer, *self._untraced.get_nowait())
-            for answer in self._asks.values():
+            for answer in self._replans.values():
                 if not answer.done():
                     answer.set_exception(LeaseLost("the planner no longer leads"))
 
@@ -241,8 +241,8 @@ class Leadership:
         match effect:
             case PlanChanged(plan_version=version, replans=replans):
                 self.changed.set()
-                for ask, moved in replans.items():
-                    answer = self._asks.get(ask)
+                for number, moved in replans.items():
+                    answer = self._replans.get(number)
                     if answer is not None and not answer.done():
                         answer.set_result((version, moved))
             case PlanApplied():

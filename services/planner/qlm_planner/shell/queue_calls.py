@@ -211,8 +211,8 @@ def changes_of(payload: bytes) -> tuple[events.Change, ...]:
     return tuple(changes)
 
 
-def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Snapshot:
-    """The overview as a snapshot. `asked`: the group ids of the call."""
+def snapshot_of(overview: Overview, group_ids: tuple[str, ...] | None = None) -> Snapshot:
+    """The overview as a snapshot. `group_ids`: of the call, None for all."""
     return Snapshot(
         plan_version=overview.plan_version,
         unplaced=overview.unplaced,
@@ -224,7 +224,7 @@ def snapshot_of(overview: Overview, asked: tuple[str, ...] | None = None) -> Sna
         instances=tuple(instance_row(record) for record in overview.instances),
         incarnations=overview.incarnations,
         last_event_id=entry_id(overview.last_event_id),
-        asked=asked,
+        asked=group_ids,
         pauses=tuple(overview.pauses),
     )
 
