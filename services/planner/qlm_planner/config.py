@@ -53,8 +53,7 @@ class PlannerSettings(Section):
     advertise: str = Field("", description='"host:port" for clients, published with the lease. Empty: the address of listen.')
     grpc: GrpcSettings = Field(default_factory=GrpcSettings, description="Limits of the gRPC server.")
     policy: Annotated[str, AfterValidator(order_of)] = Field(
-        DEFAULTS.order,
-        description="slo: order by objectives; others: comparison policies; module:Class: a comparison policy of your own.",
+        DEFAULTS.order, description="slo: order by objectives; others: comparison policies; module:Class: a comparison policy of your own."
     )
     seed: int = Field(DEFAULTS.seed, ge=0, description="Seed of the random policies.")
     stay_s: Weight = Field(
@@ -130,8 +129,7 @@ class PlannerConfig(Section):
         changed = {
             "order": own.policy,
             "tenants": Tenants(
-                named=tuple(each.tenant() for each in own.tenants),
-                others=Tenant(weight=own.tenant_weight, share_max=own.tenant_share_max),
+                named=tuple(each.tenant() for each in own.tenants), others=Tenant(weight=own.tenant_weight, share_max=own.tenant_share_max)
             ),
             "overview_every_max_s": max(DEFAULTS.overview_every_max_s, own.overview_every_s),
             "lease_ttl_s": self.queue.lease_ttl_s,

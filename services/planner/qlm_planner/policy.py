@@ -157,12 +157,7 @@ class Policy:
     @property
     def weights(self) -> Weights:
         """The objective."""
-        return Weights(
-            late=self.late_weight,
-            tardiness=self.tardiness_weight,
-            work=self.work_weight,
-            completion=self.completion_weight,
-        )
+        return Weights(late=self.late_weight, tardiness=self.tardiness_weight, work=self.work_weight, completion=self.completion_weight)
 
     def overview_period_s(self, groups: int, *, backlog: bool) -> float:
         """Seconds between two automatic overviews."""
@@ -183,15 +178,6 @@ class Policy:
 
 
 NOT_POSITIVE = frozenset(
-    {
-        "slo_band",
-        "seed",
-        "events_gap_s",
-        "completion_weight",
-        "replan_gain",
-        "replan_gain_min",
-        "wait_max_s",
-        "group_overtake_fraction",
-    }
+    {"slo_band", "seed", "events_gap_s", "completion_weight", "replan_gain", "replan_gain_min", "wait_max_s", "group_overtake_fraction"}
 )
 """Fields that may be 0 (the band may be negative too)."""

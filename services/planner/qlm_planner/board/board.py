@@ -273,8 +273,6 @@ class Board:
         for group_id, instance in homes.items():
             self.groups[group_id].instance = instance
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     def _owner(self, incarnation: str) -> Slot | None:
         slot = self.slots.get(instance_of(incarnation))
         return slot if slot is not None and slot.facts.incarnation == incarnation else None

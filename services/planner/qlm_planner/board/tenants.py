@@ -7,7 +7,6 @@ classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 WEIGHT_EXPONENT_MAX = 4
@@ -104,15 +103,8 @@ class TenantClasses:
     def _has_place(self, name: str, now_s: float) -> bool:
         self.seen_s.pop(name, None)
         if len(self.seen_s) >= LIMITED_MAX:
-            for old in list(self._old(now_s)):
-                del self.seen_s[old]
+            self.seen_s = {each: seen_s for each, seen_s in self.seen_s.items() if now_s - seen_s < self.forget_s}
             if len(self.seen_s) >= LIMITED_MAX:
                 return False
-        self.seen_s[name] = now_s  # sorted by the last request
+        self.seen_s[name] = now_s
         return True
-
-    def _old(self, now_s: float) -> Iterator[str]:
-        for name, seen_s in self.seen_s.items():
-            if now_s - seen_s < self.forget_s:
-                return
-            yield name

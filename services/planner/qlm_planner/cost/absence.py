@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
 SLACKS = 8
 """Slacks of a model's requests, each for an equal part of the cost."""
 

@@ -39,7 +39,6 @@ GROUP_ROWS = 14
 """Rows of a queue: time until a new request of the active model starts; time until all running requests have ended; cost of evicting them,
 and of serving another model first; the number of the active model (-1 for none)."""
 QUEUE_ROWS = 7
-
 FAR_S = 1e12
 """Stands for "no deadline": infinity times 0 is NaN."""
 SHARES = np.array([[0.125], [0.375], [0.625], [0.875]])

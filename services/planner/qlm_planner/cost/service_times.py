@@ -26,7 +26,6 @@ from qlm_planner.cost.expected_absences import absences_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
 SIZES = 96
 """Prompt sizes: e^(96 * PROMPT_STEP) tokens are beyond every context."""
 TRAITS_MAX = 50_000
@@ -109,8 +108,6 @@ class ClassTable:
     _absences_key: tuple[object, ...] = ()
     _absences: Absences = field(default_factory=lambda: Absences.none(0, 0))
 
-    # Groups -----------------------------------------------------------------------------------------------------------
-
     def columns(self, groups: Sequence[Group]) -> GroupColumns:
         """The columns of groups. O(groups); for cached groups it only reads counts."""
         self._refresh()
@@ -171,8 +168,6 @@ class ClassTable:
             self._weights.append(weight_of(key.tenant_class))
         self._traits[group.group_id] = number
         return number
-
-    # Service times ----------------------------------------------------------------------------------------------------
 
     def classes(self, slots: Sequence[Slot], on: Integers, groups: GroupColumns) -> Floats:
         """The classes of groups on `slots[on]` [ROWS, ...]: `on` [groups], or [kinds, 1] for all groups on each."""
@@ -236,8 +231,6 @@ class ClassTable:
         """The likeness of each instance."""
         self._refresh()
         return [tuple(self._kind(slot, model) for model in slot.facts.models) for slot in slots]
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         if self._version != self.estimates.version or len(self._slots) > SLOTS_MAX:

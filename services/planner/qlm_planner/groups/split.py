@@ -68,8 +68,6 @@ class GroupSplits:
                 board.count_opening(into.instance)
         return (call.source, call.into.group_id)
 
-    # Rules ------------------------------------------------------------------------------------------------------------
-
     def _too_many(self, group: Group, board: Board, estimates: Estimates) -> int:
         """Waiting requests beyond the limit of a group to split; 0 for others, and for a group that is about to move."""
         slot = board.slots.get(group.instance)

@@ -21,25 +21,8 @@ from qlm_planner.cost.estimates import Estimates
 from qlm_planner.groups.assignment import GroupAssignment
 from qlm_planner.groups.ranks import set_tiers
 from qlm_planner.groups.split import GroupSplits
-from qlm_planner.machine import events
+from qlm_planner.machine import effects, events
 from qlm_planner.machine.connection import Connection
-from qlm_planner.machine.effects import (
-    ApplyChunk,
-    Call,
-    Effect,
-    Expire,
-    Forget,
-    Place,
-    PlanChanged,
-    PublishWaits,
-    ReadArrivals,
-    ReadEvents,
-    ReadOverview,
-    ReadUnplaced,
-    Reclaim,
-    Regroup,
-    Shed,
-)
 from qlm_planner.overload.shedding import Shedding
 from qlm_planner.plan.changes import PlanChanges
 from qlm_planner.plan.chunks import ChunkPipeline, apply_to_board
@@ -66,10 +49,10 @@ class PlannerMachine:
         self.demand = Demand(now_s)
         self._shedding = Shedding(policy=policy)
         self.splits = GroupSplits(policy=policy)
-        self._lane: Call | None = None
+        self._lane: effects.Call | None = None
         self._pipeline = ChunkPipeline()
         self._again_s = math.inf
-        self._repeat: Place | None = None
+        self._repeat: effects.Place | None = None
         self._reading_arrivals = False
         self._reading_events = False
         self._events_due_s = -math.inf
@@ -114,26 +97,26 @@ class PlannerMachine:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float, event: events.Event) -> list[Effect]:
+    def step(self, now_s: float, event: events.Event) -> list[effects.Effect]:
         """Applies one event; returns the effects. `now_s`: seconds of the queue's clock."""
         self._changed = False
         self._take(now_s, event)
-        effects: list[Effect] = []
+        found: list[effects.Effect] = []
         if self._connection.may_call(now_s):
-            effects.extend(self._calls(now_s))
+            found.extend(self._calls(now_s))
         # A placement is sent first: the next step repairs the order around it.
-        placing = self._again_s == math.inf and any(isinstance(effect, Place) for effect in effects)
-        sending = self._pipeline.room and any(isinstance(effect, ApplyChunk) for effect in effects)
+        placing = self._again_s == math.inf and any(isinstance(effect, effects.Place) for effect in found)
+        sending = self._pipeline.room and any(isinstance(effect, effects.ApplyChunk) for effect in found)
         self._again_s = now_s if sending or (placing and self.changes.repair_s <= now_s) else math.inf
         if self.ready and not placing:
             self.changes.repair(self.board, now_s)
-        effects.extend(self._publish(now_s) if not placing and self._connection.may_call(now_s) else ())
-        effects.extend(self.changes.jobs.take_effects())
+        found.extend(self._publish(now_s) if not placing and self._connection.may_call(now_s) else ())
+        found.extend(self.changes.jobs.take_effects())
         answered = self.changes.take_answers()
         if self._changed or answered:
-            effects.append(PlanChanged(plan_version=self.board.plan_version, replans=answered))
-        effects.extend(self.changes.take_done())
-        return effects
+            found.append(effects.PlanChanged(plan_version=self.board.plan_version, replans=answered))
+        found.extend(self.changes.take_done())
+        return found
 
     def _take(self, now_s: float, event: events.Event) -> None:
         if isinstance(event, events.Answer) and self._connection.answered(now_s):
@@ -251,51 +234,51 @@ class PlannerMachine:
         else:
             self._doubt = self.changes.conflict() or self._doubt
 
-    def _failed(self, call: Call, now_s: float) -> None:
+    def _failed(self, call: effects.Call, now_s: float) -> None:
         """Handles a failed call, which may have happened: its effects are read again. Only a placement is repeated as it was: that is
         safe."""
         self._connection.failed(now_s)
         self._doubt = self._history.whole = True
         match call:
-            case Place():
+            case effects.Place():
                 self._lane = None
                 self._repeat = call
-            case ReadOverview():
+            case effects.ReadOverview():
                 self._lane = None
                 self._history.overview_failed()
-            case ApplyChunk():
+            case effects.ApplyChunk():
                 self._pipeline.answered(applied=False)
                 self.changes.conflict()
-            case ReadUnplaced():
+            case effects.ReadUnplaced():
                 self.arrivals.page_failed()
-            case ReadArrivals():
+            case effects.ReadArrivals():
                 self._reading_arrivals = False
                 self.arrivals.rescan()
-            case ReadEvents():
+            case effects.ReadEvents():
                 self._reading_events = False
                 if self._history.view is not None:
                     self._lane = None
                     self._history.overview_failed()
-            case Reclaim():
+            case effects.Reclaim():
                 self.sweeps.reclaiming = ""
-            case Expire():
+            case effects.Expire():
                 self.sweeps.expiring = False
-            case Shed():
+            case effects.Shed():
                 self._shedding.answered()
-            case Regroup():
+            case effects.Regroup():
                 self._lane = None
-            case Forget():
+            case effects.Forget():
                 self.sweeps.forgetting = ""
-            case PublishWaits():
+            case effects.PublishWaits():
                 self._forecast.publishing = False
             case _:
                 assert_never(call)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def _calls(self, now_s: float) -> list[Effect]:
+    def _calls(self, now_s: float) -> list[effects.Effect]:
         first = self._next_in_lane(now_s)
-        calls: list[Effect] = [] if first is None else [first]
+        calls: list[effects.Effect] = [] if first is None else [first]
         if not self._loaded:
             return calls
         page = self.arrivals.next_page() if self.ready else None
@@ -303,11 +286,11 @@ class PlannerMachine:
             calls.append(page)
         if not self._reading_arrivals and not self.arrivals.scanning and self.arrivals.has_room:
             self._reading_arrivals = True
-            calls.append(ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
+            calls.append(effects.ReadArrivals(count=self.policy.arrivals_max, block_s=self.policy.read_block_s))
         if not self._reading_events and now_s >= self._events_due_s:
             self._reading_events = True
             after = "{}-{}".format(*self._history.read_to)
-            calls.append(ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
+            calls.append(effects.ReadEvents(after=after, count=self.policy.events_max, block_s=self.policy.read_block_s))
         sweeps = (
             self.sweeps.expire(now_s),
             None if self._connection.in_grace(now_s) else self.sweeps.reclaim(),
@@ -317,7 +300,7 @@ class PlannerMachine:
         calls.extend(call for call in sweeps if call is not None)
         return calls
 
-    def _publish(self, now_s: float) -> list[Effect]:
+    def _publish(self, now_s: float) -> list[effects.Effect]:
         if not self.ready or now_s < self._forecast.wake_s:
             return []
         period_s = self.policy.overview_period_s(len(self.board.groups), backlog=self.arrivals.backlog)
@@ -336,14 +319,14 @@ class PlannerMachine:
         due_s = self._overview_due_s + (self.policy.overview_every_s if changing else 0.0)
         return min(due_s, self._overview_last_s + self.policy.overview_gap_s) if self._doubt else due_s
 
-    def _next_in_lane(self, now_s: float) -> Call | None:
+    def _next_in_lane(self, now_s: float) -> effects.Call | None:
         if self._lane is not None:
             return None
         # Before further chunks: a placement to repeat, and an overview that is due.
         due = now_s >= self._overview_s
         if (due or self._repeat is not None) and self._pipeline.under_way:
             return None  # once the chunks are answered
-        first: Call | None = self._repeat or (self._history.begin_overview(self.board) if due else None)
+        first: effects.Call | None = self._repeat or (self._history.begin_overview(self.board) if due else None)
         if first is None and self.ready:
             chunk = self._chunk(now_s)
             if chunk is not None or self._pipeline.under_way:
@@ -359,11 +342,11 @@ class PlannerMachine:
         self._lane = first
         if first is not None and first is self._repeat:
             self._repeat = None
-        elif isinstance(first, ReadOverview):
+        elif isinstance(first, effects.ReadOverview):
             self._overview_last_s = now_s
         return first
 
-    def _chunk(self, now_s: float) -> ApplyChunk | None:
+    def _chunk(self, now_s: float) -> effects.ApplyChunk | None:
         """The next chunk of the change under way."""
         while (target := self.changes.target) is not None:
             chunk = self._pipeline.more(self.board, target)

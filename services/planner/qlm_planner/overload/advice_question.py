@@ -197,10 +197,8 @@ def _kinds(slots: Sequence[Slot], known: Sequence[Slot], estimates: Estimates, m
     # The incarnation is the key of cached estimates.
     kinds = {_kind(each): replace(each, name="", incarnation=_kind(each), draining=False, active_model="") for each in facts}
     batches = {_kind(slot.facts): slot.batches for slot in slots}
-    found, present = (
-        [Slot(facts=each, batches=batches.get(kind, {})) for kind, each in kinds.items()],
-        len({_kind(slot.facts) for slot in slots}),
-    )
+    found = [Slot(facts=each, batches=batches.get(kind, {})) for kind, each in kinds.items()]
+    present = len({_kind(slot.facts) for slot in slots})
     missing = [model for model in models if not any(estimates.can_serve(slot, model) for slot in slots)]
     others = sorted(found[present:], key=lambda slot: not any(estimates.can_serve(slot, model) for model in missing))
     return [*found[:present], *others][: max(KINDS_MAX, present)]

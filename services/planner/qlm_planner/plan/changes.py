@@ -276,8 +276,6 @@ class PlanChanges:
         if not self.jobs.start(cause, Stage.REPLAN, board, now_s, tuple(self.working)):
             self._answer()
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     def _follow(self, baseline: Baseline, board: Board, now_s: float, *, backlog: bool) -> None:
         """Reorders as a comparison policy does, on the triggers of QLM's replans."""
         cause = PlanCause.ASKED if self.requested else None if backlog or baseline.by_age else self._replan_due(board, now_s)

@@ -56,8 +56,7 @@ def plan_view(board: Board, table: ClassTable, now_s: float) -> PlanView:
         predicted = dict(zip(groups, zip((now_s + times.end_s).tolist(), (now_s + p90_s).tolist(), strict=True), strict=True))
     queues = tuple(
         QueueOutlook(
-            instance=name,
-            groups=tuple(_outlook(group, *predicted.get(group.group_id, (0.0, 0.0))) for group in board.queue_groups(name)),
+            instance=name, groups=tuple(_outlook(group, *predicted.get(group.group_id, (0.0, 0.0))) for group in board.queue_groups(name))
         )
         for name in sorted(board.queues)
     )

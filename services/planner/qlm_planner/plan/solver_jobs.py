@@ -47,8 +47,6 @@ class SolverJobs:
         effects, self.effects = self.effects, []
         return effects
 
-    # Questions --------------------------------------------------------------------------------------------------------
-
     def start(self, cause: PlanCause, stage: Stage, board: Board, now_s: float, replans: tuple[int, ...] = ()) -> bool:
         """Starts a job in place of one under way. False if fewer than two groups wait, or the profiles give no problem."""
         try:
@@ -70,8 +68,6 @@ class SolverJobs:
         orders = drafted.orders if repairs else None
         self.effects.append(Solve(job=self.number, stage=stage, problem=drafted.problem, orders=orders, moves=moves, seed=self.number))
         return True
-
-    # Answers ----------------------------------------------------------------------------------------------------------
 
     def take(self, event: Solved | SolveFailed) -> Job | None:
         """The job of an answer; None for a replaced one."""

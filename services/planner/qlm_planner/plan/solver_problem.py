@@ -165,9 +165,6 @@ def _put_others(board: Board, name: str, queue: list[str], home: dict[str, str])
             before = group_id
 
 
-# Kinds ----------------------------------------------------------------------------------------------------------------
-
-
 def kinds_of(slots: Sequence[Slot], estimates: Estimates, table: ClassTable) -> tuple[list[int], list[Slot]]:
     """The kind of each instance, and the first instance of each kind. Instances that serve alike share one."""
     alike = table.alike(slots)
@@ -221,9 +218,6 @@ def _swap_s(estimates: Estimates, slot: Slot, model: str) -> tuple[float, float]
     """Swap seconds from disk and from host memory; infinite if the instance does not have the model."""
     hardware = estimates.hardware(slot.facts, model)
     return (math.inf, math.inf) if hardware is None else (hardware.swap_s(warm=False), hardware.swap_s(warm=True))
-
-
-# Queues ---------------------------------------------------------------------------------------------------------------
 
 
 def _head(estimates: Estimates, slot: Slot, queue: Sequence[Group]) -> str:

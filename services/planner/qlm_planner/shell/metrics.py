@@ -87,8 +87,6 @@ class PlannerMetrics(Metrics):
                 self.groups_moved.inc(moved)
             case events.ChunkAnswered():
                 self.conflicts.inc()
-            case _:
-                pass
 
     def count_job(self, ended: JobEnded, ended_s: float) -> None:
         self.solves.labels(stage=ended.stage.value, cause=ended.cause.value, outcome=ended.outcome.value).inc()

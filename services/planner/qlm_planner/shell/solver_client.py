@@ -62,11 +62,7 @@ class SolverWorker:
     warm and takes jobs."""
 
     def __init__(
-        self,
-        choice: Choice,
-        job_timeout_s: float,
-        on_ready: Callable[[float], None] = lambda ready: None,
-        command: Sequence[str] = (),
+        self, choice: Choice, job_timeout_s: float, on_ready: Callable[[float], None] = lambda ready: None, command: Sequence[str] = ()
     ) -> None:
         """`on_ready`: called with 1.0 once the process is warm, with 0.0 after its end. `command`: starts the process."""
         self._on_ready = on_ready
@@ -129,8 +125,6 @@ class SolverWorker:
         if answer.advice is None:
             raise AdviceFailedError(answer.reason)
         return answer.advice
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         pause_s = RESTART_FIRST_S

@@ -12,10 +12,8 @@ from qlm_planner.overload.advice import Advice
 from qlm_planner.overload.advice_question import Question
 
 REASON_CHARACTERS_MAX = 500
-
 EXACT_GROUPS_MAX = 10
 """Most groups for which an order can be proven the best in time (ADR 14)."""
-
 EXACT_TIME_LIMIT_S = 5.0
 
 
