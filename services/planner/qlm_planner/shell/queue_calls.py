@@ -29,11 +29,11 @@ WAITING_PAGE = 250
 """Requests of a group in one read: their prompts occupy the server."""
 
 LOST_TOO_OFTEN = request_pb2.Result(
-    error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="every agent that ran the request was lost")
+    error=request_pb2.ResultError(reason="ATTEMPTS_EXHAUSTED", message="the agents that ran the request were lost, every time")
 ).SerializeToString()
 
 SHED_RESULT = request_pb2.Result(
-    error=request_pb2.ResultError(reason="SHED", message="the instances are overloaded, and the request would have been late")
+    error=request_pb2.ResultError(reason="SHED", message="the load is more than the instances serve in time, and it would have been late")
 ).SerializeToString()
 
 CHANGES: Mapping[int, events.ChangeKind] = {
